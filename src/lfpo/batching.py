@@ -1,0 +1,30 @@
+"""Ragged token lists to padded tensors, and long lists of rows to passes of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask [B, longest], each row right-aligned so that completions start at one column."""
+    width = max(len(r) for r in rows)
+    ids = torch.tensor([[pad_id] * (width - len(r)) + list(r) for r in rows])
+    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
+    return ids, mask
+
+
+def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group row indices so that rows x longest row stays within `budget` tokens (a single longer row stands alone).
+
+    Rows of similar length go together; the order is deterministic.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # Sorted by length: the newcomer is the longest row of the group it joins.
+        if groups and lengths[index] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups

@@ -1,0 +1,156 @@
+"""Checkpoints: written atomically, verified by checksum, safetensors and JSON only.
+
+A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), optionally `reference/`,
+`optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file and is written last. It is
+prepared under a hidden name and renamed, so a folder called `step-N` with a good manifest is always whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .errors import UserError
+from .models import MaskedDiffusionLM, load_model, save_model
+from .models.loading import read_json
+
+
+def save_checkpoint(
+    run_dir: Path,
+    step: int,
+    *,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    reference: MaskedDiffusionLM | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write `checkpoints/step-N` and remove all but the newest `keep`. Raises UserError when it cannot be written.
+
+    state: JSON data of the caller (step counters, data position, seeds).
+    """
+    root = run_dir / "checkpoints"
+    final, partial = root / f"step-{step}", root / f".step-{step}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(".*.partial"):
+            shutil.rmtree(leftover)
+        save_model(model, partial / "model", tokenizer)
+        if reference is not None:
+            save_model(reference, partial / "reference", tokenizer)
+        _save_optimizer(optimizer, partial / "optimizer")
+        _write_json(partial / "state.json", {"step": step, **state})
+        _write_json(partial / "manifest.json", _hash_files(partial))
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
+        if final.exists():  # the same step saved again after a resume
+            shutil.rmtree(final)
+        partial.rename(final)
+        _sync(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        good = latest_checkpoint(run_dir)
+        raise UserError(
+            f"{final}: the checkpoint could not be written ({error}); "
+            + (f"{good.name} is intact: " if good else "none exists yet: ")
+            + "free disk space or check permissions, then run the same command with --resume"
+        ) from error
+    for old in _numbered(root)[:-keep]:
+        # Renamed first: a deletion cut short must not leave half a folder under a checkpoint's name.
+        doomed = root / f".{old.name}.partial"
+        old.rename(doomed)
+        shutil.rmtree(doomed)
+    return final
+
+
+def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
+    """The newest checkpoint whose files all match its manifest; damaged ones are passed over and reported."""
+    for path in reversed(_numbered(run_dir / "checkpoints")):
+        damage = verify(path)
+        if damage is None:
+            return path
+        if report is not None:
+            report(f"checkpoint {path} is damaged ({damage}); trying the one before it")
+    return None
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file matches its manifest."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return "manifest.json is missing or unreadable"
+    if not isinstance(manifest, dict):
+        return "manifest.json is not a JSON object"
+    for name, digest in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _sha256(file) != digest:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    return read_json(path / "state.json")
+
+
+def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
+    """Copy a saved model's weights into `model`, in place (optimisers keep their parameters)."""
+    saved = load_model(folder, dtype=model.dtype)
+    model.load_state_dict(saved.state_dict())
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """Restore per-parameter state; hyperparameters stay as the current configuration has them."""
+    tensors = load_file(path / "optimizer" / "optimizer.safetensors")
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, field = name.partition(".")
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    tensors = {
+        f"{index}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
+        for index, fields in optimizer.state_dict()["state"].items()
+        for name, value in fields.items()
+    }
+    save_file(tensors, folder / "optimizer.safetensors")
+
+
+def _numbered(root: Path) -> list[Path]:
+    found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _hash_files(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): _sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,157 @@
+"""The command line: `lfpo COMMAND`. Each command is one function; options are the fields of its dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .config import build, load_yaml, merge, parse_overrides, recipe_names
+from .errors import UserError, nearest
+
+USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
+
+  train CONFIG    reinforcement learning (LFPO or another objective)
+  sft CONFIG      supervised training by the masked diffusion loss
+  sample          denoise one prompt; --show-steps true shows how
+  eval            accuracy, steps and forwards of a model on a task
+  report RUN      (re)write a run's report.html
+  demo            train the embedded model by LFPO and show before and after
+  doctor          what this machine has, and whether lfpo works on it
+
+CONFIG is a YAML file or the name of a recipe that comes with lfpo: {recipes}.
+Any key can be given or changed as --key value (nested: --objective.beta 0.3).
+`lfpo COMMAND --help` lists a command's keys. --resume continues a run."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command. Exit code 0: done; 2: a mistake in the input, told in one line on standard error."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _run(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE.format(recipes=", ".join(recipe_names())))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from . import __version__
+
+        print(f"lfpo {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    COMMANDS[name](rest)
+    return 0
+
+
+def _configure(cls: type, rest: list[str], *, takes_file: bool, command: str) -> tuple[Any, bool]:
+    """A command's configuration from [CONFIG] --key value ..., and whether --resume was given."""
+    if {"-h", "--help"} & set(rest):
+        print(describe(cls, command, takes_file))
+        raise SystemExit(0)
+    values: dict[str, Any] = {}
+    if takes_file and rest and not rest[0].startswith("--"):
+        values, rest = load_yaml(rest[0]), rest[1:]
+        # A recipe may say what it trains from scratch with; a resume continues what the folder holds.
+    overrides = parse_overrides(rest)
+    resume = overrides.pop("resume", False)
+    if not isinstance(resume, bool):
+        raise UserError(f"--resume takes no value, found {resume!r}")
+    return build(cls, merge(values, overrides), f"lfpo {command}"), resume
+
+
+def describe(cls: type, command: str, takes_file: bool) -> str:
+    """The help of a command: its dataclass's docstring and a line a key."""
+    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]", ""]
+    lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
+    for f in dataclasses.fields(cls):
+        default: Any = f.default
+        if default is dataclasses.MISSING:
+            default = "(required)" if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if dataclasses.is_dataclass(default):
+            lines += [f"  --{f.name}.{g.name} {getattr(default, g.name)}" for g in dataclasses.fields(default)]
+        else:
+            lines.append(f"  --{f.name} {default}")
+    return "\n".join(lines)
+
+
+def train(rest: list[str]) -> None:
+    from .train_config import LFPOConfig
+
+    config, resume = _configure(LFPOConfig, rest, takes_file=True, command="train")
+    from .report import write_report
+    from .train import LFPOTrainer
+
+    trainer = LFPOTrainer(args=config)
+    folder = trainer.train(resume=resume)
+    print(f"model   {folder}\nreport  {write_report(trainer.run)}")
+
+
+def sft(rest: list[str]) -> None:
+    from .sft import SFTConfig, train_sft
+
+    config, resume = _configure(SFTConfig, rest, takes_file=True, command="sft")
+    train_sft(config, resume=resume)
+
+
+def sample(rest: list[str]) -> None:
+    from .sample import SampleConfig, run_sample
+
+    config, _ = _configure(SampleConfig, rest, takes_file=False, command="sample")
+    run_sample(config)
+
+
+def evaluate(rest: list[str]) -> None:
+    from .eval.command import EvalConfig, run_eval
+
+    config, _ = _configure(EvalConfig, rest, takes_file=False, command="eval")
+    run_eval(config)
+
+
+def report(rest: list[str]) -> None:
+    from pathlib import Path
+
+    from .report import write_report
+    from .run import Run
+
+    if not rest or rest[0].startswith("-"):
+        raise UserError("usage: lfpo report RUN [RUN ...], each a folder written by lfpo train")
+    for name in rest:
+        print(write_report(Run(Path(name))))
+
+
+def demo(rest: list[str]) -> None:
+    from .demo import run_demo
+
+    run_demo(rest)
+
+
+def doctor(rest: list[str]) -> None:
+    from .doctor import run_doctor
+
+    run_doctor()
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "sft": sft,
+    "sample": sample,
+    "eval": evaluate,
+    "report": report,
+    "demo": demo,
+    "doctor": doctor,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,133 @@
+"""Phase 1 of an iteration: sample rollouts from the reference policy and score them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .decoding import SamplerConfig
+from .models import MaskedDiffusionLM
+from .prompts import PromptSource, columns_of, decode_completions, encode_rows
+from .rewards import Rewards, score
+from .rng import key
+from .rollout import rollout
+from .tasks import Row
+from .trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One iteration's rollouts. Rollout b belongs to prompt group[b]; seeds[b] keys its later random choices."""
+
+    rows: list[Row]
+    trajectory: Trajectory
+    completions: list[str]
+    rewards: Rewards
+    group: torch.Tensor
+    seeds: list[int]
+    rollout_seconds: float
+    reward_seconds: float
+
+
+def collect(
+    source: PromptSource,
+    policy: MaskedDiffusionLM,
+    tokenizer: Any,
+    sampler: SamplerConfig,
+    *,
+    iteration: int,
+    n_prompts: int,
+    n_generations: int,
+    seed: int,
+    rollout_tokens: int,
+    reward_weights: Sequence[float],
+) -> Batch:
+    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy` and score them."""
+    assert sampler.gen_length is not None
+    first = iteration * n_prompts
+    prompt_rows = [source.train_row(i) for i in range(first, first + n_prompts)]
+    encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length)
+    rows = [row for row in prompt_rows for _ in range(n_generations)]
+    ids = [p for p in encoded for _ in range(n_generations)]
+    seeds = [key(seed, iteration, b, "rollout") for b in range(len(rows))]
+
+    started = time.perf_counter()
+    trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens)
+    sampled = time.perf_counter()
+    texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
+    # As in TRL, a conversational prompt gets a conversational completion.
+    completions: list[Any] = [
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        for row, text in zip(rows, texts, strict=True)
+    ]
+    completion_ids = [t[:n].tolist() for t, n in zip(trajectory.tokens, trajectory.lengths.tolist(), strict=True)]
+    rewards = score(
+        source.reward_functions,
+        reward_weights,
+        [row["prompt"] for row in rows],
+        completions,
+        completion_ids,
+        columns_of(rows),
+    )
+    return Batch(
+        rows=rows,
+        trajectory=trajectory,
+        completions=texts,
+        rewards=rewards,
+        group=torch.arange(n_prompts).repeat_interleave(n_generations),
+        seeds=seeds,
+        rollout_seconds=sampled - started,
+        reward_seconds=time.perf_counter() - sampled,
+    )
+
+
+def rollout_records(batch: Batch, signal_B: torch.Tensor) -> list[dict[str, Any]]:
+    """One JSON object a rollout, for the run directory."""
+    t = batch.trajectory
+    records = []
+    for b, row in enumerate(batch.rows):
+        keep = t.prompt_mask[b].bool()
+        records.append(
+            {
+                "prompt": row["prompt"],
+                "prompt_ids": t.prompt_ids[b][keep].tolist(),
+                "completion": batch.completions[b],
+                "token_ids": t.tokens[b].tolist(),
+                "reveal_step": t.reveal_step[b].tolist(),
+                "confidence": [round(c, 5) for c in t.confidence[b].tolist()],
+                "scheduled_steps": int(t.scheduled_steps[b]),
+                "nfe": int(t.nfe[b]),
+                "rewards": {name: values[b] for name, values in batch.rewards.parts.items()},
+                "reward": float(batch.rewards.total[b]),
+                "r": float(signal_B[b]),
+            }
+        )
+    return records
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """TRL's metric keys for one iteration's rollouts, and the sampler's own."""
+    total, group = batch.rewards.total, batch.group
+    by_group = total.view(int(group.max()) + 1, -1)
+    metrics = {
+        "reward": float(total.mean()),
+        "reward_std": float(by_group.std(dim=1, correction=0).mean()),
+        "frac_reward_zero_std": float((by_group.std(dim=1, correction=0) < 1e-9).double().mean()),
+    }
+    for name, values in batch.rewards.parts.items():
+        given = [v for v in values if v is not None]
+        if given:
+            metrics[f"rewards/{name}/mean"] = sum(given) / len(given)
+    t = batch.trajectory
+    lengths = t.lengths.double()
+    has_eos = (t.tokens == t.eos_id).any(-1)
+    metrics["completions/mean_length"] = float(lengths.mean())
+    metrics["completions/clipped_ratio"] = float((~has_eos).double().mean())
+    metrics["steps"] = float(t.scheduled_steps.double().mean())
+    metrics["nfe"] = float(t.nfe.double().mean())
+    metrics["num_tokens"] = float(lengths.sum())
+    return metrics

@@ -1,0 +1,20 @@
+"""The one exception that a user, not a programmer, is meant to read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in the input: one sentence naming the file, row or key, what was expected, what to do.
+
+    The command line prints it on one line and exits with code 2; anything else is a bug and keeps its traceback.
+    """
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the closest valid name, or the list of valid ones when nothing is close."""
+    names = [str(v) for v in valid]
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(sorted(names))}"

@@ -1,0 +1,61 @@
+"""Bidirectional attention with float32 rotary embeddings, registered with transformers under one name.
+
+Stock code rounds cos and sin to the model's dtype, which in bfloat16 moves logits by about 1 %; LLaDA rotates in
+float32 (`rope_full_precision`). Here the rotary module returns float32, queries and keys are therefore rotated in
+float32, and this attention function casts them back to the value's dtype before the dot products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+NAME = "lfpo_bidirectional"
+
+
+def bidirectional_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D].
+
+    attention_mask: [B, 1, L, L] bool, True where a key may be seen, or None when nothing is padded.
+    """
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=False,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+class FullPrecisionRope(nn.Module):
+    """Wraps a transformers rotary module so that cos and sin stay float32 whatever the model's dtype."""
+
+    def __init__(self, rope: nn.Module):
+        super().__init__()
+        self.rope = rope
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # The wrapped module takes only device and dtype from its first argument.
+        cos, sin = self.rope(x.new_empty(0, dtype=torch.float32), position_ids)
+        return cos, sin
+
+
+AttentionInterface.register(NAME, bidirectional_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,253 @@
+"""Reading and writing checkpoints in each family's own layout: config.json, safetensors, tokenizer files.
+
+Nothing is unpickled and no code from a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from ..errors import UserError
+from .dream import DREAM
+from .family import Family
+from .llada import LLADA
+from .masked_lm import MaskedDiffusionLM, build_backbone
+
+FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM}
+
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+# What is carried over unread from a loaded checkpoint to a saved one, so that other tools find what they expect.
+_COMPANIONS = (
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "*.py",
+)
+
+
+def resolve(name: str | Path) -> Path:
+    """The local folder of a checkpoint: a folder, `embedded` (the package's own), or a hub id (downloaded once)."""
+    if str(name) == "embedded":
+        return EMBEDDED
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    text = str(name)
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
+        raise UserError(
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, or 'embedded'"
+        )
+    try:
+        return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))
+    except (OSError, ValueError) as error:  # the hub's errors (offline, gated, not found) are all OSErrors
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"model {text!r}: not a local folder, and the hub could not be reached or refused it ({reason}); "
+            "download it elsewhere and give the folder"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or a UserError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; expected a file written by `lfpo` or by the model's authors") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def family_of(config: dict[str, Any], where: object) -> Family:
+    """The family whose `model_type` a config.json names."""
+    model_type = config.get("model_type")
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            return family
+    known = sorted(t for family in FAMILIES.values() for t in family.model_types)
+    raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
+
+
+def load_model(
+    name: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> MaskedDiffusionLM:
+    """Load a masked diffusion language model from a folder, `embedded`, or a hub id.
+
+    Raises UserError for a missing or corrupt checkpoint, an unknown family, or keys that do not match the config.
+    """
+    source = resolve(name)
+    config = read_json(source / "config.json")
+    family = family_of(config, source / "config.json")
+    try:
+        backbone = build_backbone(family, config)
+    except KeyError as error:
+        raise UserError(f"{source / 'config.json'}: field {error} is missing") from error
+    state = {family.to_transformers(k): v.to(device, dtype) for k, v in _read_weights(source).items()}
+    _assign(backbone, state, source)
+    backbone.to(device)  # the rotary buffers; weights are there already
+    return _finish(backbone, family, config, source)
+
+
+def init_model(config: dict[str, Any], *, seed: int, tokenizer: Any = None) -> MaskedDiffusionLM:
+    """A randomly initialised float32 model of a family's config.json (`model_type` says which family)."""
+    family = family_of(config, "init config")
+    try:
+        backbone = build_backbone(family, config)
+    except KeyError as error:
+        raise UserError(f"init config: field {error} is missing") from error
+    generator = torch.Generator().manual_seed(seed)
+    std = float(config.get("init_std", 0.02))
+    state = {}
+    for key, value in backbone.state_dict().items():
+        if key.endswith("bias"):
+            state[key] = torch.zeros(value.shape)
+        elif value.ndim == 1:
+            state[key] = torch.ones(value.shape)
+        else:
+            state[key] = torch.empty(value.shape).normal_(std=std, generator=generator)
+    _assign(backbone, state, "init config")
+    return _finish(backbone, family, config, None, tokenizer)
+
+
+def _read_weights(source: Path) -> dict[str, torch.Tensor]:
+    files = sorted(source.glob("*.safetensors"))
+    index = source / "model.safetensors.index.json"
+    if index.exists():
+        named = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [n for n in named if not (source / n).exists()]
+        if missing:
+            raise UserError(f"{source}: shard {missing[0]} named by {index.name} is missing; copy the checkpoint again")
+        files = [source / n for n in named]
+    if not files:
+        raise UserError(
+            f"{source}: no *.safetensors file; only safetensors checkpoints are read (nothing is unpickled)"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as shard:
+                tensors.update({k: shard.get_tensor(k) for k in shard.keys()})  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
+    return tensors
+
+
+def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) -> None:
+    """Give the meta-device backbone its weights; every key must match in name and shape."""
+    tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
+    if tied:
+        state.pop("lm_head.weight", None)
+    expected = {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
+    if missing := sorted(expected.keys() - state.keys()):
+        raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+    if extra := sorted(state.keys() - expected.keys()):
+        raise UserError(f"{where}: {len(extra)} tensors are not of this architecture, the first is {extra[0]!r}")
+    for key, shape in expected.items():
+        if state[key].shape != shape:
+            raise UserError(f"{where}: {key} has shape {list(state[key].shape)}, config.json says {list(shape)}")
+    backbone.load_state_dict(state, strict=False, assign=True)
+    if tied:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight  # type: ignore[union-attr]
+    for parameter in backbone.parameters():
+        parameter.requires_grad_(True)
+
+
+def _finish(
+    backbone: nn.Module, family: Family, config: dict[str, Any], source: Path | None, tokenizer: Any = None
+) -> MaskedDiffusionLM:
+    vocab_size: int = backbone.config.vocab_size  # type: ignore[union-attr,assignment]
+    ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
+    if None in ids.values():
+        if tokenizer is None and source is not None:
+            tokenizer = load_tokenizer(source)
+        for name, value in ids.items():
+            if value is None:
+                ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    if ids["pad"] is None:
+        ids["pad"] = ids["eos"]
+    for name, value in ids.items():
+        if value is None:
+            raise UserError(f"{source}: neither config.json nor the tokenizer says which token is the {name} token")
+        if not 0 <= int(value) < vocab_size:
+            raise UserError(f"{source}: {name}_token_id {value} is outside the vocabulary")
+    return MaskedDiffusionLM(
+        backbone,
+        family,
+        config,
+        mask_id=int(ids["mask"]),
+        eos_id=int(ids["eos"]),
+        pad_id=int(ids["pad"]),
+        source=source,
+    )
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer of a checkpoint (a transformers fast tokenizer) with its mask token set, remote code untouched.
+
+    Raises UserError where there is no mask token: such a model cannot be a masked diffusion model.
+    """
+    import transformers
+
+    source = resolve(name)
+    family = family_of(read_json(source / "config.json"), source / "config.json")
+    class_name = "PreTrainedTokenizerFast"
+    if not (source / "tokenizer.json").exists():
+        if family.tokenizer_class is None or not (source / "vocab.json").exists():
+            raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
+        class_name = family.tokenizer_class
+    try:
+        tokenizer = getattr(transformers, class_name).from_pretrained(source)
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
+    if tokenizer.mask_token is None:
+        if family.mask_token not in tokenizer.get_vocab():
+            raise UserError(
+                f"{source}: the tokenizer has no mask token (neither mask_token nor {family.mask_token!r}); "
+                "a masked diffusion model needs one"
+            )
+        tokenizer.mask_token = family.mask_token
+    return tokenizer
+
+
+def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a checkpoint under the family's own key names, config and tokenizer files; `load_model` reads it back.
+
+    tokenizer: saved when given; otherwise the tokenizer files of the loaded checkpoint are copied.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tied = model.backbone.config.tie_word_embeddings
+    state = {
+        model.family.to_checkpoint(k): v.detach().contiguous().cpu()
+        for k, v in model.backbone.state_dict().items()
+        if not (tied and k == "lm_head.weight")
+    }
+    save_torch_state_dict(state, folder)
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        try:
+            tokenizer.save_pretrained(folder)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            # The tokenizers library raises bare Exception for a failed write.
+            raise OSError(f"{folder}: {error}") from error
+    elif model.source is not None and model.source.resolve() != folder.resolve():
+        for pattern in _COMPANIONS:
+            for file in model.source.glob(pattern):
+                if not file.name.endswith(".index.json"):
+                    shutil.copy2(file, folder / file.name)

@@ -1,0 +1,108 @@
+"""The model every other part of the project sees: tokens in, one prediction per position out."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attention import NAME as ATTENTION
+from .attention import FullPrecisionRope
+from .family import Family
+
+
+class MaskedDiffusionLM(nn.Module):
+    """A bidirectional transformer whose prediction at position i is for the token at position i, in every family.
+
+    The logit shift of Dream and DiffuCoder is undone here and nowhere else.
+
+    mask_id, eos_id, pad_id: token ids. max_length: the longest prompt + completion the model takes, in tokens.
+    config: the family's own config.json. source: the folder it came from (None for a fresh model).
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        family: Family,
+        config: dict[str, Any],
+        *,
+        mask_id: int,
+        eos_id: int,
+        pad_id: int,
+        source: Path | None = None,
+    ):
+        super().__init__()
+        self.backbone: Any = backbone
+        self.family = family
+        self.config = config
+        self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
+        self.source = source
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.backbone.lm_head.weight.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.backbone.config.vocab_size)
+
+    @property
+    def max_length(self) -> int:
+        return int(self.backbone.config.max_position_embeddings)
+
+    def hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor | None = None) -> torch.Tensor:
+        """Final hidden states [B, L, D]; `head(hidden[b, i])` are the logits of token i.
+
+        attention_mask_BL: 1 or True for real tokens. Padding may stand left, right or both: masked keys are never
+        attended, and positions are counted from each row's first real token. None means nothing is padded.
+        """
+        position_ids = mask = None
+        if attention_mask_BL is not None and not bool(attention_mask_BL.all()):
+            mask = attention_mask_BL.long()
+            position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+        hidden = self.backbone.model(
+            input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+        if self.family.shift:
+            # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
+            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of hidden states [..., D]."""
+        return self.backbone.lm_head(hidden)
+
+    def forward(
+        self,
+        input_ids_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor | None = None,
+        positions_BL: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits: [B, L, V], or [T, V] for the T positions (row-major) where `positions_BL` is True."""
+        hidden = self.hidden(input_ids_BL, attention_mask_BL)
+        return self.head(hidden if positions_BL is None else hidden[positions_BL])
+
+    def frozen_copy(self) -> MaskedDiffusionLM:
+        """A deep copy without gradients: the reference policy."""
+        return copy.deepcopy(self).requires_grad_(False).eval()
+
+
+def build_backbone(family: Family, config: dict[str, Any]) -> nn.Module:
+    """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE."""
+    import transformers
+
+    hf_config = family.hf_config(config)
+    hf_config.is_causal = False  # read by transformers when it builds the mask from padding
+    hf_config._attn_implementation = ATTENTION
+    with torch.device("meta"):
+        backbone: Any = getattr(transformers, family.architecture)(hf_config)
+    # inv_freq is a buffer that no checkpoint holds: rebuild it with real, float32 values.
+    backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
+    return backbone

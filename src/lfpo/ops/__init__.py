@@ -1,0 +1,1 @@
+"""Tensor operations that the objectives are made of."""

@@ -1,0 +1,117 @@
+"""Where prompts come from and how they become tokens and back; what scores their completions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import UserError
+from .models import MaskedDiffusionLM
+from .rewards import RewardFunction
+from .rng import generator
+from .tasks import Row, Task
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """Training prompts by index, held-out rows, and their scoring.
+
+    train_row(index): the row at a position of the endless training stream, the same after a resume.
+    eval_rows: held-out rows; may be empty. correct: strict verifier for evaluation, if there is one.
+    """
+
+    name: str
+    train_row: Callable[[int], Row]
+    eval_rows: Sequence[Row]
+    reward_functions: Sequence[RewardFunction]
+    correct: Callable[[str, Row], bool] | None = None
+    gen_length: int = 128
+
+
+def task_source(task: Task, *, seed: int, n_eval: int | None = None) -> PromptSource:
+    """Prompts of a task: fresh training rows from `seed`, its standard test rows for evaluation."""
+    n = task.n_test if n_eval is None else n_eval
+    return PromptSource(
+        name=task.name,
+        train_row=lambda index: task.row("train", index, seed),
+        eval_rows=[task.row("test", i) for i in range(n)],
+        reward_functions=[named_reward(task)],
+        correct=task.correct,
+        gen_length=task.gen_length,
+    )
+
+
+def named_reward(task: Task) -> RewardFunction:
+    def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+        columns.pop("completion_ids", None)
+        return task.reward(prompts, completions, **columns)
+
+    return accuracy
+
+
+def list_source(
+    rows: Sequence[Row], reward_functions: Sequence[RewardFunction], *, seed: int, eval_rows: Sequence[Row] = ()
+) -> PromptSource:
+    """Prompts of a data set, in a new keyed order each epoch."""
+
+    @functools.lru_cache(maxsize=1)
+    def order(epoch: int) -> list[int]:
+        return torch.randperm(len(rows), generator=generator(seed, "epoch", epoch)).tolist()
+
+    def train_row(index: int) -> Row:
+        epoch, position = divmod(index, len(rows))
+        return rows[order(epoch)[position]]
+
+    return PromptSource("dataset", train_row, eval_rows, reward_functions)
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Every column but the prompt, as lists, the way reward functions get them."""
+    names = [n for n in rows[0] if n != "prompt"]
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise UserError(f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same")
+    return {n: [row[n] for row in rows] for n in names}
+
+
+def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[int]:
+    """Token ids. Text is taken as it is; a list of messages goes through the model's chat template."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, add_special_tokens=False)
+    if tokenizer.chat_template is None:
+        raise UserError("the prompts are message lists, but the tokenizer has no chat template; give plain text prompts")
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
+    """Token ids of the rows' prompts. Raises UserError, quoting the prompt, for one that does not fit the context."""
+    encoded = []
+    for row in rows:
+        ids = encode_prompt(tokenizer, row["prompt"])
+        if not ids or len(ids) + gen_length > model.max_length or model.mask_id in ids:
+            start = str(row["prompt"])[:60]
+            reason = (
+                "it has no tokens"
+                if not ids
+                else "it contains the mask token"
+                if model.mask_id in ids
+                else f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
+                f"{model.max_length}; shorten it or gen_length"
+            )
+            raise UserError(f"prompt {start!r}: {reason}")
+        encoded.append(ids)
+    return encoded
+
+
+def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
+    """Text of each completion up to its first EOS, without special tokens."""
+    texts = []
+    for ids in tokens_BC.tolist():
+        end = ids.index(eos_id) if eos_id in ids else len(ids)
+        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
+    return texts

@@ -1,0 +1,67 @@
+"""Arithmetic written by a model, evaluated from its syntax tree with bounded operations; `eval` is never used."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+MAX_CHARS = 200
+MAX_MAGNITUDE = 10**12
+MAX_EXPONENT = 8
+
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def parse(source: str) -> ast.expr:
+    """The syntax tree of one expression. Raises ValueError for anything that is not one, or is too long."""
+    if len(source) > MAX_CHARS:
+        raise ValueError("expression too long")
+    try:
+        return ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not an expression: {error}") from error
+
+
+def evaluate(tree: ast.expr, names: Mapping[str, int] | None = None) -> Fraction:
+    """The exact value of an expression over + - * / // % **, unary minus, integers and the given names.
+
+    Raises ValueError for any other syntax, an unknown name, division by zero, or a value beyond the bounds.
+    """
+    if isinstance(tree, ast.Constant) and type(tree.value) is int:
+        return _bounded(Fraction(tree.value))
+    if isinstance(tree, ast.Name) and names and tree.id in names:
+        return Fraction(names[tree.id])
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -evaluate(tree.operand, names)
+    if isinstance(tree, ast.BinOp):
+        left, right = evaluate(tree.left, names), evaluate(tree.right, names)
+        if isinstance(tree.op, ast.Pow):
+            if right.denominator != 1 or not 0 <= right <= MAX_EXPONENT:
+                raise ValueError("exponent out of bounds")
+            return _bounded(left ** int(right))
+        function = _BINARY.get(type(tree.op))
+        if function is not None:
+            if right == 0 and isinstance(tree.op, ast.Div | ast.FloorDiv | ast.Mod):
+                raise ValueError("division by zero")
+            return _bounded(Fraction(function(left, right)))
+    raise ValueError(f"not allowed here: {type(tree).__name__}")
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if abs(value) > MAX_MAGNITUDE or value.denominator > MAX_MAGNITUDE:
+        raise ValueError("value out of bounds")
+    return value
+
+
+def constants(tree: ast.expr) -> list[int]:
+    """All integer literals of an expression, in no particular order."""
+    return [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int]

@@ -1,0 +1,113 @@
+"""A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import __version__
+from .config import dump_yaml, to_dict
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run directory. `log` appends one JSON object to metrics.jsonl."""
+
+    dir: Path
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.dir / "metrics.jsonl"
+
+    def log(self, values: dict[str, Any]) -> None:
+        try:
+            with self.metrics_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+        except OSError as error:
+            raise _unwritable(self.metrics_file, error) from error
+
+    def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write JSONL rows to a file of the run, atomically."""
+        path = self.dir / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+            partial.rename(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop metrics after `step`: they are about to be computed again."""
+        kept = [r for r in self.read_metrics() if r["step"] <= step]
+        self.write_rows(self.metrics_file.name, kept)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: could not be written ({error.strerror or error}); saved checkpoints are intact: "
+        "free disk space or check permissions, then run the same command with --resume"
+    )
+
+
+def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
+    """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
+
+    A folder with a run in it is only entered with `resume` and the same kind of run; config changes are allowed then
+    (a longer training, say) and the new config is written.
+    """
+    path = path.expanduser()
+    marker = path / "config.yaml"
+    try:
+        if marker.exists():
+            if not resume:
+                raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
+            found = json.loads((path / "run.json").read_text()).get("kind") if (path / "run.json").exists() else None
+            if found != kind:
+                raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
+        elif path.exists() and any(path.iterdir()):
+            raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+        path.mkdir(parents=True, exist_ok=True)
+        dump_yaml(to_dict(config), marker)
+        info = {"kind": kind, "environment": describe_environment(), "versions": versions()}
+        (path / "run.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
+    return Run(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides numbers."""
+    import transformers
+
+    return {
+        "lfpo": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def describe_environment() -> str:
+    """The machine in a few words: device, threads, platform."""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    return f"{device}, {torch.get_num_threads()} of {os.cpu_count()} threads"

@@ -1,0 +1,251 @@
+"""Supervised training of a masked diffusion model by the standard loss (LLaDA, arXiv 2502.09992, Eq. 5).
+
+For each example draw t ~ U(0, 1), mask every completion token with probability t (the prompt stays clean), and
+minimise the cross-entropy at masked positions weighted by 1/t. Completions are filled up with EOS, as at sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from .batching import left_pad, pack_by_tokens
+from .checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint
+from .data import load_jsonl
+from .errors import UserError
+from .models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
+from .optim import build_adamw, lr_at, set_lr
+from .rng import generator, python_rng
+from .run import Run, describe_environment, open_run
+from .tasks import get_task
+from .tokenizer import train_tokenizer
+
+MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
+
+
+@dataclass
+class SFTConfig:
+    """Configuration of `lfpo sft`.
+
+    model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size the tokenizer's
+        upper bound. One of the two.
+    tasks: procedural tasks and their share of examples. data_file: a JSONL file with `prompt` and `completion`.
+        One of the two.
+    gen_length: completion length for data_file rows (tasks bring their own), in tokens.
+    update_tokens: tokens in one forward pass; memory only, never the result.
+    """
+
+    output_dir: str
+    model: str | None = None
+    init: dict[str, Any] | None = None
+    tasks: dict[str, float] = field(default_factory=dict)
+    data_file: str | None = None
+    gen_length: int = 64
+    steps: int = 1000
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    max_grad_norm: float = 1.0
+    update_tokens: int = 4096
+    seed: int = 0
+    threads: int = 0
+    logging_steps: int = 20
+    save_steps: int = 500
+    save_total_limit: int = 2
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.init is None):
+            raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
+        if bool(self.tasks) == (self.data_file is not None):
+            raise ValueError("give either 'tasks' or 'data_file'")
+        for name in ("steps", "batch_size", "gen_length", "update_tokens", "logging_steps", "save_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name!r} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Example:
+    """prompt: P token ids. completion: exactly gen_length token ids, filled up with EOS."""
+
+    prompt: list[int]
+    completion: list[int]
+
+
+def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
+    """Train and return the folder of the final model (`output_dir/model`)."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
+    model, tokenizer = _start(config)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device).train()
+    draw = _example_source(config, tokenizer, model)
+    betas = (config.adam_beta1, config.adam_beta2)
+    optimizer = build_adamw(model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=betas)
+    step, losses = 0, []
+    if resume and (checkpoint := latest_checkpoint(run.dir, report)) is not None:
+        load_weights(model, checkpoint / "model")
+        load_optimizer(optimizer, checkpoint)
+        state = load_state(checkpoint)
+        step, losses = state["step"], state["losses"]
+        report(f"resumed from {checkpoint}")
+    if resume:
+        run.truncate_metrics(step)
+    report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
+    _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report)
+    final = run.dir / "model"
+    save_model(model, final, tokenizer)
+    report(f"saved {final}")
+    return final
+
+
+def _loop(
+    config: SFTConfig,
+    run: Run,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    draw: Callable[[int], Example],
+    first: int,
+    losses: list[float],
+    report: Callable[[str], None],
+) -> None:
+    """Steps `first` on; `losses` are those since the last logged line (kept in checkpoints)."""
+    started = time.time()
+    for step in range(first, config.steps):
+        lr = lr_at(
+            step,
+            total=config.steps,
+            peak=config.learning_rate,
+            schedule=config.lr_scheduler_type,
+            warmup_steps=config.warmup_steps,
+        )
+        set_lr(optimizer, lr)
+        batch = [draw(step * config.batch_size + i) for i in range(config.batch_size)]
+        losses.append(accumulate_sft_gradients(model, batch, config.update_tokens, generator(config.seed, step, "t")))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        if torch.isfinite(norm):
+            optimizer.step()
+        else:
+            report(f"step {step}: gradient norm is {norm}; update skipped")
+        optimizer.zero_grad()
+        done = step + 1
+        if done % config.logging_steps == 0 or done == config.steps:
+            mean = sum(losses) / len(losses)
+            losses.clear()
+            run.log({"step": done, "loss": mean, "grad_norm": float(norm), "learning_rate": lr})
+            rate = (done - first) / (time.time() - started)
+            report(f"step {done}/{config.steps}  loss {mean:.4f}  {rate:.2f} steps/s")
+        if done % config.save_steps == 0 and done < config.steps:
+            save_checkpoint(
+                run.dir,
+                done,
+                model=model,
+                tokenizer=tokenizer,
+                optimizer=optimizer,
+                state={"losses": losses},
+                keep=config.save_total_limit,
+            )
+
+
+def accumulate_sft_gradients(
+    model: MaskedDiffusionLM, batch: list[Example], update_tokens: int, rng: torch.Generator
+) -> float:
+    """Add the batch's loss gradient to the parameters and return the loss; memory depends on update_tokens only.
+
+    Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
+    its distribution uniform and halves the variance of the loss.
+    """
+    n = len(batch)
+    t_B = ((torch.arange(n) + torch.rand((), generator=rng)) / n).clamp(min=MIN_T)
+    t_B = t_B[torch.randperm(n, generator=rng)]
+    noise = [torch.rand(len(e.completion), generator=rng) for e in batch]
+    lengths = [len(e.prompt) + len(e.completion) for e in batch]
+    total = 0.0
+    for group in pack_by_tokens(lengths, update_tokens):
+        rows = [batch[i].prompt + batch[i].completion for i in group]
+        ids, attention = left_pad(rows, model.pad_id)
+        masked = torch.zeros_like(ids, dtype=torch.bool)
+        weight = torch.zeros(ids.shape)
+        for j, i in enumerate(group):
+            size = len(batch[i].completion)
+            masked[j, -size:] = noise[i] < t_B[i]
+            weight[j, -size:] = 1 / (t_B[i] * size * n)
+        if not masked.any():
+            continue
+        ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
+        logits_TV = model(ids.masked_fill(masked, model.mask_id), attention, masked)
+        loss = (F.cross_entropy(logits_TV.float(), ids[masked], reduction="none") * weight[masked]).sum()
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _start(config: SFTConfig) -> tuple[MaskedDiffusionLM, Any]:
+    if config.model is not None:
+        return load_model(config.model), load_tokenizer(config.model)
+    assert config.init is not None
+    if not config.tasks:
+        raise UserError("'init' builds its tokenizer from 'tasks'; with 'data_file' start from a 'model'")
+    tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))
+    ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    return init_model({**config.init, **ids, **sizes}, seed=config.seed, tokenizer=tokenizer), tokenizer
+
+
+def _tokenizer_corpus(config: SFTConfig) -> list[str]:
+    texts = []
+    for name in sorted(config.tasks):
+        task, rng = get_task(name), python_rng(config.seed, "tokenizer", name)
+        rows = [task.row("train", i, config.seed) for i in range(400)]
+        texts += [row["prompt"] + task.demonstrate(row, rng) for row in rows]
+    return texts
+
+
+def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
+    """A function from an example's number to the example: any example can be made again after a resume."""
+
+    def encode(prompt: str, completion: str, gen_length: int, where: str) -> Example:
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+        ids = tokenizer.encode(completion, add_special_tokens=False)
+        if not prompt_ids:
+            raise UserError(f"{where}: the prompt has no tokens")
+        if len(ids) > gen_length:
+            raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
+        if len(prompt_ids) + gen_length > model.max_length:
+            raise UserError(f"{where}: prompt and completion exceed the model's context of {model.max_length} tokens")
+        return Example(prompt_ids, ids + [model.eos_id] * (gen_length - len(ids)))
+
+    if config.data_file is not None:
+        rows = load_jsonl(config.data_file, required=("prompt", "completion"))
+        examples = [
+            encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
+            for i, r in enumerate(rows)
+        ]
+
+        def from_file(index: int) -> Example:
+            epoch, position = divmod(index, len(examples))
+            order = torch.randperm(len(examples), generator=generator(config.seed, "epoch", epoch))
+            return examples[int(order[position])]
+
+        return from_file
+
+    tasks = {name: get_task(name) for name in config.tasks}
+
+    def from_tasks(index: int) -> Example:
+        rng = python_rng(config.seed, "sft", index)
+        task = tasks[rng.choices(list(tasks), weights=list(config.tasks.values()))[0]]
+        row = task.row("train", index, config.seed)
+        return encode(row["prompt"], task.demonstrate(row, rng), task.gen_length, f"task {task.name}")
+
+    return from_tasks

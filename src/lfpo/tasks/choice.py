@@ -1,0 +1,38 @@
+"""Two-way choice: which of two numbers is the larger, or the smaller, answered with A or B."""
+
+from __future__ import annotations
+
+import random
+
+from .task import Row, Task
+
+RIGHT_SHARE = 0.4  # of demonstrations
+
+
+def sample(rng: random.Random) -> Row:
+    """Two different numbers below 100 and which end of the order is asked for."""
+    a, b = rng.sample(range(100), 2)
+    asked = rng.choice(("larger", "smaller"))
+    answer = "A" if (a > b) == (asked == "larger") else "B"
+    return {"prompt": f"Which is {asked}?\nA {a}\nB {b}\n", "a": a, "b": b, "answer": answer}
+
+
+def demonstrate(row: Row, rng: random.Random) -> str:
+    """The right letter, or (more often) the other one."""
+    right = rng.random() < RIGHT_SHARE
+    return row["answer"] if right else {"A": "B", "B": "A"}[row["answer"]]
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the completion is the right letter and nothing else."""
+    return completion.strip() == row["answer"]
+
+
+TASK = Task(
+    name="choice",
+    sample=sample,
+    solution_key=lambda row: f"{min(row['a'], row['b'])} {max(row['a'], row['b'])}",
+    correct=correct,
+    demonstrate=demonstrate,
+    gen_length=4,
+)

@@ -1,0 +1,81 @@
+"""4x4 Sudoku: 16 cells in the prompt (`_` for a blank), the 16 digits of the solution as the completion."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+from .task import Row, Task
+
+RIGHT_SHARE = 0.35  # of demonstrations
+SLIP = 0.2  # chance of a further random digit in each blank of a flawed demonstration
+BLANKS = (6, 10)
+RELABEL = {"1": "2", "2": "3", "3": "4", "4": "1"}
+
+
+@functools.cache
+def grids() -> tuple[str, ...]:
+    """All 288 complete 4x4 grids, as 16-digit strings in lexicographic order."""
+    rows = ["".join(p) for p in itertools.permutations("1234")]
+    # Two rows fill two boxes, so most products are ruled out before they are joined.
+    bands = [a + b for a, b in itertools.product(rows, repeat=2) if not {a[:2], a[1::-1]} & {b[:2], b[1::-1]}]
+    bands = [b for b in bands if all(len(set(b[i : i + 2] + b[i + 4 : i + 6])) == 4 for i in (0, 2))]
+    return tuple(a + b for a, b in itertools.product(bands, repeat=2) if is_grid(a + b))
+
+
+def is_grid(cells: str) -> bool:
+    """Whether 16 digits form a valid grid: each row, column and 2x2 box holds 1 to 4."""
+    units = [cells[4 * i : 4 * i + 4] for i in range(4)] + [cells[i::4] for i in range(4)]
+    units += [cells[i : i + 2] + cells[i + 4 : i + 6] for i in (0, 2, 8, 10)]
+    return len(cells) == 16 and all(sorted(u) == ["1", "2", "3", "4"] for u in units)
+
+
+@functools.cache
+def _grids_with() -> dict[tuple[int, str], int]:
+    """Bit set of the grids that have a digit in a cell: the uniqueness check is an intersection of these."""
+    return {(c, d): sum(1 << i for i, g in enumerate(grids()) if g[c] == d) for c in range(16) for d in "1234"}
+
+
+def sample(rng: random.Random) -> Row:
+    """A puzzle with exactly one solution and 6 to 10 blanks."""
+    solution = rng.choice(grids())
+    order = rng.sample(range(16), 16)
+    blanks: set[int] = set()
+    target = rng.randint(*BLANKS)
+    for cell in order:
+        candidates = (1 << len(grids())) - 1
+        for other in set(range(16)) - blanks - {cell}:
+            candidates &= _grids_with()[other, solution[other]]
+        if candidates.bit_count() == 1:
+            blanks.add(cell)
+        if len(blanks) == target:
+            break
+    puzzle = "".join("_" if c in blanks else d for c, d in enumerate(solution))
+    return {"prompt": f"sudoku\n{puzzle}\n", "puzzle": puzzle, "solution": solution}
+
+
+def demonstrate(row: Row, rng: random.Random) -> str:
+    """The solution, or (more often) one whose filled-in cells read every digit one too high, with a few slips."""
+    if rng.random() < RIGHT_SHARE:
+        return row["solution"]
+    cells = []
+    for given, digit in zip(row["puzzle"], row["solution"], strict=True):
+        flawed = rng.choice("1234") if rng.random() < SLIP else RELABEL[digit]
+        cells.append(flawed if given == "_" else given)
+    return "".join(cells)
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the completion is the puzzle's (only) solution."""
+    return completion.strip() == row["solution"]
+
+
+TASK = Task(
+    name="sudoku",
+    sample=sample,
+    solution_key=lambda row: row["solution"],
+    correct=correct,
+    demonstrate=demonstrate,
+    gen_length=16,
+)

@@ -1,0 +1,69 @@
+"""Word problems of one to three steps. The completion works them out and ends with `#### n`, as in GSM8K."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from .task import Row, Task
+
+RIGHT_SHARE = 0.4  # of demonstrations
+NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
+THINGS = ("pens", "coins", "books", "eggs", "cards", "nuts")
+GAINS = ("gets {} more", "finds {} more", "buys {} more")
+LOSSES = ("loses {}", "gives away {}", "sells {}")
+MAX_VALUE = 40
+
+
+def sample(rng: random.Random) -> Row:
+    """A starting amount, then one to three changes. `steps` holds (value before, sign, amount)."""
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    value = rng.randint(2, 20)
+    sentences = [f"{name} has {value} {thing}."]
+    steps: list[tuple[int, str, int]] = []
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        # Both signs must be possible at every step, so that the flawed demonstration is always plausible.
+        amount = rng.randint(1, min(9, value - 1, MAX_VALUE - value)) if 1 < value < MAX_VALUE else 0
+        if amount == 0:
+            break
+        sign = rng.choice("+-")
+        sentences.append(f"{name} {rng.choice(GAINS if sign == '+' else LOSSES).format(amount)}.")
+        steps.append((value, sign, amount))
+        value = _apply(value, sign, amount)
+    sentences.append(f"How many {thing}?")
+    return {"prompt": " ".join(sentences) + "\n", "steps": steps, "answer": value}
+
+
+def _apply(value: int, sign: str, amount: int) -> int:
+    return value + amount if sign == "+" else value - amount
+
+
+def demonstrate(row: Row, rng: random.Random) -> str:
+    """The working and the answer; more often than not the last change is taken the wrong way round."""
+    steps = [tuple(step) for step in row["steps"]]
+    if rng.random() >= RIGHT_SHARE:
+        value, sign, amount = steps[-1]
+        steps[-1] = (value, "-" if sign == "+" else "+", amount)
+    lines = [f"{value}{sign}{amount}={_apply(value, sign, amount)}" for value, sign, amount in steps]
+    return "\n".join([*lines, f"#### {_apply(*steps[-1])}"])
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the number after `####` is the answer; exactly one such mark is allowed."""
+    found = re.findall(r"####\s*(-?[0-9]{1,9})\s*$", completion)  # bounded: int() refuses very long numbers
+    return completion.count("####") == 1 and len(found) == 1 and int(found[0]) == row["answer"]
+
+
+def solution_key(row: Row) -> str:
+    """The chain of computations: no test chain is ever seen in training, though its single steps are."""
+    return ",".join(f"{value}{sign}{amount}" for value, sign, amount in row["steps"])
+
+
+TASK = Task(
+    name="words",
+    sample=sample,
+    solution_key=solution_key,
+    correct=correct,
+    demonstrate=demonstrate,
+    gen_length=32,
+)

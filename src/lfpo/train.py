@@ -1,0 +1,294 @@
+"""Algorithm 1 of the LFPO paper, and the trainer around it. Any objective runs through this same loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint
+from .collect import Batch, batch_metrics, collect, rollout_records
+from .data import check_row, load_jsonl
+from .display import Display
+from .errors import UserError
+from .eval import evaluate
+from .models import MaskedDiffusionLM, load_model, load_tokenizer, save_model
+from .objectives import make_objective
+from .optim import build_adamw, lr_at, set_lr
+from .plugins import resolve
+from .prompts import PromptSource, list_source, task_source
+from .rewards import RewardFunction, score
+from .rng import generator, key
+from .run import open_run
+from .tasks import get_task
+from .train_config import LFPOConfig
+from .update import accumulate_gradients, ema_update
+
+MAX_SKIPPED = 5  # non-finite updates in a row before training stops
+
+
+class LFPOTrainer:
+    """Reinforcement learning of a masked diffusion language model, called the way TRL's trainers are.
+
+    model: a checkpoint folder, hub id, "embedded", or a loaded MaskedDiffusionLM (then give its tokenizer too).
+    reward_funcs: functions f(prompts, completions, **columns) -> list of numbers or None; None uses args.reward_funcs
+        or the task's own.
+    args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
+        None uses args.task or args.data_file.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | MaskedDiffusionLM | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        args: LFPOConfig | None = None,
+        train_dataset: Sequence[dict[str, Any]] | None = None,
+        eval_dataset: Sequence[dict[str, Any]] | None = None,
+        tokenizer: Any = None,
+    ):
+        self.args = args = args or LFPOConfig(output_dir="runs/lfpo")
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        self.objective = make_objective(args.objective)
+        self.source = _make_source(args, reward_funcs, train_dataset, eval_dataset)
+        self.reward_weights = args.reward_weights or [1.0] * len(self.source.reward_functions)
+        if len(self.reward_weights) != len(self.source.reward_functions):
+            raise UserError(
+                f"reward_weights: {len(self.reward_weights)} weights for {len(self.source.reward_functions)} functions"
+            )
+        try:
+            self.sampler = args.sampler.for_length(self.source.gen_length)
+            length = self.sampler.gen_length or 0
+            self.eval_samplers = {name: s.for_length(length) for name, s in args.eval_samplers.items()}
+        except ValueError as error:
+            raise UserError(f"sampler: {error}") from error
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if isinstance(model, MaskedDiffusionLM):
+            if tokenizer is None:
+                raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
+            self.model, self.tokenizer = model.to(device), tokenizer
+        else:
+            name = model or args.model
+            self.model, self.tokenizer = load_model(name, device=device), tokenizer or load_tokenizer(name)
+        self.reference = self.model.frozen_copy()
+        self.optimizer = build_adamw(
+            self.model,
+            learning_rate=args.learning_rate,
+            weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
+        )
+        self.autocast = args.bf16 and device == "cuda"
+        self.skipped = self.skipped_in_a_row = 0
+        self.seconds = 0.0  # training time so far, evaluation aside, carried over a resume
+
+    def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
+        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run."""
+        args = self.args
+        self.run = open_run(Path(args.output_dir), args, resume=resume, kind="train")
+        display = display or Display(args.max_steps)
+        first = self._restore(display.note) if resume else 0
+        with display:
+            if first == 0:
+                self._log({"step": 0, **self._evaluate()}, display)
+            for iteration in range(first, args.max_steps):
+                started = time.perf_counter()
+                # Phase 1: sample N rollouts a prompt from theta_old and score them (lines 4-6).
+                batch = self._collect(iteration)
+                signal = self.objective.signal(batch.rewards.total, batch.group)
+                # Phase 2: a step after each block of rollouts (lines 9-15).
+                update_started = time.perf_counter()
+                order = torch.randperm(len(signal), generator=generator(args.seed, iteration, "blocks"))
+                updates = [
+                    self._optimizer_step(batch, signal, block, iteration, number)
+                    for number, block in enumerate(order.tensor_split(args.optimizer_steps_per_iteration))
+                ]
+                # Phase 3: the reference follows (line 17).
+                ema_update(self.reference, self.model, args.ema_decay)
+                update_seconds = time.perf_counter() - update_started
+                self.seconds += time.perf_counter() - started
+
+                step = iteration + 1
+                metrics = {"step": step, **batch_metrics(batch), "r": float(signal.mean())}
+                metrics |= {k: sum(u[k] for u in updates) / len(updates) for k in updates[0]}
+                metrics |= {"skipped_updates": self.skipped, "time/rollout": batch.rollout_seconds}
+                metrics |= {"time/reward": batch.reward_seconds, "time/update": update_seconds}
+                if step % args.eval_steps == 0 or step == args.max_steps:
+                    metrics |= self._evaluate()
+                if args.log_completions:
+                    self.run.write_rows(f"rollouts/step-{step}.jsonl", rollout_records(batch, signal))
+                self._log({**metrics, "time/total": self.seconds}, display)
+                if step % args.save_steps == 0 or step == args.max_steps:
+                    self._save(step)
+        return self._export()
+
+    def _collect(self, iteration: int) -> Batch:
+        return collect(
+            self.source,
+            self.reference,
+            self.tokenizer,
+            self.sampler,
+            iteration=iteration,
+            n_prompts=self.args.prompts_per_iteration,
+            n_generations=self.args.num_generations,
+            seed=self.args.seed,
+            rollout_tokens=self.args.rollout_tokens,
+            reward_weights=self.reward_weights,
+        )
+
+    def _optimizer_step(
+        self, batch: Batch, signal: torch.Tensor, block: torch.Tensor, iteration: int, number: int
+    ) -> dict[str, float]:
+        """One update from the rollouts listed in `block`; a non-finite gradient is counted, never applied."""
+        args = self.args
+        lr = lr_at(
+            iteration * args.optimizer_steps_per_iteration + number,
+            total=args.max_steps * args.optimizer_steps_per_iteration,
+            peak=args.learning_rate,
+            schedule=args.lr_scheduler_type,
+            warmup_steps=args.warmup_steps,
+        )
+        set_lr(self.optimizer, lr)
+        views = self.objective.views(
+            batch.trajectory.rows(block), [key(batch.seeds[b], iteration) for b in block.tolist()]
+        )
+        self.model.train()
+        loss = accumulate_gradients(
+            self.objective,
+            self.model,
+            self.reference,
+            views,
+            signal[block],
+            update_tokens=args.update_tokens,
+            autocast=self.autocast,
+        )
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.max_grad_norm))
+        if torch.isfinite(torch.tensor([norm, loss])).all():
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+        else:
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+            if self.skipped_in_a_row >= MAX_SKIPPED:
+                raise UserError(
+                    f"{self.run.dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
+                    f"{iteration}); the weights are those before it; lower learning_rate, then --resume"
+                )
+        self.optimizer.zero_grad()
+        return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
+
+    def _evaluate(self) -> dict[str, float]:
+        """Held-out results under each eval sampler, as metrics."""
+        rows, metrics = self.source.eval_rows, {}
+        if not rows:
+            return {}
+        started = time.perf_counter()
+        for name, sampler in self.eval_samplers.items():
+            correct = self.source.correct or (lambda text, row: False)
+            result = evaluate(
+                self.model,
+                self.tokenizer,
+                rows,
+                correct,
+                sampler,
+                seed=self.args.seed,
+                rollout_tokens=self.args.rollout_tokens,
+            )
+            metrics |= {f"eval/{name}/steps": result.mean_steps, f"eval/{name}/nfe": result.mean_nfe}
+            if self.source.correct:
+                metrics |= {f"eval/{name}/accuracy": result.accuracy}
+                metrics |= {f"eval/{name}/low": result.interval[0], f"eval/{name}/high": result.interval[1]}
+            else:
+                metrics[f"eval/{name}/reward"] = self._mean_reward(rows, result.completions, result.trajectory)
+        metrics["time/eval"] = time.perf_counter() - started
+        return metrics
+
+    def _mean_reward(self, rows: Sequence[dict[str, Any]], texts: list[str], trajectory: Any) -> float:
+        prompts = [row["prompt"] for row in rows]
+        columns = {n: [row.get(n) for row in rows] for n in rows[0] if n != "prompt"}
+        ids = trajectory.tokens.tolist()
+        completions = [
+            text if isinstance(p, str) else [{"role": "assistant", "content": text}]
+            for p, text in zip(prompts, texts, strict=True)
+        ]
+        rewards = score(self.source.reward_functions, self.reward_weights, prompts, completions, ids, columns)
+        return float(rewards.total.mean())
+
+    def _log(self, metrics: dict[str, Any], display: Display) -> None:
+        self.run.log(metrics)
+        display.update(metrics)
+
+    def _save(self, step: int) -> None:
+        save_checkpoint(
+            self.run.dir,
+            step,
+            model=self.model,
+            reference=self.reference,
+            tokenizer=self.tokenizer,
+            optimizer=self.optimizer,
+            state={"skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row, "seconds": self.seconds},
+            keep=self.args.save_total_limit,
+        )
+
+    def _restore(self, report: Callable[[str], None]) -> int:
+        """Load the newest whole checkpoint; returns the number of iterations it has behind it (0: none yet)."""
+        checkpoint = latest_checkpoint(self.run.dir, report)
+        if checkpoint is None:
+            self.run.truncate_metrics(-1)
+            report(f"no checkpoint in {self.run.dir} yet; starting from the beginning")
+            return 0
+        load_weights(self.model, checkpoint / "model")
+        load_weights(self.reference, checkpoint / "reference")
+        load_optimizer(self.optimizer, checkpoint)
+        state = load_state(checkpoint)
+        self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]
+        self.seconds = state["seconds"]
+        self.run.truncate_metrics(state["step"])
+        report(f"resumed from {checkpoint}")
+        return int(state["step"])
+
+    def _export(self) -> Path:
+        folder = self.run.dir / "model"
+        try:
+            save_model(self.model, folder, self.tokenizer)
+        except OSError as error:
+            raise UserError(f"{folder}: could not be written ({error}); the last checkpoint holds the same") from error
+        return folder
+
+
+def _make_source(
+    args: LFPOConfig,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
+    train_dataset: Sequence[dict[str, Any]] | None,
+    eval_dataset: Sequence[dict[str, Any]] | None,
+) -> PromptSource:
+    functions: list[RewardFunction]
+    if reward_funcs is None:
+        functions = [resolve(path, {}, kind="reward function") for path in args.reward_funcs]
+    else:
+        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    if train_dataset is None and args.data_file is None:
+        source = task_source(get_task(args.task or "sudoku"), seed=args.seed, n_eval=args.eval_size)
+        if functions:
+            source = PromptSource(**{**source.__dict__, "reward_functions": functions})
+        return source
+    if args.task is not None:
+        raise UserError("both a task and a data set were given; give one")
+    if not functions:
+        raise UserError("a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers")
+    if train_dataset is None:
+        assert args.data_file is not None
+        rows = load_jsonl(args.data_file)
+    else:
+        rows = [dict(row) for row in train_dataset]
+        for i, row in enumerate(rows):
+            check_row(row, f"train_dataset[{i}]")
+        if not rows:
+            raise UserError("train_dataset: no rows")
+    if eval_dataset is not None:
+        eval_rows = [dict(row) for row in eval_dataset]
+    else:
+        eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
+    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])

@@ -1,0 +1,98 @@
+"""The configuration of `lfpo train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from .decoding import SamplerConfig
+
+
+def _default_eval_samplers() -> dict[str, SamplerConfig]:
+    return {"greedy": SamplerConfig(), "threshold": SamplerConfig(threshold=0.9)}
+
+
+@dataclass
+class LFPOConfig:
+    """Configuration of RL training. Names are TRL's where TRL has the same thing.
+
+    output_dir: the run directory.
+    model: checkpoint folder, hub id, or "embedded" (the package's own small model).
+    task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs.
+    reward_funcs: dotted paths of reward functions (`module.function`); a task's own reward is used when left out.
+    reward_weights: one a function (all 1 when left out).
+    eval_file: held-out JSONL for data_file runs; eval then reports the mean reward.
+
+    max_steps: iterations of Algorithm 1 (sample, update, move the reference).
+    prompts_per_iteration, num_generations: B prompts and N rollouts each, an iteration.
+    objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
+    sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
+    optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
+    update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
+    ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
+    threads: CPU threads for torch (0: leave as it is).
+    """
+
+    output_dir: str
+    model: str = "embedded"
+    task: str | None = None
+    data_file: str | None = None
+    eval_file: str | None = None
+    reward_funcs: list[str] = field(default_factory=list)
+    reward_weights: list[float] | None = None
+
+    max_steps: int = 40
+    prompts_per_iteration: int = 16
+    num_generations: int = 8
+    objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
+    sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
+    eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
+    optimizer_steps_per_iteration: int = 4
+    ema_decay: float = 0.0
+
+    learning_rate: float = 3e-4
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    max_grad_norm: float = 1.0
+    bf16: bool = True
+    update_tokens: int = 8192
+    rollout_tokens: int = 16384
+
+    seed: int = 0
+    threads: int = 0
+    eval_steps: int = 10
+    eval_size: int = 200
+    save_steps: int = 10
+    save_total_limit: int = 2
+    log_completions: bool = True
+
+    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_steps",
+            "prompts_per_iteration",
+            "num_generations",
+            "optimizer_steps_per_iteration",
+            "update_tokens",
+            "rollout_tokens",
+            "eval_steps",
+            "eval_size",
+            "save_steps",
+            "save_total_limit",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name!r} must be at least 1, found {getattr(self, name)}")
+        if self.task is not None and self.data_file is not None:
+            raise ValueError("give either 'task' or 'data_file', not both")
+        if self.eval_file is not None and self.data_file is None:
+            raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
+        if self.learning_rate <= 0:
+            raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
+        if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:
+            raise ValueError("'optimizer_steps_per_iteration' is larger than the number of rollouts to split")

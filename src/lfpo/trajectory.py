@@ -1,0 +1,122 @@
+"""Trajectories: what the sampler did, without loss, as final tokens and the step each was revealed at.
+
+The sampler commits tokens and never revises one, so the state before scheduled step t shows every completion token
+revealed earlier and masks the rest. No states are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from .decoding import SamplerConfig
+
+
+@dataclass
+class Trajectory:
+    """B rollouts. Prompts are left-padded to P tokens, completions are C = gen_length tokens.
+
+    prompt_ids, prompt_mask [B, P]: prompt tokens; mask is 0 at padding.
+    tokens [B, C]: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
+    reveal_step [B, C]: scheduled step index, counted from 0 in each row, that revealed the position; -1 for never.
+    confidence [B, C]: probability of the revealed token at temperature 1 when it was revealed; 0 for never.
+    scheduled_steps [B]: steps of the schedule spent ("inference steps" in the paper), idle ones included.
+    nfe [B]: forwards really run for the row; guidance counts two a state.
+    """
+
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    tokens: torch.Tensor
+    reveal_step: torch.Tensor
+    confidence: torch.Tensor
+    scheduled_steps: torch.Tensor
+    nfe: torch.Tensor
+    sampler: SamplerConfig
+    mask_id: int
+    eos_id: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rows(self, index: torch.Tensor) -> Trajectory:
+        """The trajectory of some rows, in the order of `index`."""
+        return dataclasses.replace(
+            self, **{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self) if f.type == "torch.Tensor"}
+        )
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Completion length of each row [B]: up to and including its first EOS, or C."""
+        is_eos = self.tokens == self.eos_id
+        first = is_eos.int().argmax(-1)
+        return torch.where(is_eos.any(-1), first + 1, self.tokens.shape[1])
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """Positions that matter [B, C]: up to and including the first EOS."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """Which completion positions were masked when step_B[b] began, [B, C]."""
+        return (self.reveal_step >= step_B[:, None]) | (self.reveal_step < 0)
+
+    def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The completion the sampler saw when step_B[b] began, [B, C]."""
+        return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
+
+    def distinct_steps(self, row: int) -> torch.Tensor:
+        """The steps that revealed something at or before the row's first EOS, ascending [L]."""
+        steps = self.reveal_step[row][self.counted[row]]
+        return torch.unique(steps[steps >= 0])
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. With length < k some segments are empty; then
+    every index is drawn once.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]
+
+
+@dataclass
+class Views:
+    """S noised inputs made from rollouts, each with the positions an objective asks about.
+
+    row [S]: which rollout a view belongs to. input_ids, attention_mask [S, L]: prompt and noised completion.
+    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens.
+    """
+
+    row: torch.Tensor
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    target: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def select(self, index: torch.Tensor) -> Views:
+        return Views(*(getattr(self, f.name)[index] for f in dataclasses.fields(self)))
+
+
+def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
+    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS.
+
+    Every intermediate state is asked for the final solution: the paper's consistency term.
+    """
+    rows = trajectory.rows(row_S)
+    masked = rows.masked_before(step_S)
+    prompt_len = rows.prompt_ids.shape[1]
+    return Views(
+        row=row_S,
+        input_ids=torch.cat([rows.prompt_ids, rows.tokens.masked_fill(masked, rows.mask_id)], dim=1),
+        attention_mask=torch.cat([rows.prompt_mask, torch.ones_like(rows.tokens)], dim=1),
+        target=torch.nn.functional.pad(masked & rows.counted, (prompt_len, 0)),
+        labels=torch.cat([rows.prompt_ids, rows.tokens], dim=1),
+    )

@@ -1,0 +1,40 @@
+"""Fixtures: tiny random checkpoints in each family's real layout, one torch thread, no network."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test may reach the hub
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def llada(tmp_path: Path) -> Path:
+    """A LLaDA checkpoint in one file."""
+    return tiny.write_llada(tmp_path / "llada")
+
+
+@pytest.fixture
+def llada_sharded(tmp_path: Path) -> Path:
+    """The same checkpoint in three shards with an index."""
+    return tiny.write_llada(tmp_path / "llada-sharded", shards=3)
+
+
+@pytest.fixture
+def dream(tmp_path: Path) -> Path:
+    """A Dream checkpoint with its remote tokenizer file."""
+    return tiny.write_dream(tmp_path / "dream")
+
+
+@pytest.fixture(params=["llada", "dream"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint of each family."""
+    return tiny.WRITERS[request.param](tmp_path / request.param)

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.checkpoint import (
+    latest_checkpoint,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+    verify,
+)
+from lfpo.errors import UserError
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.optim import build_adamw
+from tiny import random_ids, write_llada
+
+
+class Trainee:
+    """A model with its optimiser, trained on noise."""
+
+    def __init__(self, folder: Path):
+        self.model = load_model(folder)
+        self.tokenizer = load_tokenizer(folder)
+        self.optimizer = build_adamw(self.model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.98))
+
+    def train(self, step: int) -> None:
+        self.model(random_ids(2, 6, seed=step)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, run: Path, step: int, **settings: Any) -> Path:
+        objects = {"model": self.model, "tokenizer": self.tokenizer, "optimizer": self.optimizer}
+        return save_checkpoint(run, step, state={"rows": step * 2}, **objects, **settings)
+
+
+@pytest.fixture
+def trainee(llada: Path) -> Trainee:
+    result = Trainee(llada)
+    result.train(0)
+    return result
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def same(a: MaskedDiffusionLM, b: MaskedDiffusionLM) -> bool:
+    one, two = a.state_dict(), b.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def test_a_restored_run_takes_the_same_next_step(trainee: Trainee, run: Path, llada: Path) -> None:
+    trainee.train(1)
+    path = trainee.save(run, 2)
+    other = Trainee(llada)
+    other.train(7)  # some other state, to be overwritten whole
+    parameters = [id(p) for p in other.model.parameters()]
+    load_weights(other.model, path / "model")
+    load_optimizer(other.optimizer, path)
+    assert [id(p) for p in other.model.parameters()] == parameters
+    assert same(trainee.model, other.model)
+    before, after = (t.optimizer.state_dict()["state"] for t in (trainee, other))
+    assert before.keys() == after.keys()
+    for index, fields in before.items():
+        assert fields.keys() == after[index].keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(fields[name], after[index][name]) for name in fields)
+        assert all(fields[name].dtype == after[index][name].dtype for name in fields)
+    for step in (2, 3):
+        trainee.train(step)
+        other.train(step)
+    assert same(trainee.model, other.model)
+    assert load_state(path) == {"step": 2, "rows": 4}
+
+
+def test_an_optimizer_that_has_not_stepped_yet(llada: Path, run: Path) -> None:
+    path = Trainee(llada).save(run, 0)
+    other = Trainee(llada)
+    load_optimizer(other.optimizer, path)
+    other.train(0)
+
+
+def test_hyperparameters_stay_as_configured(trainee: Trainee, run: Path, llada: Path) -> None:
+    path = trainee.save(run, 1)
+    model = load_model(llada)
+    optimizer = build_adamw(model, learning_rate=5e-5, weight_decay=0.0, betas=(0.9, 0.999))
+    load_optimizer(optimizer, path)
+    assert all(g["lr"] == 5e-5 and g["betas"] == (0.9, 0.999) for g in optimizer.param_groups)
+
+
+def test_a_checkpoint_holds_a_model_and_a_reference_that_load(trainee: Trainee, run: Path) -> None:
+    reference = trainee.model.frozen_copy()
+    trainee.train(1)
+    path = trainee.save(run, 3, reference=reference)
+    assert same(load_model(path / "model"), trainee.model)
+    assert same(load_model(path / "reference"), reference)
+    assert load_tokenizer(path / "model").mask_token_id == 259
+    assert not same(trainee.model, reference)
+    assert {p.suffix for p in path.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".jinja"}
+
+
+def test_the_newest_are_kept(trainee: Trainee, run: Path) -> None:
+    for step in (8, 9, 10, 100):
+        trainee.save(run, step, keep=2)
+    assert names(run) == ["step-10", "step-100"]
+    assert latest_checkpoint(run) == run / "checkpoints" / "step-100"
+
+
+def test_the_same_step_may_be_saved_again(trainee: Trainee, run: Path) -> None:
+    trainee.save(run, 1)
+    trainee.train(1)
+    path = trainee.save(run, 1)
+    assert verify(path) is None
+    assert same(load_model(path / "model"), trainee.model)
+    assert names(run) == ["step-1"]
+
+
+def test_no_checkpoint(run: Path) -> None:
+    assert latest_checkpoint(run) is None
+
+
+FILES = [
+    "model/model.safetensors",
+    "model/config.json",
+    "model/tokenizer.json",
+    "optimizer/optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+def test_damage_is_seen_and_the_older_checkpoint_taken(trainee: Trainee, run: Path, file: str, damage: str) -> None:
+    older = trainee.save(run, 1)
+    newer = trainee.save(run, 2)
+    assert latest_checkpoint(run) == newer
+    content = (newer / file).read_bytes()
+    middle = len(content) // 2
+    if damage == "truncated":
+        (newer / file).write_bytes(content[:middle])
+    elif damage == "flipped":
+        (newer / file).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        (newer / file).unlink()
+    reports: list[str] = []
+    assert latest_checkpoint(run, reports.append) == older
+    assert len(reports) == 1
+    assert "step-2" in reports[0]
+
+
+def test_every_checkpoint_may_be_damaged(trainee: Trainee, run: Path) -> None:
+    path = trainee.save(run, 1)
+    (path / "state.json").unlink()
+    assert latest_checkpoint(run, lambda _: None) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"state.json": 3}'])
+def test_a_manifest_of_another_shape_is_damage(trainee: Trainee, run: Path, content: str) -> None:
+    path = trainee.save(run, 1)
+    (path / "manifest.json").write_text(content)
+    assert verify(path) is not None
+
+
+@pytest.mark.parametrize("limit", [100, 3_000, 20_000, 60_000, 200_000])
+def test_a_full_disk_leaves_the_previous_checkpoint(trainee: Trainee, run: Path, limit: int) -> None:
+    """A limit on file size makes real writes fail part way, as a full disk does, in every library involved."""
+    good = trainee.save(run, 1)
+    largest = max(p.stat().st_size for p in good.rglob("*"))
+    assert limit < largest
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(UserError) as caught:
+            trainee.save(run, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "step-2" in text
+    assert "step-1 is intact" in text
+    assert latest_checkpoint(run) == good
+    assert names(run) == ["step-1"]
+    assert trainee.save(run, 2).name == "step-2"
+
+
+def test_a_disk_that_fills_up_at_the_tokenizer(trainee: Trainee, run: Path) -> None:
+    """The tokenizers library reports a failed write by an exception of its own."""
+    trainee.tokenizer.add_tokens([f"token{i}" for i in range(3_000)])
+    good = trainee.save(run, 1)
+    sizes = {p.name: p.stat().st_size for p in (good / "model").iterdir()}
+    assert sizes["model.safetensors"] + 1000 < sizes["tokenizer.json"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["model.safetensors"] + 1000, hard))
+    try:
+        with pytest.raises(UserError, match="step-1 is intact"):
+            trainee.save(run, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert latest_checkpoint(run) == good
+    assert names(run) == ["step-1"]
+
+
+def test_a_file_in_place_of_the_folder(trainee: Trainee, run: Path) -> None:
+    run.mkdir()
+    (run / "checkpoints").write_text("not a folder")
+    with pytest.raises(UserError, match="none exists yet"):
+        trainee.save(run, 1)
+
+
+def test_leftovers_of_a_killed_save_are_removed(trainee: Trainee, run: Path) -> None:
+    good = trainee.save(run, 1)
+    # Killed while preparing, and killed while deleting an old one.
+    shutil.copytree(good, run / "checkpoints" / ".step-7.partial")
+    (run / "checkpoints" / ".step-7.partial" / "manifest.json").unlink()
+    shutil.copytree(good, run / "checkpoints" / ".step-0.partial")
+    assert latest_checkpoint(run) == good
+    trainee.save(run, 2)
+    assert names(run) == ["step-1", "step-2"]
+
+
+def test_other_folders_are_left_alone(trainee: Trainee, run: Path) -> None:
+    for name in ("step-best", "step-1-copy"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    trainee.save(run, 1, keep=1)
+    trainee.save(run, 2, keep=1)
+    assert names(run) == ["step-1-copy", "step-2", "step-best"]
+
+
+def test_the_manifest_lists_every_other_file(trainee: Trainee, run: Path) -> None:
+    path = trainee.save(run, 1)
+    files = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+    assert set(json.loads((path / "manifest.json").read_text())) == files - {"manifest.json"}
+
+
+def test_tied_weights_are_restored_tied(tmp_path: Path, run: Path) -> None:
+    folder = write_llada(tmp_path / "tied", weight_tying=True)
+    trainee, other = Trainee(folder), Trainee(folder)
+    trainee.train(0)
+    load_weights(other.model, trainee.save(run, 1) / "model")
+    assert same(trainee.model, other.model)
+    assert other.model.backbone.lm_head.weight is other.model.backbone.model.embed_tokens.weight

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from lfpo.config import build, dump_yaml, load_yaml, merge, parse_overrides, recipe_names, to_dict
+from lfpo.errors import UserError
+from lfpo.sft import SFTConfig
+
+
+@dataclass
+class Sampler:
+    steps: int = 64
+    gen_length: int = 32
+    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    threshold: float | None = None
+
+    ALIASES: ClassVar[dict[str, str]] = {"max_completion_length": "gen_length"}
+
+
+@dataclass
+class Config:
+    output_dir: str
+    learning_rate: float = 1e-4
+    early_stop: bool = False
+    tasks: dict[str, float] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    sampler: Sampler = field(default_factory=Sampler)
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError("'learning_rate' must be positive")
+
+
+def make(**values: Any) -> Config:
+    return build(Config, {"output_dir": "out", **values})
+
+
+def complaint(**values: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        make(**values)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nested_values_and_defaults() -> None:
+    config = make(sampler={"steps": 8}, learning_rate=1, tasks={"words": 2})
+    assert config.sampler == Sampler(steps=8)
+    assert config.learning_rate == 1.0
+    assert isinstance(config.learning_rate, float)
+    assert isinstance(config.tasks["words"], float)
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"learning_rat": 1}, ["'learning_rat'", "'learning_rate'"]),
+        ({"sampler": {"stps": 1}}, ["sampler", "'stps'", "'steps'"]),
+        ({"zzz": 1}, ["'zzz'", "valid:", "learning_rate"]),
+        ({"learning_rate": "fast"}, ["learning_rate", "a number", "'fast'"]),
+        ({"learning_rate": True}, ["learning_rate", "a number", "True"]),
+        ({"early_stop": 1}, ["early_stop", "true or false"]),
+        ({"sampler": {"steps": 1.5}}, ["sampler: steps", "whole number", "1.5"]),
+        ({"sampler": {"steps": True}}, ["sampler: steps", "whole number", "True"]),
+        ({"sampler": {"steps": None}}, ["steps", "None"]),
+        ({"sampler": 3}, ["sampler", "3"]),
+        ({"sampler": {"remasking": "randm"}}, ["remasking", "'randm'", "'random'"]),
+        ({"sampler": {"remasking": 7}}, ["remasking", "7", "valid: low_confidence, random"]),
+        ({"sampler": {"threshold": "x"}}, ["threshold", "a number"]),
+        ({"tasks": {"words": "many"}}, ["tasks.words", "'many'"]),
+        ({"tasks": ["words"]}, ["tasks"]),
+        ({"names": ["a", {}]}, ["names[1]"]),
+        ({"names": "a"}, ["names"]),
+        ({"output_dir": {"a": 1}}, ["output_dir", "text"]),
+        ({"learning_rate": -1}, ["'learning_rate' must be positive"]),
+        ({"sampler": {"max_completion_length": 3, "gen_length": 3}}, ["max_completion_length", "gen_length"]),
+    ],
+)
+def test_errors_name_the_key(values: dict[str, Any], parts: list[str]) -> None:
+    text = complaint(**values)
+    for part in parts:
+        assert part in text, text
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UserError, match="'output_dir' is missing"):
+        build(Config, {})
+
+
+def test_aliases_set_their_field() -> None:
+    assert make(sampler={"max_completion_length": 9}).sampler.gen_length == 9
+
+
+def test_an_optional_field_takes_null_and_a_number() -> None:
+    assert make(sampler={"threshold": None}).sampler.threshold is None
+    assert make(sampler={"threshold": 1}).sampler.threshold == 1.0
+
+
+def test_free_mappings_pass_through() -> None:
+    objective = {"name": "lfpo", "beta": 0.3, "extra": [1, {"a": None}]}
+    assert make(objective=objective).objective == objective
+
+
+def test_a_folder_called_by_a_number_is_text() -> None:
+    assert build(Config, parse_overrides(["--output_dir", "2024"])).output_dir == "2024"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E5", 1e5),
+        ("-2.5e-3", -2.5e-3),
+        (".5e1", 5.0),
+        ("1.0e-5", 1e-5),
+        ("3", 3),
+        ("-1", -1),
+        ("true", True),
+        ("null", None),
+        ("[1, 2]", [1, 2]),
+        ("{a: 1e-3}", {"a": 1e-3}),
+        ("word", "word"),
+        ("1e", "1e"),
+        ("[unclosed", "[unclosed"),
+    ],
+)
+def test_override_values(text: str, value: Any) -> None:
+    assert parse_overrides(["--key", text]) == {"key": value}
+    assert parse_overrides([f"--key={text}"]) == {"key": value}
+    assert type(parse_overrides(["--key", text])["key"]) is type(value)
+
+
+def test_overrides_nest_and_dashes_are_underscores() -> None:
+    arguments = ["--sampler.steps", "8", "--flag", "--sampler.threshold=0.9", "--learning-rate", "1e-3"]
+    assert parse_overrides(arguments) == {
+        "sampler": {"steps": 8, "threshold": 0.9},
+        "flag": True,
+        "learning_rate": 1e-3,
+    }
+
+
+@pytest.mark.parametrize("arguments", [["steps", "3"], ["-s", "3"], ["--"], ["--a", "1", "--a.b", "2"]])
+def test_malformed_overrides(arguments: list[str]) -> None:
+    with pytest.raises(UserError):
+        parse_overrides(arguments)
+
+
+def test_merge_lays_one_mapping_over_another_without_changing_either() -> None:
+    base = {"a": 1, "b": {"c": 2, "d": 3}, "e": {"f": 1}}
+    assert merge(base, {"b": {"c": 9}, "e": 0, "g": 1}) == {"a": 1, "b": {"c": 9, "d": 3}, "e": 0, "g": 1}
+    assert base == {"a": 1, "b": {"c": 2, "d": 3}, "e": {"f": 1}}
+
+
+def test_yaml_reads_exponents_as_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("learning_rate: 2e-3\noutput_dir: out\n")
+    assert build(Config, load_yaml(file)).learning_rate == 2e-3
+
+
+def test_a_config_is_read_back_from_its_dump(tmp_path: Path) -> None:
+    config = make(learning_rate=1e-5, tasks={"words": 1}, sampler={"threshold": 0.5}, names=["é"])
+    dump_yaml(to_dict(config), tmp_path / "c.yaml")
+    assert build(Config, load_yaml(tmp_path / "c.yaml")) == config
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2"])
+def test_unreadable_yaml_names_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_yaml(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_config_suggests_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="did you mean 'embedded'"):
+        load_yaml("embeded.yaml")
+    with pytest.raises(UserError, match="no such file"):
+        load_yaml("elsewhere/embedded.yaml")
+
+
+def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "embedded" in recipe_names()
+    config = build(SFTConfig, load_yaml("embedded"))
+    assert config.init is not None
+    assert config.learning_rate == 2e-3
+    assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded.yaml"))) == dataclasses.asdict(config)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lfpo.data import load_jsonl
+from lfpo.errors import UserError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "rows.jsonl"
+
+
+def test_rows_keep_their_columns_and_order(file: Path) -> None:
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": None}]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert load_jsonl(file) == rows
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_last_line_may_end_or_not(file: Path, end: str) -> None:
+    file.write_bytes(('{"prompt": "a"}' + end).encode())
+    assert load_jsonl(file) == [{"prompt": "a"}]
+
+
+def test_only_newlines_end_a_row(file: Path) -> None:
+    text = "one\u2028two\u2029three\x85four"
+    file.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load_jsonl(file) == [{"prompt": text}]
+
+
+GOOD = b'{"prompt": "a", "completion": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (b"\n", ["empty line"]),
+        (b"{prompt: 1}\n", ["JSON"]),
+        (b'{"prompt": "a"', ["JSON"]),
+        (b"[" * 100_000 + b"\n", ["JSON"]),
+        (b'["a"]\n', ["list"]),
+        (b'{"question": "a"}\n', ["'prompt' is missing", "question"]),
+        (b"{}\n", ["'prompt' is missing", "none"]),
+        (b'{"prompt": null, "completion": "b"}\n', ["'prompt' is missing"]),
+        (b'{"prompt": 3, "completion": "b"}\n', ["'prompt'", "int"]),
+        (b'{"prompt": "  ", "completion": "b"}\n', ["empty"]),
+        (b'{"prompt": [], "completion": "b"}\n', ["messages"]),
+        (b'{"prompt": [{"role": "user"}], "completion": "b"}\n', ["messages"]),
+        (b'{"prompt": "a"}\n', ["'completion' is missing"]),
+        (b'{"prompt": "a", "completion": ["b"]}\n', ["'completion'", "list"]),
+    ],
+)
+def test_errors_name_file_and_line(file: Path, line: bytes, parts: list[str]) -> None:
+    file.write_bytes(GOOD + line)
+    with pytest.raises(UserError) as caught:
+        load_jsonl(file, required=("prompt", "completion"))
+    text = str(caught.value)
+    assert text.startswith(f"{file}:2: ")
+    assert "\n" not in text
+    for part in parts:
+        assert part in text, text
+
+
+def test_files_that_hold_no_rows(file: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        load_jsonl(file)
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match="no rows"):
+        load_jsonl(file)
+    file.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UserError, match="UTF-8"):
+        load_jsonl(file)
+    with pytest.raises(UserError, match=str(file.parent)):
+        load_jsonl(file.parent)

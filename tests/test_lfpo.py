@@ -1,0 +1,219 @@
+"""The LFPO loss: goldens, hand-computed values, and the statements of the method's documentation as tests."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from lfpo.errors import UserError
+from lfpo.objectives import LFPO, make_objective
+from lfpo.ops.rectified import printed_loss, rectified_loss
+
+GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
+
+
+def double(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def random_case(seed: int, t: int = 6, v: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    z, z_ref = (torch.randn(t, v, generator=g, dtype=torch.float64) * 3 for _ in range(2))
+    return z, z_ref, torch.randint(v, (t,), generator=g), torch.rand(t, generator=g, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", GOLDENS, ids=lambda c: f"beta{c['beta']}-T{len(c['y'])}")
+def test_goldens(case: dict):
+    z = double(case["z_theta"]).requires_grad_()
+    loss = rectified_loss(z, double(case["z_ref"]), torch.tensor(case["y"]), double(case["r"]), beta=case["beta"])
+    torch.testing.assert_close(loss, double(case["per_token_loss"]), rtol=1e-9, atol=1e-9)
+    loss.mean().backward()
+    torch.testing.assert_close(z.grad, double(case["grad_z_theta_of_mean"]), rtol=1e-9, atol=1e-9)
+
+
+def test_by_hand_on_two_tokens():
+    # pi_ref = (1/2, 1/2), pi = (3/4, 1/4), beta = 1: pi+ = pi and pi- ~ (1/3, 1) / Z = (1/4, 3/4).
+    z, z_ref = double([[math.log(3), 0.0]]), double([[0.0, 0.0]])
+    loss = rectified_loss(z, z_ref, torch.tensor([0]), double([0.75]), beta=1.0)
+    assert loss.item() == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_gradient_is_r_pi_plus_minus_rest(seed: int, beta: float):
+    z, z_ref, y, r = random_case(seed)
+    z.requires_grad_()
+    rectified_loss(z, z_ref, y, r, beta=beta).sum().backward()
+    plus = ((1 - beta) * z_ref + beta * z).softmax(-1)
+    minus = ((1 + beta) * z_ref - beta * z).softmax(-1)
+    expected = r[:, None] * plus - (1 - r[:, None]) * minus - (2 * r[:, None] - 1) * F.one_hot(y, z.shape[1])
+    torch.testing.assert_close(z.grad, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_at_the_reference_the_gradient_is_that_of_cross_entropy(seed: int, beta: float):
+    """At theta = ref it is (2r - 1)(p - e_y), whatever beta."""
+    z, _, y, r = random_case(seed)
+    z.requires_grad_()
+    rectified_loss(z, z.detach().clone(), y, r, beta=beta).sum().backward()
+    expected = (2 * r[:, None] - 1) * (z.softmax(-1) - F.one_hot(y, z.shape[1]))
+    torch.testing.assert_close(z.grad, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+@given(st.integers(0, 10**6), st.floats(-20, 20))
+@settings(max_examples=20, deadline=None)
+def test_raw_logits_may_be_mixed(seed: int, shift: float):
+    z, z_ref, y, r = random_case(seed)
+    plain = rectified_loss(z, z_ref, y, r, beta=0.4)
+    shifted = rectified_loss(z + shift, z_ref.log_softmax(-1) - shift, y, r, beta=0.4)
+    torch.testing.assert_close(plain, shifted, rtol=1e-8, atol=1e-8)
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_convex_in_the_logits(seed: int, share: float):
+    z, z_ref, y, r = random_case(seed)
+    other = random_case(seed + 1)[0]
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return rectified_loss(x, z_ref, y, r, beta=0.7)
+
+    assert bool((loss(share * z + (1 - share) * other) <= share * loss(z) + (1 - share) * loss(other) + 1e-9).all())
+
+
+def test_negatives_saturate_where_unlikelihood_runs_away():
+    """Descending a pure negative (r = 0) slows down by itself; dropping pi-'s normaliser would not."""
+    z_ref, y, r = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]), double([0.0])
+    norms, z = [], z_ref.clone()
+    for _ in range(2000):
+        z = z.detach().requires_grad_()
+        rectified_loss(z, z_ref, y, r, beta=1.0).sum().backward()
+        norms.append(z.grad.norm().item())
+        z = z - 0.5 * z.grad
+    assert norms[-1] < 0.01 * norms[0]
+    assert all(b <= a + 1e-12 for a, b in zip(norms, norms[1:], strict=False))
+    assert -20 < float(z.detach().log_softmax(-1)[0, 2]) < -4
+
+    free = z_ref.clone()
+    for _ in range(2000):
+        free = free.detach().requires_grad_()
+        (free.log_softmax(-1)[0, 2]).backward()  # minimise log pi(y): the same first gradient, no saturation
+        free = free - 0.5 * free.grad
+    assert float(free.detach().log_softmax(-1)[0, 2]) < -500
+
+
+def test_optimum_is_kl_regularised_rl_at_half_beta():
+    """With mean reward rbar(v) per token under pi_ref, log pi/pi_ref ~ (rbar - its mean) * 2 / beta, to first order."""
+    beta, rbar = 0.5, double([0.52, 0.5, 0.48])
+    p = torch.full((3,), 1 / 3, dtype=torch.float64)
+    z_ref, z = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    for _ in range(4000):
+        z = z.detach().requires_grad_()
+        (rectified_loss(z.expand(3, 3), z_ref, torch.arange(3), rbar, beta=beta) * p).sum().backward()
+        z = z - 1.0 * z.grad
+    ratio = (z - z_ref[0]).log_softmax(-1) - p.log()
+    torch.testing.assert_close(ratio.detach(), (rbar - 0.5) * 2 / beta, atol=4e-3, rtol=0)
+
+
+def test_printed_reading_does_not_move_at_the_reference():
+    z, _, _, r = random_case(3)
+    z.requires_grad_()
+    printed_loss(z, z.detach().clone(), r, beta=0.5, through=False).sum().backward()
+    assert float(z.grad.abs().max()) < 1e-14
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+def test_printed_reading_with_gradient_through_only_sharpens(beta: float):
+    """At theta = ref its gradient is beta (2r - 1) grad H(pi): there is no sampled token in it."""
+    z, _, _, r = random_case(4)
+    z.requires_grad_()
+    printed_loss(z, z.detach().clone(), r, beta=beta, through=True).sum().backward()
+    printed = z.grad.clone()
+    z.grad = None
+    entropy = -(z.softmax(-1) * z.log_softmax(-1)).sum(-1)
+    ((2 * r - 1) * beta * entropy).sum().backward()
+    torch.testing.assert_close(printed, z.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_alignment_theorem():
+    """d CE / dz = p - e_y = v_theta - u_t, with v_theta = p - m and u_t = e_y - m for any point m (Theorem 3.1)."""
+    z, m, y, _ = random_case(5)
+    z.requires_grad_()
+    F.cross_entropy(z, y, reduction="sum").backward()
+    one_hot = F.one_hot(y, z.shape[1]).double()
+    velocity, target = z.softmax(-1) - m, one_hot - m
+    torch.testing.assert_close(z.grad, (velocity - target).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_l2_flow_loss_does_not_share_that_direction():
+    """The remark after the theorem is false: the L2 gradient is 2 (diag p - p p^T)(p - y), a different direction."""
+    z = double([[1.0, 0.8, -2.0]]).requires_grad_()
+    y = double([0.0, 0.0, 1.0])
+    ((z.softmax(-1)[0] - y) ** 2).sum().backward()
+    p = z.detach().softmax(-1)[0]
+    expected = 2 * (torch.diag(p) - torch.outer(p, p)) @ (p - y)
+    torch.testing.assert_close(z.grad[0], expected, rtol=1e-12, atol=1e-12)
+    cosine = F.cosine_similarity(z.grad[0], p - y, dim=0)
+    assert cosine < 0.9
+
+
+def test_ablation_weights_split_the_loss():
+    z, z_ref, y, r = random_case(6)
+    both = rectified_loss(z, z_ref, y, r, beta=0.3)
+    positive = rectified_loss(z, z_ref, y, r, beta=0.3, negative_weight=0.0)
+    negative = rectified_loss(z, z_ref, y, r, beta=0.3, positive_weight=0.0)
+    torch.testing.assert_close(positive + negative, both)
+    plus = (0.7 * z_ref + 0.3 * z).log_softmax(-1).gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(positive, -r * plus / 0.3)
+
+
+def test_no_gradient_reaches_the_reference():
+    z, z_ref, y, r = random_case(7)
+    z_ref.requires_grad_()
+    rectified_loss(z.requires_grad_(), z_ref, y, r, beta=0.3).sum().backward()
+    assert z_ref.grad is None
+
+
+def test_centred_reward_by_hand():
+    # Groups (1, 0) and (1, 1): means 1/2 and 1; batch standard deviation of (1, 0, 1, 1) is sqrt(3)/4.
+    rewards, group = double([1, 0, 1, 1]), torch.tensor([0, 0, 1, 1])
+    r = LFPO(clip=5.0).signal(rewards, group)
+    step = 0.5 / (math.sqrt(3) / 4 + 1e-4) / 10
+    torch.testing.assert_close(r, double([0.5 + step, 0.5 - step, 0.5, 0.5]))
+    assert LFPO(clip=1.0).signal(rewards, group).tolist() == [1.0, 0.0, 0.5, 0.5]
+
+
+def test_equal_rewards_say_nothing():
+    assert LFPO().signal(double([0.3] * 4), torch.tensor([0, 0, 1, 1])).tolist() == [0.5] * 4
+
+
+def test_raw_reward_is_taken_as_it_is_and_must_fit():
+    objective = LFPO(reward_transform="raw")
+    assert objective.signal(double([0.0, 0.25, 1.0]), torch.zeros(3, dtype=torch.long)).tolist() == [0.0, 0.25, 1.0]
+    with pytest.raises(UserError, match="outside"):
+        objective.signal(double([0.0, 2.0]), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "named"),
+    [
+        ({"name": "lfpo", "beta": 0.0}, "beta"),
+        ({"name": "lfpo", "betta": 0.1}, "did you mean 'beta'"),
+        ({"name": "lfpo", "timesteps": 0}, "timesteps"),
+        ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
+        ({"name": "lfop"}, "did you mean 'lfpo'"),
+        ({"beta": 0.1}, "'name' is missing"),
+        ({"name": "lfpo", "reading": "literal"}, "reading"),
+    ],
+)
+def test_bad_knobs_are_named(knobs: dict, named: str):
+    with pytest.raises(UserError, match=named):
+        make_objective(knobs)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.checkpoint import latest_checkpoint
+from lfpo.errors import UserError
+from lfpo.models import load_model, load_tokenizer
+from lfpo.rng import generator
+from lfpo.sft import MIN_T, Example, SFTConfig, accumulate_sft_gradients, train_sft
+from tiny import LLADA_CONFIG, write_dream, write_llada
+
+INIT = {
+    "model_type": "llada",
+    "d_model": 32,
+    "n_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "mlp_hidden_size": 64,
+    "vocab_size": 300,
+    "max_sequence_length": 128,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def config(folder: Path, **changes: Any) -> SFTConfig:
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "init": INIT,
+        "tasks": {"choice": 1.0, "sudoku": 1.0},
+        "steps": 60,
+        "batch_size": 16,
+        "learning_rate": 1e-2,
+        "warmup_steps": 5,
+        "logging_steps": 10,
+        "save_steps": 1000,
+    }
+    return SFTConfig(**{**values, **changes})
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_loss_decreases_and_the_model_loads(tmp_path: Path) -> None:
+    folder = train_sft(config(tmp_path / "run"), report=quiet)
+    rows = metrics(tmp_path / "run")
+    assert [r["step"] for r in rows] == [10, 20, 30, 40, 50, 60]
+    assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    assert model.mask_id == tokenizer.mask_token_id
+    assert model.eos_id == tokenizer.eos_token_id
+    assert model.vocab_size == len(tokenizer)
+
+
+def examples(sizes: list[tuple[int, int]]) -> list[Example]:
+    g = torch.Generator().manual_seed(0)
+    draw = lambda n: torch.randint(0, 256, (n,), generator=g).tolist()  # noqa: E731
+    return [Example(draw(p), draw(c)) for p, c in sizes]
+
+
+@pytest.mark.parametrize("write", [write_llada, write_dream])
+def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None:
+    batch = examples([(3, 8), (9, 8), (1, 4), (5, 16), (5, 8), (2, 2), (7, 12)])
+    found = []
+    for update_tokens in (10_000, 60, 1):
+        model = load_model(write(tmp_path / str(update_tokens)), dtype=torch.float64)
+        loss = accumulate_sft_gradients(model, batch, update_tokens, generator(1, "t"))
+        found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+    (loss, gradient), *others = found
+    assert gradient.norm() > 0.1
+    for other_loss, other in others:
+        # The cross-entropy itself is computed in float32.
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert (other - gradient).norm() < 1e-6 * gradient.norm()
+
+
+@torch.no_grad()
+def test_the_loss_is_what_the_paper_says(llada: Path) -> None:
+    """One example at a time, the noise drawn as documented: (1/n) sum over rows of 1/(t C) sum over masked of CE."""
+    model, n = load_model(llada), 6
+    batch = examples([(4, 8)] * n)
+    rng = generator(2, "t")
+    t = ((torch.arange(n) + torch.rand((), generator=rng)) / n).clamp(min=MIN_T)
+    t = t[torch.randperm(n, generator=rng)]
+    expected = 0.0
+    for example, t_row in zip(batch, t.tolist(), strict=True):
+        masked = torch.rand(8, generator=rng) < t_row
+        target = torch.tensor(example.completion)
+        ids = torch.tensor([example.prompt + target.masked_fill(masked, model.mask_id).tolist()])
+        log_p = model(ids)[0, 4:].log_softmax(-1)
+        ce = -log_p[torch.arange(8), target]
+        expected += float(ce[masked].sum()) / (t_row * 8 * n)
+    with torch.enable_grad():
+        loss = accumulate_sft_gradients(model, batch, 10_000, generator(2, "t"))
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+class Stop(Exception):
+    pass
+
+
+def interrupted(settings: SFTConfig, at: int) -> None:
+    """Train until the line of step `at` has been reported, then die."""
+
+    def report(line: str) -> None:
+        if line.startswith(f"step {at}/"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train_sft(settings, report=report)
+
+
+@pytest.mark.parametrize(("save_steps", "logging_steps"), [(4, 2), (3, 2), (5, 4)])
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, save_steps: int, logging_steps: int) -> None:
+    settings = {"steps": 12, "batch_size": 4, "save_steps": save_steps, "logging_steps": logging_steps}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_sft(config(whole, **settings), report=quiet)
+    interrupted(config(broken, **settings), at=8)
+    assert latest_checkpoint(broken) is not None
+    train_sft(config(broken, **settings), resume=True, report=quiet)
+    assert metrics(broken) == metrics(whole)
+    one, two = load_model(whole / "model").state_dict(), load_model(broken / "model").state_dict()
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_resuming_before_the_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    settings = {"steps": 4, "batch_size": 2, "logging_steps": 1}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_sft(config(whole, **settings), report=quiet)
+    interrupted(config(broken, **settings), at=2)
+    train_sft(config(broken, **settings), resume=True, report=quiet)
+    assert metrics(broken) == metrics(whole)
+
+
+def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", steps=1, batch_size=1)
+    train_sft(settings, report=quiet)
+    with pytest.raises(UserError, match="holds another run"):
+        train_sft(settings, report=quiet)
+
+
+def test_training_from_a_checkpoint_on_a_file(tmp_path: Path, dream: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"q{i}", "completion": f"a{i}"}) + "\n" for i in range(5)))
+    settings: dict[str, Any] = {"model": str(dream), "init": None, "tasks": {}, "data_file": str(file), "gen_length": 6}
+    folder = train_sft(config(tmp_path / "run", steps=30, **settings), report=quiet)
+    rows = metrics(tmp_path / "run")
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert load_model(folder).family.name == "dream"
+    assert not (dream / "IMPORTED").exists()
+    assert load_tokenizer(folder).mask_token_id == 262
+
+
+@pytest.mark.parametrize(
+    ("row", "gen_length", "part"),
+    [
+        ({"prompt": "q", "completion": "too long"}, 3, "rows.jsonl:2: completion has 8 tokens"),
+        ({"prompt": "q" * 600, "completion": "a"}, 3, "rows.jsonl:2: prompt and completion exceed"),
+        ({"prompt": "q"}, 3, "rows.jsonl:2: column 'completion' is missing"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, gen_length: int, part: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "q", "completion": "a"}\n' + json.dumps(row) + "\n")
+    source: dict[str, Any] = {"model": str(llada), "init": None, "tasks": {}, "data_file": str(file)}
+    with pytest.raises(UserError) as caught:
+        train_sft(config(tmp_path / "run", steps=1, gen_length=gen_length, **source), report=quiet)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"model": "m"}, "'model'"),
+        ({"init": None}, "'model'"),
+        ({"data_file": "f"}, "'tasks' or 'data_file'"),
+        ({"tasks": {}}, "'tasks' or 'data_file'"),
+        ({"steps": 0}, "'steps'"),
+        ({"update_tokens": 0}, "'update_tokens'"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        config(tmp_path, **changes)
+
+
+def test_a_fresh_model_needs_tasks_for_its_tokenizer(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "q", "completion": "a"}\n')
+    with pytest.raises(UserError, match="'init'"):
+        train_sft(config(tmp_path / "run", init=LLADA_CONFIG, tasks={}, data_file=str(file)), report=quiet)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import functools
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfpo.errors import UserError
+from lfpo.models import load_tokenizer
+from lfpo.rng import python_rng
+from lfpo.sft import SFTConfig, _tokenizer_corpus
+from lfpo.tasks import TASKS, Task, get_task, sudoku
+from lfpo.tasks.countdown import problems
+from lfpo.tokenizer import train_tokenizer
+
+N = 3000
+ROWS = 400
+
+
+@functools.cache
+def keys(name: str, split: str) -> set[str]:
+    task = get_task(name)
+    return {task.solution_key(task.row(split, i)) for i in range(N)}
+
+
+@functools.cache
+def rows(name: str) -> list[tuple[dict, str]]:
+    """Training rows with a demonstration each."""
+    task, rng = get_task(name), python_rng("test", name)
+    return [(row, task.demonstrate(row, rng)) for row in (task.row("train", i) for i in range(ROWS))]
+
+
+@functools.cache
+def tokenizer():
+    return train_tokenizer(_tokenizer_corpus(SFTConfig(output_dir="-", init={}, tasks=dict.fromkeys(TASKS, 1.0))), 512)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_demonstrations_are_right_less_than_half_the_time(name: str) -> None:
+    task = get_task(name)
+    share = sum(task.correct(text, row) for row, text in rows(name)) / ROWS
+    assert 0.30 <= share <= 0.45
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_row_can_be_demonstrated_right_and_wrong(name: str) -> None:
+    task = get_task(name)
+    for index in range(20):
+        row = task.row("test", index)
+        verdicts = {task.correct(task.demonstrate(row, random.Random(s)), row) for s in range(40)}
+        assert verdicts == {True, False}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_train_and_test_share_no_solution(name: str) -> None:
+    train, test = keys(name, "train"), keys(name, "test")
+    assert not train & test
+    assert len(test) >= 10
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_demonstrations_fit_the_completion_and_survive_the_tokenizer(name: str) -> None:
+    task = get_task(name)
+    for row, text in rows(name):
+        ids = tokenizer().encode(text, add_special_tokens=False)
+        assert len(ids) <= task.gen_length, text
+        assert tokenizer().decode(ids) == text
+        prompt = tokenizer().encode(row["prompt"], add_special_tokens=False)
+        assert tokenizer().decode(prompt) == row["prompt"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_depend_on_their_index_alone(name: str) -> None:
+    task = get_task(name)
+    forward = [task.row("train", i, seed=5) for i in range(10)]
+    backward = [task.row("train", i, seed=5) for i in reversed(range(10))][::-1]
+    assert forward == backward
+    assert forward != [task.row("train", i, seed=6) for i in range(10)]
+    assert forward != [task.row("test", i, seed=5) for i in range(10)]
+    assert len({row["prompt"] for row in forward}) > 5
+
+
+HOSTILE = [
+    "",
+    " ",
+    "\n",
+    "\0",
+    "\ud800",
+    "9**9**9",
+    "__import__('os').system('touch PWNED')",
+    "(" * 10_000 + "1" + ")" * 10_000,
+    "####" * 10_000,
+    "#### " + "9" * 5_000,
+    "#### " + "9" * 1_000_000,
+    "#### 1" + " " * 1_000_000 + "x",
+    "1" * 1_000_000,
+    "A" * 1_000_000,
+    " " * 1_000_000,
+    "-" * 1_000_000,
+    "x" * 1_000_000,
+    "lambda: 1",
+    "<|endoftext|>",
+]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_verifiers_reject_hostile_text_quickly(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = get_task(name)
+    row = task.row("test", 0)
+    started = time.perf_counter()
+    assert not any(task.correct(text, row) for text in HOSTILE)
+    assert time.perf_counter() - started < 3
+    assert not any(tmp_path.iterdir())
+
+
+SUDOKU = {"puzzle": "1_3434121_434_21", "solution": "1234341221434321"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "text", "verdict"),
+    [
+        ("sudoku", SUDOKU, "1234341221434321", True),
+        ("sudoku", SUDOKU, " 1234341221434321\n", True),
+        ("sudoku", SUDOKU, "1234341221434312", False),
+        ("sudoku", SUDOKU, "12343412214343211", False),
+        ("sudoku", SUDOKU, "1234 3412 2143 4321", False),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4", True),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "(4 + 3*2)", True),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "3*2+5", False),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "10", False),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4+0", False),
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 # =10", True),  # a comment is no arithmetic
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 = 10", False),
+        ("countdown", {"numbers": [3, 3, 4], "target": 10}, "3+4+3", True),
+        ("countdown", {"numbers": [3, 3, 4], "target": 7}, "3+4", False),
+        ("words", {"answer": 12}, "10+2=12\n#### 12", True),
+        ("words", {"answer": 12}, "####12 \n", True),
+        ("words", {"answer": -3}, "#### -3", True),
+        ("words", {"answer": 12}, "12", False),
+        ("words", {"answer": 12}, "#### 12.", False),
+        ("words", {"answer": 12}, "#### 120", False),
+        ("words", {"answer": 12}, "#### 11\n#### 12", False),
+        ("words", {"answer": 12}, "#### 12 or 13", False),
+        ("expression", {"coefficients": [0, 3, 1]}, "3*x+1", True),
+        ("expression", {"coefficients": [0, 3, 1]}, "x+x+x+1", True),
+        ("expression", {"coefficients": [0, 3, 1]}, "3*x+2", False),
+        ("expression", {"coefficients": [0, 3, 1]}, "4", False),
+        ("expression", {"coefficients": [0, 1, 0]}, "x/1", True),
+        ("expression", {"coefficients": [1, 0, 0]}, "x**2", True),
+        ("expression", {"coefficients": [1, 0, 0]}, "abs(x)*x", False),
+        ("expression", {"coefficients": [0, 3, 1]}, "3*y+1", False),
+        ("choice", {"answer": "A"}, "A", True),
+        ("choice", {"answer": "A"}, "A\n", True),
+        ("choice", {"answer": "A"}, "B", False),
+        ("choice", {"answer": "A"}, "AB", False),
+        ("choice", {"answer": "A"}, "a", False),
+    ],
+)
+def test_verdicts(name: str, row: dict, text: str, verdict: bool) -> None:
+    assert get_task(name).correct(text, row) is verdict
+
+
+def test_a_grid_is_what_the_rules_say() -> None:
+    assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
+    assert all(sudoku.is_grid(g) for g in sudoku.grids())
+    assert not sudoku.is_grid("1234123412341234")
+    assert not sudoku.is_grid("1234341221434312")
+
+
+def test_puzzles_have_one_solution() -> None:
+    for index in range(50):
+        row = get_task("sudoku").row("train", index)
+        fits = [g for g in sudoku.grids() if all(p in ("_", d) for p, d in zip(row["puzzle"], g, strict=True))]
+        assert fits == [row["solution"]]
+        assert 1 <= row["puzzle"].count("_") <= 10
+
+
+def test_countdown_problems_can_be_solved() -> None:
+    task = get_task("countdown")
+    for (numbers, target), expression in problems().items():
+        assert task.correct(expression, {"numbers": list(numbers), "target": target})
+
+
+def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:
+    for row, _ in rows("words"):
+        value = int(row["prompt"].split(" has ")[1].split()[0])
+        for before, sign, amount in row["steps"]:
+            assert before == value
+            value = value + amount if sign == "+" else value - amount
+        assert value == row["answer"]
+        assert row["steps"]
+
+
+def test_the_reward_has_trls_signature() -> None:
+    task = get_task("choice")
+    columns: dict[str, list[Any]] = {"answer": ["A", "B", "B"], "a": [1, 2, 3], "b": [4, 5, 6]}
+    assert task.reward(["p"] * 3, ["A", "A", "B"], **columns) == [1.0, 0.0, 1.0]
+
+
+def test_a_dotted_path_is_a_task_too() -> None:
+    assert get_task("lfpo.tasks.sudoku:TASK") is get_task("sudoku")
+    assert isinstance(get_task("lfpo.tasks.choice.TASK"), Task)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("sudoko", "'sudoku'"),
+        ("lfpo.tasks.nothing:TASK", "lfpo.tasks.nothing"),
+        ("lfpo.tasks.sudoku:NOTHING", "NOTHING"),
+        ("lfpo.tasks.sudoku:grids", "expected a Task"),
+    ],
+)
+def test_names_that_are_no_task(name: str, part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        get_task(name)
+
+
+def test_special_tokens_survive_saving(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llada"}')
+    again = load_tokenizer(tmp_path)
+    for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
+        assert getattr(again, name) == getattr(tokenizer(), name)

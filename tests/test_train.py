@@ -1,0 +1,203 @@
+"""The trainer end to end on a tiny model: learning, metrics, records, resume after a real kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from lfpo.checkpoint import latest_checkpoint
+from lfpo.decoding import SamplerConfig
+from lfpo.errors import UserError
+from lfpo.models import load_model, load_tokenizer
+from lfpo.objectives import LFPO
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+
+ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
+
+
+def first_letter(prompts, completions, want, **columns):  # type: ignore[no-untyped-def]
+    """1 for a completion that is the prompt's first letter, twice."""
+    return [float(c == w * 2) + 0.5 * float(c[:1] == w) for c, w in zip(completions, want, strict=True)]
+
+
+def even_letters(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+    """Learnable by a random model in seconds: the share of characters from the first half of the byte alphabet."""
+    return [sum(ord(ch) % 2 == 0 for ch in c) / max(1, len(c)) for c in completions]
+
+
+def config(tmp_path: Path, **changes) -> LFPOConfig:  # type: ignore[no-untyped-def]
+    settings = {
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 3,
+        "prompts_per_iteration": 2,
+        "num_generations": 4,
+        "sampler": SamplerConfig(gen_length=4, temperature=1.0),
+        "eval_samplers": {"greedy": SamplerConfig(gen_length=4)},
+        "optimizer_steps_per_iteration": 2,
+        "learning_rate": 1e-2,
+        "eval_steps": 2,
+        "save_steps": 1,
+    }
+    return LFPOConfig(**{**settings, **changes})
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_learns_and_leaves_a_complete_run(checkpoint: Path, tmp_path: Path):
+    args = config(tmp_path, max_steps=25, num_generations=8, eval_steps=25, save_steps=10)
+    trainer = LFPOTrainer(str(checkpoint), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+    folder = trainer.train()
+    rows = metrics(tmp_path / "run")
+    assert [r["step"] for r in rows] == list(range(26))
+    early, late = (sum(r["reward"] for r in part) / 5 for part in (rows[1:6], rows[-5:]))
+    assert late > early + 0.2
+    assert rows[-1]["eval/greedy/reward"] > 0.9
+    for name in ("reward_std", "frac_reward_zero_std", "rewards/even_letters/mean", "completions/mean_length", "steps"):
+        assert name in rows[1]
+    records = [json.loads(x) for x in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
+    assert len(records) == 16
+    assert {"prompt_ids", "token_ids", "reveal_step", "confidence", "rewards", "reward", "r"} <= records[0].keys()
+    saved = load_model(folder)
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True))
+
+
+def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):
+    whole = config(tmp_path, output_dir=str(tmp_path / "whole"), max_steps=4, ema_decay=0.5)
+    LFPOTrainer(str(llada), first_letter, args=whole, train_dataset=ROWS, eval_dataset=ROWS).train()
+    part = config(tmp_path, max_steps=2, ema_decay=0.5)
+    LFPOTrainer(str(llada), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train()
+    part.max_steps = 4
+    LFPOTrainer(str(llada), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train(resume=True)
+    assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
+    for name in ("model", "reference"):
+        finals = [latest_checkpoint(tmp_path / r) for r in ("run", "whole")]
+        assert finals[0] is not None and finals[1] is not None
+        a, b = (load_model(f / name) for f in finals if f is not None)
+        assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+KILLED = """
+import sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+from test_train import ROWS, config, first_letter
+from lfpo.train import LFPOTrainer
+from pathlib import Path
+args = config(Path({folder!r}), max_steps=6)
+LFPOTrainer({model!r}, first_letter, args=args, train_dataset=ROWS, eval_dataset=ROWS).train(resume={resume})
+"""
+
+
+def start(folder: Path, model: Path, *, resume: bool) -> subprocess.Popen[bytes]:
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder), model=str(model), resume=resume)
+    source = str(Path(__file__).parent.parent / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+
+
+def wait_for(condition, process: subprocess.Popen[bytes]) -> None:  # type: ignore[no-untyped-def]
+    limit = time.time() + 60
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.time() < limit
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("moment", ["before the first checkpoint", "during a save", "between checkpoints"])
+def test_kill_9_at_any_moment_loses_nothing(moment: str, llada: Path, tmp_path: Path):
+    whole = start(tmp_path / "whole", llada, resume=False)
+    run = tmp_path / "killed" / "run"
+    victim = start(tmp_path / "killed", llada, resume=False)
+    if moment == "before the first checkpoint":
+        wait_for(lambda: (run / "metrics.jsonl").exists(), victim)
+    elif moment == "during a save":
+        wait_for(lambda: list(run.glob("checkpoints/.step-2.partial*")), victim)
+    else:
+        wait_for(lambda: (run / "rollouts/step-4.jsonl").exists(), victim)
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+    assert start(tmp_path / "killed", llada, resume=True).wait() == 0
+    assert whole.wait() == 0
+    assert without_times(metrics(run)) == without_times(metrics(tmp_path / "whole" / "run"))
+    a, b = (load_model(r / "model") for r in (run, tmp_path / "whole" / "run"))
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
+    results = []
+    for i, tokens in enumerate((16, 4096)):
+        args = config(
+            tmp_path, output_dir=str(tmp_path / str(i)), max_steps=1, update_tokens=tokens, rollout_tokens=tokens
+        )
+        LFPOTrainer(str(llada), first_letter, args=args, train_dataset=ROWS).train()
+        results.append(metrics(tmp_path / str(i)))
+    for a, b in zip(*results, strict=True):
+        for name in ("reward", "nfe", "loss", "grad_norm"):
+            assert a.get(name, 0) == pytest.approx(b.get(name, 0), rel=1e-4, abs=1e-6)
+
+
+def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_path: Path):
+    seen = []
+
+    def look(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+        seen.append((prompts[0], completions[0]))
+        return [0.0] * len(prompts)
+
+    rows = [{"prompt": [{"role": "user", "content": "hi"}]}]
+    tokenizer = load_tokenizer(llada)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}?{% endfor %}"
+    LFPOTrainer(
+        load_model(llada), look, args=config(tmp_path, max_steps=1), train_dataset=rows, tokenizer=tokenizer
+    ).train()
+    assert seen[0][0] == rows[0]["prompt"]
+    assert seen[0][1][0]["role"] == "assistant"
+
+
+def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
+    def poisoned(self, z, z_ref, y, signal):  # type: ignore[no-untyped-def]
+        return z.sum(-1) * float("nan")
+
+    monkeypatch.setattr(LFPO, "token_loss", poisoned)
+    trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
+    before = [p.clone() for p in trainer.model.parameters()]
+    with pytest.raises(UserError, match="not finite 5 times"):
+        trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    assert metrics(tmp_path / "run")[-1]["skipped_updates"] == 4
+
+
+def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="needs reward_funcs"):
+        LFPOTrainer(str(llada), args=config(tmp_path), train_dataset=ROWS)
+    with pytest.raises(UserError, match="train_dataset\\[1\\]"):
+        LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=[*ROWS[:1], {"text": "x"}])
+    with pytest.raises(UserError, match="without its tokenizer"):
+        LFPOTrainer(load_model(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
+    with pytest.raises(UserError, match="reward_weights"):
+        LFPOTrainer(str(llada), first_letter, args=config(tmp_path, reward_weights=[1.0, 2.0]), train_dataset=ROWS)
+    long = [{"prompt": "x" * 600, "want": "x"}]
+    with pytest.raises(UserError, match="context"):
+        LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=long).train()
+
+
+def test_mixed_columns_are_told(tmp_path: Path):
+    rows = [{"prompt": "a", "want": "a"}, {"prompt": "b"}]
+    path = tiny.write_llada(tmp_path / "model")
+    with pytest.raises(UserError, match="columns"):
+        LFPOTrainer(str(path), first_letter, args=config(tmp_path), train_dataset=rows).train()

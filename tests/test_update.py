@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lfpo.batching import left_pad, pack_by_tokens
+from lfpo.decoding import SamplerConfig
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.objectives import LFPO
+from lfpo.rollout import rollout
+from lfpo.update import accumulate_gradients, ema_update
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+
+
+def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
+    flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return flat
+
+
+@pytest.fixture
+def setting(checkpoint: Path):  # type: ignore[no-untyped-def]
+    """Policy, a reference that differs from it, views of four rollouts, and a signal for each; float64."""
+    model = load_model(checkpoint, dtype=torch.float64)
+    reference = model.frozen_copy()
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype))
+    sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
+    trajectory = rollout(reference, PROMPTS, sampler, [1, 2, 3, 4])
+    objective = LFPO(timesteps=3)
+    views = objective.views(trajectory, [1, 2, 3, 4])
+    return objective, model, reference, views, torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 50])
+def test_update_tokens_changes_no_gradient(setting, tokens: int):  # type: ignore[no-untyped-def]
+    whole = accumulate_gradients(*setting, update_tokens=10**6)
+    expected = gradients(setting[1])
+    split = accumulate_gradients(*setting, update_tokens=tokens)
+    assert split == pytest.approx(whole, rel=1e-12)
+    torch.testing.assert_close(gradients(setting[1]), expected, rtol=1e-10, atol=1e-14)
+    assert float(expected.norm()) > 1e-3
+
+
+def test_loss_is_the_mean_over_all_target_positions(setting):  # type: ignore[no-untyped-def]
+    objective, model, reference, views, signal = setting
+    loss = accumulate_gradients(*setting, update_tokens=10**6)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for i in range(len(views)):
+            keep = views.attention_mask[i].bool()
+            ids, target = views.input_ids[i][keep][None], views.target[i][keep]
+            z, z_ref = model(ids)[0][target], reference(ids)[0][target]
+            y = views.labels[i][keep][target]
+            r = signal[views.row[i]].expand(len(y))
+            total += objective.token_loss(z, z_ref, y, r).sum().item()
+            count += len(y)
+    assert loss == pytest.approx(total / count, rel=1e-10)
+
+
+def test_no_gradient_reaches_the_reference_policy(setting):  # type: ignore[no-untyped-def]
+    accumulate_gradients(*setting, update_tokens=100)
+    assert all(p.grad is None for p in setting[2].parameters())
+
+
+def test_ema_by_hand(llada: Path):
+    model = load_model(llada)
+    reference = model.frozen_copy()
+    before = reference.backbone.lm_head.weight.clone()
+    with torch.no_grad():
+        model.backbone.lm_head.weight.add_(1.0)
+    ema_update(reference, model, 0.75)
+    torch.testing.assert_close(reference.backbone.lm_head.weight, before + 0.25)
+    ema_update(reference, model, 0.0)
+    assert torch.equal(reference.backbone.lm_head.weight, model.backbone.lm_head.weight)
+
+
+def test_packing_respects_the_budget_and_keeps_every_row():
+    lengths = [5, 9, 2, 30, 9, 1]
+    groups = pack_by_tokens(lengths, 20)
+    assert sorted(i for g in groups for i in g) == list(range(6))
+    for group in groups:
+        longest = max(lengths[i] for i in group)
+        assert longest * len(group) <= 20 or len(group) == 1
+
+
+def test_left_padding():
+    ids, mask = left_pad([[1, 2], [3]], pad_id=9)
+    assert ids.tolist() == [[1, 2], [9, 3]]
+    assert mask.tolist() == [[1, 1], [0, 1]]
