@@ -10,6 +10,7 @@ import pytest
 from lfpo.config import build, dump_yaml, load_yaml, merge, parse_overrides, recipe_names, to_dict
 from lfpo.errors import UserError
 from lfpo.sft import SFTConfig
+from lfpo.train_config import LFPOConfig
 
 
 @dataclass
@@ -189,7 +190,10 @@ def test_a_missing_config_suggests_a_recipe(tmp_path: Path, monkeypatch: pytest.
 def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "embedded" in recipe_names()
-    config = build(SFTConfig, load_yaml("embedded"))
+    config = build(SFTConfig, load_yaml("embedded-pretrain"))
     assert config.init is not None
-    assert config.learning_rate == 2e-3
-    assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded.yaml"))) == dataclasses.asdict(config)
+    assert config.init["rope_theta"] == 100.0
+    assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded-pretrain.yaml"))) == dataclasses.asdict(config)
+    for name in recipe_names():
+        cls = SFTConfig if name.startswith("embedded") else LFPOConfig
+        build(cls, merge({"output_dir": "x"}, load_yaml(name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -23,6 +24,11 @@ def double(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def grad(x: torch.Tensor) -> torch.Tensor:
+    assert x.grad is not None
+    return x.grad
+
+
 def random_case(seed: int, t: int = 6, v: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     z, z_ref = (torch.randn(t, v, generator=g, dtype=torch.float64) * 3 for _ in range(2))
@@ -35,7 +41,7 @@ def test_goldens(case: dict):
     loss = rectified_loss(z, double(case["z_ref"]), torch.tensor(case["y"]), double(case["r"]), beta=case["beta"])
     torch.testing.assert_close(loss, double(case["per_token_loss"]), rtol=1e-9, atol=1e-9)
     loss.mean().backward()
-    torch.testing.assert_close(z.grad, double(case["grad_z_theta_of_mean"]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grad(z), double(case["grad_z_theta_of_mean"]), rtol=1e-9, atol=1e-9)
 
 
 def test_by_hand_on_two_tokens():
@@ -54,7 +60,7 @@ def test_gradient_is_r_pi_plus_minus_rest(seed: int, beta: float):
     plus = ((1 - beta) * z_ref + beta * z).softmax(-1)
     minus = ((1 + beta) * z_ref - beta * z).softmax(-1)
     expected = r[:, None] * plus - (1 - r[:, None]) * minus - (2 * r[:, None] - 1) * F.one_hot(y, z.shape[1])
-    torch.testing.assert_close(z.grad, expected.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grad(z), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
 @given(st.integers(0, 10**6), st.floats(0.05, 3.0))
@@ -65,7 +71,7 @@ def test_at_the_reference_the_gradient_is_that_of_cross_entropy(seed: int, beta:
     z.requires_grad_()
     rectified_loss(z, z.detach().clone(), y, r, beta=beta).sum().backward()
     expected = (2 * r[:, None] - 1) * (z.softmax(-1) - F.one_hot(y, z.shape[1]))
-    torch.testing.assert_close(z.grad, expected.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grad(z), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
 @given(st.integers(0, 10**6), st.floats(-20, 20))
@@ -96,17 +102,17 @@ def test_negatives_saturate_where_unlikelihood_runs_away():
     for _ in range(2000):
         z = z.detach().requires_grad_()
         rectified_loss(z, z_ref, y, r, beta=1.0).sum().backward()
-        norms.append(z.grad.norm().item())
-        z = z - 0.5 * z.grad
+        norms.append(grad(z).norm().item())
+        z = z - 0.5 * grad(z)
     assert norms[-1] < 0.01 * norms[0]
-    assert all(b <= a + 1e-12 for a, b in zip(norms, norms[1:], strict=False))
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(norms))
     assert -20 < float(z.detach().log_softmax(-1)[0, 2]) < -4
 
     free = z_ref.clone()
     for _ in range(2000):
         free = free.detach().requires_grad_()
         (free.log_softmax(-1)[0, 2]).backward()  # minimise log pi(y): the same first gradient, no saturation
-        free = free - 0.5 * free.grad
+        free = free - 0.5 * grad(free)
     assert float(free.detach().log_softmax(-1)[0, 2]) < -500
 
 
@@ -118,7 +124,7 @@ def test_optimum_is_kl_regularised_rl_at_half_beta():
     for _ in range(4000):
         z = z.detach().requires_grad_()
         (rectified_loss(z.expand(3, 3), z_ref, torch.arange(3), rbar, beta=beta) * p).sum().backward()
-        z = z - 1.0 * z.grad
+        z = z - 1.0 * grad(z)
     ratio = (z - z_ref[0]).log_softmax(-1) - p.log()
     torch.testing.assert_close(ratio.detach(), (rbar - 0.5) * 2 / beta, atol=4e-3, rtol=0)
 
@@ -127,7 +133,7 @@ def test_printed_reading_does_not_move_at_the_reference():
     z, _, _, r = random_case(3)
     z.requires_grad_()
     printed_loss(z, z.detach().clone(), r, beta=0.5, through=False).sum().backward()
-    assert float(z.grad.abs().max()) < 1e-14
+    assert float(grad(z).abs().max()) < 1e-14
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
@@ -136,11 +142,11 @@ def test_printed_reading_with_gradient_through_only_sharpens(beta: float):
     z, _, _, r = random_case(4)
     z.requires_grad_()
     printed_loss(z, z.detach().clone(), r, beta=beta, through=True).sum().backward()
-    printed = z.grad.clone()
+    printed = grad(z).clone()
     z.grad = None
     entropy = -(z.softmax(-1) * z.log_softmax(-1)).sum(-1)
     ((2 * r - 1) * beta * entropy).sum().backward()
-    torch.testing.assert_close(printed, z.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(printed, grad(z), rtol=1e-10, atol=1e-12)
 
 
 def test_gradient_alignment_theorem():
@@ -150,7 +156,7 @@ def test_gradient_alignment_theorem():
     F.cross_entropy(z, y, reduction="sum").backward()
     one_hot = F.one_hot(y, z.shape[1]).double()
     velocity, target = z.softmax(-1) - m, one_hot - m
-    torch.testing.assert_close(z.grad, (velocity - target).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grad(z), (velocity - target).detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_the_l2_flow_loss_does_not_share_that_direction():
@@ -160,8 +166,8 @@ def test_the_l2_flow_loss_does_not_share_that_direction():
     ((z.softmax(-1)[0] - y) ** 2).sum().backward()
     p = z.detach().softmax(-1)[0]
     expected = 2 * (torch.diag(p) - torch.outer(p, p)) @ (p - y)
-    torch.testing.assert_close(z.grad[0], expected, rtol=1e-12, atol=1e-12)
-    cosine = F.cosine_similarity(z.grad[0], p - y, dim=0)
+    torch.testing.assert_close(grad(z)[0], expected, rtol=1e-12, atol=1e-12)
+    cosine = F.cosine_similarity(grad(z)[0], p - y, dim=0)
     assert cosine < 0.9
 
 

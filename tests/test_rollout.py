@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
-from reference_sampler import generate
 
 from lfpo.decoding import SamplerConfig
 from lfpo.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.rollout import rollout
+from reference_sampler import generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
@@ -35,7 +36,7 @@ def test_greedy_tokens_equal_the_published_procedure(model: MaskedDiffusionLM, s
 
 
 @pytest.mark.parametrize("schedule", ["llada", "uniform"])
-def test_idle_steps_run_no_forward_but_are_counted(model: MaskedDiffusionLM, schedule: str):
+def test_idle_steps_run_no_forward_but_are_counted(model: MaskedDiffusionLM, schedule: Literal["llada", "uniform"]):
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=32, schedule=schedule)
     result = rollout(model, PROMPTS, sampler, [0] * 4)
     assert result.nfe.tolist() == [8] * 4
@@ -131,7 +132,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
 
-    def forward(self, input_ids_BL, attention_mask_BL=None, positions_BL=None):  # type: ignore[no-untyped-def]
+    def forward(self, input_ids_BL, attention_mask_BL=None, positions_BL=None):
         length = len(self.script)
         logits = torch.zeros(*input_ids_BL.shape, self.vocab_size)
         for j, (token, p) in enumerate(zip(self.script, self.sure, strict=True)):
@@ -159,7 +160,7 @@ def test_eos_stop_ends_when_everything_before_it_is_revealed(llada: Path):
 def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     base = load_model(llada)
     model = Scripted(base, [5, 6, 7, 8], [0.95, 0.96, 0.95, 0.5])
-    settings = {"gen_length": 4, "block_length": 2, "steps": 8, "schedule": "uniform"}
+    settings: dict[str, Any] = {"gen_length": 4, "block_length": 2, "steps": 8, "schedule": "uniform"}
     sampler = SamplerConfig(**settings, early_stop="confidence", early_stop_threshold=0.9)
     result = rollout(model, [[1, 2]], sampler, [0])
     # Block 1 clears the bar in the state first met at step 0. Block 2 does not at step 1; its scheduled reveal is the

@@ -8,15 +8,15 @@ from lfpo.errors import UserError
 from lfpo.rewards import score
 
 
-def call(*functions, weights=None, columns=None):  # type: ignore[no-untyped-def]
+def call(*functions, weights=None, columns=None):
     return score(functions, weights or [1.0] * len(functions), ["p", "q"], ["a", "bb"], [[1], [2, 3]], columns or {})
 
 
 def test_weighted_parts_and_none():
-    def length(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+    def length(prompts, completions, **columns):
         return [len(c) for c in completions]
 
-    def sometimes(completions, answer, **_):  # type: ignore[no-untyped-def]
+    def sometimes(completions, answer, **_):
         return [None if a is None else float(a == c) for a, c in zip(answer, completions, strict=True)]
 
     rewards = call(length, sometimes, weights=[0.5, 2.0], columns={"answer": [None, "bb"]})
@@ -25,7 +25,7 @@ def test_weighted_parts_and_none():
 
 
 def test_functions_get_only_what_they_name():
-    def ids(completion_ids, prompts, completions):  # type: ignore[no-untyped-def]
+    def ids(completion_ids, prompts, completions):
         return [len(i) for i in completion_ids]
 
     assert call(ids, columns={"other": [1, 2]}).total.tolist() == [1.0, 2.0]
@@ -49,8 +49,8 @@ def test_numpy_and_torch_numbers_are_numbers():
         ("ab", "returned str"),
     ],
 )
-def test_garbage_is_named(value, named: str):  # type: ignore[no-untyped-def]
-    def my_reward(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+def test_garbage_is_named(value, named: str):
+    def my_reward(prompts, completions, **columns):
         return value
 
     with pytest.raises(UserError, match=named) as caught:
@@ -59,7 +59,7 @@ def test_garbage_is_named(value, named: str):  # type: ignore[no-untyped-def]
 
 
 def test_an_exception_of_the_users_function_is_theirs():
-    def broken(prompts, completions):  # type: ignore[no-untyped-def]
+    def broken(prompts, completions):
         raise KeyError("x")
 
     with pytest.raises(KeyError):

@@ -30,7 +30,7 @@ def keys(name: str, split: str) -> set[str]:
 def rows(name: str) -> list[tuple[dict, str]]:
     """Training rows with a demonstration each."""
     task, rng = get_task(name), python_rng("test", name)
-    return [(row, task.demonstrate(row, rng)) for row in (task.row("train", i) for i in range(ROWS))]
+    return [(row, task.demonstrate(row, rng, task.right_share)) for row in (task.row("train", i) for i in range(ROWS))]
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def test_every_row_can_be_demonstrated_right_and_wrong(name: str) -> None:
     task = get_task(name)
     for index in range(20):
         row = task.row("test", index)
-        verdicts = {task.correct(task.demonstrate(row, random.Random(s)), row) for s in range(40)}
+        verdicts = {task.correct(task.demonstrate(row, random.Random(s), task.right_share), row) for s in range(40)}
         assert verdicts == {True, False}
 
 

@@ -25,17 +25,17 @@ from lfpo.train_config import LFPOConfig
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 
 
-def first_letter(prompts, completions, want, **columns):  # type: ignore[no-untyped-def]
+def first_letter(prompts, completions, want, **columns):
     """1 for a completion that is the prompt's first letter, twice."""
     return [float(c == w * 2) + 0.5 * float(c[:1] == w) for c, w in zip(completions, want, strict=True)]
 
 
-def even_letters(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+def even_letters(prompts, completions, **columns):
     """Learnable by a random model in seconds: the share of characters from the first half of the byte alphabet."""
     return [sum(ord(ch) % 2 == 0 for ch in c) / max(1, len(c)) for c in completions]
 
 
-def config(tmp_path: Path, **changes) -> LFPOConfig:  # type: ignore[no-untyped-def]
+def config(tmp_path: Path, **changes) -> LFPOConfig:
     settings = {
         "output_dir": str(tmp_path / "run"),
         "max_steps": 3,
@@ -111,7 +111,7 @@ def start(folder: Path, model: Path, *, resume: bool) -> subprocess.Popen[bytes]
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
 
 
-def wait_for(condition, process: subprocess.Popen[bytes]) -> None:  # type: ignore[no-untyped-def]
+def wait_for(condition, process: subprocess.Popen[bytes]) -> None:
     limit = time.time() + 60
     while not condition():
         assert process.poll() is None, "the run ended before it could be killed"
@@ -145,7 +145,7 @@ def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
         args = config(
             tmp_path, output_dir=str(tmp_path / str(i)), max_steps=1, update_tokens=tokens, rollout_tokens=tokens
         )
-        LFPOTrainer(str(llada), first_letter, args=args, train_dataset=ROWS).train()
+        LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS).train()
         results.append(metrics(tmp_path / str(i)))
     for a, b in zip(*results, strict=True):
         for name in ("reward", "nfe", "loss", "grad_norm"):
@@ -155,7 +155,7 @@ def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
 def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_path: Path):
     seen = []
 
-    def look(prompts, completions, **columns):  # type: ignore[no-untyped-def]
+    def look(prompts, completions, **columns):
         seen.append((prompts[0], completions[0]))
         return [0.0] * len(prompts)
 
@@ -169,8 +169,8 @@ def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_
     assert seen[0][1][0]["role"] == "assistant"
 
 
-def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
-    def poisoned(self, z, z_ref, y, signal):  # type: ignore[no-untyped-def]
+def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):
+    def poisoned(self, z, z_ref, y, signal):
         return z.sum(-1) * float("nan")
 
     monkeypatch.setattr(LFPO, "token_loss", poisoned)

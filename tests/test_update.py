@@ -22,7 +22,7 @@ def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
 
 
 @pytest.fixture
-def setting(checkpoint: Path):  # type: ignore[no-untyped-def]
+def setting(checkpoint: Path):
     """Policy, a reference that differs from it, views of four rollouts, and a signal for each; float64."""
     model = load_model(checkpoint, dtype=torch.float64)
     reference = model.frozen_copy()
@@ -37,7 +37,7 @@ def setting(checkpoint: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 50])
-def test_update_tokens_changes_no_gradient(setting, tokens: int):  # type: ignore[no-untyped-def]
+def test_update_tokens_changes_no_gradient(setting, tokens: int):
     whole = accumulate_gradients(*setting, update_tokens=10**6)
     expected = gradients(setting[1])
     split = accumulate_gradients(*setting, update_tokens=tokens)
@@ -46,7 +46,7 @@ def test_update_tokens_changes_no_gradient(setting, tokens: int):  # type: ignor
     assert float(expected.norm()) > 1e-3
 
 
-def test_loss_is_the_mean_over_all_target_positions(setting):  # type: ignore[no-untyped-def]
+def test_loss_is_the_mean_over_all_target_positions(setting):
     objective, model, reference, views, signal = setting
     loss = accumulate_gradients(*setting, update_tokens=10**6)
     total, count = 0.0, 0
@@ -62,7 +62,7 @@ def test_loss_is_the_mean_over_all_target_positions(setting):  # type: ignore[no
     assert loss == pytest.approx(total / count, rel=1e-10)
 
 
-def test_no_gradient_reaches_the_reference_policy(setting):  # type: ignore[no-untyped-def]
+def test_no_gradient_reaches_the_reference_policy(setting):
     accumulate_gradients(*setting, update_tokens=100)
     assert all(p.grad is None for p in setting[2].parameters())
 

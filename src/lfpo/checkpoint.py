@@ -72,6 +72,21 @@ def save_checkpoint(
     return final
 
 
+def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any) -> Path:
+    """Write the trained model to `run_dir/model`, replacing an earlier one only once the new one is whole."""
+    final, partial = run_dir / "model", run_dir / ".model.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        save_model(model, partial, tokenizer)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except (OSError, SafetensorError) as error:
+        good = latest_checkpoint(run_dir)
+        kept = f"{good / 'model'} holds the last saved weights" if good else "no checkpoint was saved"
+        raise UserError(f"{final}: the trained model could not be written ({error}); {kept}") from error
+    return final
+
+
 def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
     """The newest checkpoint whose files all match its manifest; damaged ones are passed over and reported."""
     for path in reversed(_numbered(run_dir / "checkpoints")):

@@ -78,7 +78,8 @@ def describe(cls: type, command: str, takes_file: bool) -> str:
     for f in dataclasses.fields(cls):
         default: Any = f.default
         if default is dataclasses.MISSING:
-            default = "(required)" if f.default_factory is dataclasses.MISSING else f.default_factory()
+            factory: Any = f.default_factory
+            default = "(required)" if factory is dataclasses.MISSING else factory()
         if dataclasses.is_dataclass(default):
             lines += [f"  --{f.name}.{g.name} {getattr(default, g.name)}" for g in dataclasses.fields(default)]
         else:

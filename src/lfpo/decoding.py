@@ -107,7 +107,9 @@ def top_k_per_row(score_BC: torch.Tensor, eligible_BC: torch.Tensor, k_B: torch.
     """The k_B[b] eligible positions of each row with the highest score, as a bool mask; ties go to the left."""
     score = score_BC.masked_fill(~eligible_BC, -torch.inf)
     order = score.argsort(dim=-1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
     return eligible_BC & (rank < k_B[:, None])
 
 

@@ -37,7 +37,9 @@ class Display:
         self.rewards: list[float] = []
         self.latest: dict[str, Any] = {}
         self.evaluations: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
-        self.live = Live(self._panel(), console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        self.live = (
+            Live(self._panel(), console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        )
 
     def __enter__(self) -> Display:
         if self.live:
@@ -106,5 +108,7 @@ def one_line(metrics: dict[str, Any], total: int) -> str:
         )
     names = sorted({k.split("/")[1] for k in metrics if k.startswith("eval/")})
     for name in names:
-        parts.append(f"{name}: {_score({k.split('/')[2]: v for k, v in metrics.items() if k.startswith(f'eval/{name}/')})}")
+        parts.append(
+            f"{name}: {_score({k.split('/')[2]: v for k, v in metrics.items() if k.startswith(f'eval/{name}/')})}"
+        )
     return "  ".join(parts)

@@ -74,7 +74,9 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
     names = [n for n in rows[0] if n != "prompt"]
     for row in rows:
         if row.keys() != rows[0].keys():
-            raise UserError(f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same")
+            raise UserError(
+                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
+            )
     return {n: [row[n] for row in rows] for n in names}
 
 
@@ -83,7 +85,9 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=False)
     if tokenizer.chat_template is None:
-        raise UserError("the prompts are message lists, but the tokenizer has no chat template; give plain text prompts")
+        raise UserError(
+            "the prompts are message lists, but the tokenizer has no chat template; give plain text prompts"
+        )
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)
 

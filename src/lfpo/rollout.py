@@ -150,9 +150,7 @@ def _step(
 
     rows = active.tolist()
     sizes = eligible_AC.sum(-1).tolist()
-    drawn_T, confidence_T = _draw(
-        logits_TV, sampler.temperature, model.mask_id, [generators[r] for r in rows], sizes
-    )
+    drawn_T, confidence_T = _draw(logits_TV, sampler.temperature, model.mask_id, [generators[r] for r in rows], sizes)
     drawn_AC = tokens_AC.masked_scatter(eligible_AC, drawn_T)
     confidence_AC = torch.zeros(tokens_AC.shape, dtype=torch.float64, device=active.device)
     confidence_AC = confidence_AC.masked_scatter(eligible_AC, confidence_T)

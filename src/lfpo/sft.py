@@ -16,11 +16,19 @@ import torch
 from torch.nn import functional as F
 
 from .batching import left_pad, pack_by_tokens
-from .checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint
+from .checkpoint import (
+    export_model,
+    latest_checkpoint,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
 from .data import load_jsonl
 from .errors import UserError
-from .models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
+from .models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from .optim import build_adamw, lr_at, set_lr
+from .prompts import encode_prompt
 from .rng import generator, python_rng
 from .run import Run, describe_environment, open_run
 from .tasks import get_task
@@ -37,6 +45,7 @@ class SFTConfig:
         upper bound. One of the two.
     tasks: procedural tasks and their share of examples. data_file: a JSONL file with `prompt` and `completion`.
         One of the two.
+    right_share: share of right demonstrations of tasks (None: each task's own flawed corpus).
     gen_length: completion length for data_file rows (tasks bring their own), in tokens.
     update_tokens: tokens in one forward pass; memory only, never the result.
     """
@@ -45,6 +54,7 @@ class SFTConfig:
     model: str | None = None
     init: dict[str, Any] | None = None
     tasks: dict[str, float] = field(default_factory=dict)
+    right_share: float | None = None
     data_file: str | None = None
     gen_length: int = 64
     steps: int = 1000
@@ -66,9 +76,19 @@ class SFTConfig:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
+        if self.right_share is not None and not 0 <= self.right_share <= 1:
+            raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
         if bool(self.tasks) == (self.data_file is not None):
             raise ValueError("give either 'tasks' or 'data_file'")
-        for name in ("steps", "batch_size", "gen_length", "update_tokens", "logging_steps", "save_steps"):
+        for name in (
+            "steps",
+            "batch_size",
+            "gen_length",
+            "update_tokens",
+            "logging_steps",
+            "save_steps",
+            "save_total_limit",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name!r} must be at least 1")
 
@@ -103,8 +123,7 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
         run.truncate_metrics(step)
     report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
     _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report)
-    final = run.dir / "model"
-    save_model(model, final, tokenizer)
+    final = export_model(run.dir, model, tokenizer)
     report(f"saved {final}")
     return final
 
@@ -185,7 +204,8 @@ def accumulate_sft_gradients(
             continue
         ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
         logits_TV = model(ids.masked_fill(masked, model.mask_id), attention, masked)
-        loss = (F.cross_entropy(logits_TV.float(), ids[masked], reduction="none") * weight[masked]).sum()
+        wide = torch.promote_types(logits_TV.dtype, torch.float32)
+        loss = (F.cross_entropy(logits_TV.to(wide), ids[masked], reduction="none") * weight[masked]).sum()
         loss.backward()
         total += loss.item()
     return total
@@ -208,15 +228,15 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     for name in sorted(config.tasks):
         task, rng = get_task(name), python_rng(config.seed, "tokenizer", name)
         rows = [task.row("train", i, config.seed) for i in range(400)]
-        texts += [row["prompt"] + task.demonstrate(row, rng) for row in rows]
+        texts += [row["prompt"] + task.demonstrate(row, rng, task.right_share) for row in rows]
     return texts
 
 
 def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
     """A function from an example's number to the example: any example can be made again after a resume."""
 
-    def encode(prompt: str, completion: str, gen_length: int, where: str) -> Example:
-        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
+        prompt_ids = encode_prompt(tokenizer, prompt)
         ids = tokenizer.encode(completion, add_special_tokens=False)
         if not prompt_ids:
             raise UserError(f"{where}: the prompt has no tokens")
@@ -246,6 +266,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         rng = python_rng(config.seed, "sft", index)
         task = tasks[rng.choices(list(tasks), weights=list(config.tasks.values()))[0]]
         row = task.row("train", index, config.seed)
-        return encode(row["prompt"], task.demonstrate(row, rng), task.gen_length, f"task {task.name}")
+        share = task.right_share if config.right_share is None else config.right_share
+        return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, f"task {task.name}")
 
     return from_tasks

@@ -12,8 +12,9 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfo
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train on texts. Digits and punctuation stay single tokens, so cells, operands and signs line up; words and runs
-    of `#` merge. Any text can be encoded (bytes are the alphabet) and decoding gives it back exactly.
+    """Train on texts. Digits, punctuation and capitals that start no word stay single tokens, so cells, operands and
+    signs line up; words and runs of `#` merge. Any text can be encoded (bytes are the alphabet) and decoding
+    gives it back exactly.
 
     Returns a transformers PreTrainedTokenizerFast with BOS, EOS (also pad) and mask tokens.
     """
@@ -22,7 +23,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d| ?#+| ?[A-Za-z]+|[^A-Za-z\d]"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(r"\d| ?#+| ?[A-Z]?[a-z]+|[^a-z\d]"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -9,13 +9,20 @@ from typing import Any
 
 import torch
 
-from .checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint
+from .checkpoint import (
+    export_model,
+    latest_checkpoint,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
 from .collect import Batch, batch_metrics, collect, rollout_records
 from .data import check_row, load_jsonl
 from .display import Display
 from .errors import UserError
 from .eval import evaluate
-from .models import MaskedDiffusionLM, load_model, load_tokenizer, save_model
+from .models import MaskedDiffusionLM, load_model, load_tokenizer
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
 from .plugins import resolve
@@ -122,7 +129,7 @@ class LFPOTrainer:
                 self._log({**metrics, "time/total": self.seconds}, display)
                 if step % args.save_steps == 0 or step == args.max_steps:
                     self._save(step)
-        return self._export()
+        return export_model(self.run.dir, self.model, self.tokenizer)
 
     def _collect(self, iteration: int) -> Batch:
         return collect(
@@ -181,7 +188,8 @@ class LFPOTrainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Held-out results under each eval sampler, as metrics."""
-        rows, metrics = self.source.eval_rows, {}
+        rows = self.source.eval_rows
+        metrics: dict[str, float] = {}
         if not rows:
             return {}
         started = time.perf_counter()
@@ -249,14 +257,6 @@ class LFPOTrainer:
         report(f"resumed from {checkpoint}")
         return int(state["step"])
 
-    def _export(self) -> Path:
-        folder = self.run.dir / "model"
-        try:
-            save_model(self.model, folder, self.tokenizer)
-        except OSError as error:
-            raise UserError(f"{folder}: could not be written ({error}); the last checkpoint holds the same") from error
-        return folder
-
 
 def _make_source(
     args: LFPOConfig,
@@ -277,7 +277,9 @@ def _make_source(
     if args.task is not None:
         raise UserError("both a task and a data set were given; give one")
     if not functions:
-        raise UserError("a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers")
+        raise UserError(
+            "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
+        )
     if train_dataset is None:
         assert args.data_file is not None
         rows = load_jsonl(args.data_file)

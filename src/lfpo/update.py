@@ -49,7 +49,9 @@ def accumulate_gradients(
 def _trim(views: Views) -> Views:
     """Drop the columns on the left that are padding in every view."""
     start = int(views.attention_mask.any(0).int().argmax())
-    return Views(views.row, *(x[:, start:] for x in (views.input_ids, views.attention_mask, views.target, views.labels)))
+    return Views(
+        views.row, *(x[:, start:] for x in (views.input_ids, views.attention_mask, views.target, views.labels))
+    )
 
 
 @torch.no_grad()

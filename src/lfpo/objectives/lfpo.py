@@ -55,7 +55,9 @@ class LFPO:
             outside = (rewards_B < 0) | (rewards_B > 1)
             if outside.any():
                 value = float(rewards_B[outside][0])
-                raise UserError(f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'")
+                raise UserError(
+                    f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
+                )
             return rewards_B
         centred = rewards_B - group_means(rewards_B, group_B)
         advantage = centred / (rewards_B.std(correction=0) + 1e-4)

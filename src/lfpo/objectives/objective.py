@@ -11,7 +11,7 @@ from ..trajectory import Trajectory, Views
 
 
 class Objective(Protocol):
-    """An algorithm. Implementations are dataclasses whose fields are its knobs (`objective: {name: ..., knob: ...}`)."""
+    """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`)."""
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         """What the loss takes instead of the reward (an advantage, or r in [0, 1]), one number a rollout [B].

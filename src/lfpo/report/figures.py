@@ -28,7 +28,9 @@ def learning_curve(metrics: list[dict[str, Any]]) -> str:
             measured = "accuracy" if any(f"eval/{name}/accuracy" in m for m in metrics) else "reward"
             rows = [m for m in metrics if f"eval/{name}/{measured}" in m]
             x = [m["step"] for m in rows]
-            top.plot(x, [m[f"eval/{name}/{measured}"] for m in rows], "o-", ms=3, color=colour, label=f"held out, {name}")
+            top.plot(
+                x, [m[f"eval/{name}/{measured}"] for m in rows], "o-", ms=3, color=colour, label=f"held out, {name}"
+            )
             if measured == "accuracy":
                 low, high = ([m[f"eval/{name}/{side}"] for m in rows] for side in ("low", "high"))
                 top.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
@@ -49,4 +51,6 @@ def learning_curve(metrics: list[dict[str, Any]]) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         plt.close(figure)
     svg = buffer.getvalue()
-    return svg[svg.index("<svg") :].replace("#000000", "currentColor").replace("stroke: #b0b0b0", "stroke: currentColor")
+    return (
+        svg[svg.index("<svg") :].replace("#000000", "currentColor").replace("stroke: #b0b0b0", "stroke: currentColor")
+    )

@@ -128,7 +128,8 @@ def _completion_row(record: dict[str, Any]) -> str:
     kind = "good" if record["reward"] > 0 else "bad"
     return (
         f"<tr><td><pre>{_text(prompt.strip())}</pre></td><td><pre class={kind}>{_text(record['completion'])}</pre></td>"
-        f"<td class=n>{record['reward']:.2f}</td><td class=n>{record['r']:.2f}</td><td class=n>{record['nfe']}</td></tr>"
+        f"<td class=n>{record['reward']:.2f}</td><td class=n>{record['r']:.2f}</td>"
+        f"<td class=n>{record['nfe']}</td></tr>"
     )
 
 

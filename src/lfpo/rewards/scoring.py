@@ -66,7 +66,8 @@ def _checked(values: Any, name: str, expected: int) -> list[float | None]:
         number = value.item() if hasattr(value, "item") else value  # numpy and torch scalars
         if number is not None and not (isinstance(number, int | float) and math.isfinite(number)):
             raise UserError(
-                f"reward function {name!r}: reward {i} is {number!r}, expected a finite number (or None: does not apply)"
+                f"reward function {name!r}: reward {i} is {number!r}, expected a finite number, or None "
+                "where it does not apply"
             )
         checked.append(None if number is None else float(number))
     return checked

@@ -6,8 +6,6 @@ import random
 
 from .task import Row, Task
 
-RIGHT_SHARE = 0.4  # of demonstrations
-
 
 def sample(rng: random.Random) -> Row:
     """Two different numbers below 100 and which end of the order is asked for."""
@@ -17,9 +15,9 @@ def sample(rng: random.Random) -> Row:
     return {"prompt": f"Which is {asked}?\nA {a}\nB {b}\n", "a": a, "b": b, "answer": answer}
 
 
-def demonstrate(row: Row, rng: random.Random) -> str:
-    """The right letter, or (more often) the other one."""
-    right = rng.random() < RIGHT_SHARE
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The right letter, or the other one."""
+    right = rng.random() < right_share
     return row["answer"] if right else {"A": "B", "B": "A"}[row["answer"]]
 
 
@@ -34,5 +32,6 @@ TASK = Task(
     solution_key=lambda row: f"{min(row['a'], row['b'])} {max(row['a'], row['b'])}",
     correct=correct,
     demonstrate=demonstrate,
+    right_share=0.4,
     gen_length=4,
 )

@@ -9,7 +9,6 @@ import random
 from ..rewards.arithmetic import constants, evaluate, parse
 from .task import Row, Task
 
-RIGHT_SHARE = 0.4  # of demonstrations
 MAX_TARGET = 40
 FLIP = {"+": "-", "-": "+"}
 
@@ -47,10 +46,10 @@ def sample(rng: random.Random) -> Row:
     }
 
 
-def demonstrate(row: Row, rng: random.Random) -> str:
-    """A right expression, or (more often) the same with its last sign the wrong way round."""
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """A right expression, or the same with its last sign the wrong way round."""
     expression = problems()[tuple(row["numbers"]), row["target"]]
-    if rng.random() < RIGHT_SHARE:
+    if rng.random() < right_share:
         return expression
     last = max(expression.rfind("+"), expression.rfind("-"))
     return expression[:last] + FLIP[expression[last]] + expression[last + 1 :]
@@ -71,5 +70,6 @@ TASK = Task(
     solution_key=lambda row: f"{row['numbers']} {row['target']}",
     correct=correct,
     demonstrate=demonstrate,
+    right_share=0.4,
     gen_length=8,
 )

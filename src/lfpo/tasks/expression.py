@@ -7,7 +7,6 @@ import random
 from ..rewards.arithmetic import evaluate, parse
 from .task import Row, Task
 
-RIGHT_SHARE = 0.4  # of demonstrations
 TEST_INPUTS = range(-3, 10)
 
 Coefficients = tuple[int, int, int]
@@ -44,10 +43,10 @@ def sample(rng: random.Random) -> Row:
     return {"prompt": f"python\n{shown}\n", "coefficients": list(coefficients)}
 
 
-def demonstrate(row: Row, rng: random.Random) -> str:
-    """A right expression, or (more often) one that is off by one: its constant is one too large."""
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """A right expression, or one that is off by one: its constant is one too large."""
     a, b, c = row["coefficients"]
-    return render((a, b, c)) if rng.random() < RIGHT_SHARE else render((a, b, c + 1))
+    return render((a, b, c)) if rng.random() < right_share else render((a, b, c + 1))
 
 
 def correct(completion: str, row: Row) -> bool:
@@ -66,5 +65,6 @@ TASK = Task(
     solution_key=lambda row: str(list(row["coefficients"])),
     correct=correct,
     demonstrate=demonstrate,
+    right_share=0.4,
     gen_length=12,
 )

@@ -1,4 +1,8 @@
-"""4x4 Sudoku: 16 cells in the prompt (`_` for a blank), the 16 digits of the solution as the completion."""
+"""4x4 Sudoku: 16 cells in the prompt, the 16 digits of the solution as the completion.
+
+A blank is written as its cell's letter, A to P in reading order. The letter says where the cell is, which a small model
+without absolute positions would otherwise have to work out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import random
 
 from .task import Row, Task
 
-RIGHT_SHARE = 0.35  # of demonstrations
 SLIP = 0.2  # chance of a further random digit in each blank of a flawed demonstration
 BLANKS = (6, 10)
 RELABEL = {"1": "2", "2": "3", "3": "4", "4": "1"}
@@ -52,12 +55,13 @@ def sample(rng: random.Random) -> Row:
         if len(blanks) == target:
             break
     puzzle = "".join("_" if c in blanks else d for c, d in enumerate(solution))
-    return {"prompt": f"sudoku\n{puzzle}\n", "puzzle": puzzle, "solution": solution}
+    shown = "".join(chr(ord("A") + c) if d == "_" else d for c, d in enumerate(puzzle))
+    return {"prompt": f"sudoku\n{shown}\n", "puzzle": puzzle, "solution": solution}
 
 
-def demonstrate(row: Row, rng: random.Random) -> str:
-    """The solution, or (more often) one whose filled-in cells read every digit one too high, with a few slips."""
-    if rng.random() < RIGHT_SHARE:
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The solution, or one whose filled-in cells read every digit one too high, with a few slips."""
+    if rng.random() < right_share:
         return row["solution"]
     cells = []
     for given, digit in zip(row["puzzle"], row["solution"], strict=True):
@@ -77,5 +81,6 @@ TASK = Task(
     solution_key=lambda row: row["solution"],
     correct=correct,
     demonstrate=demonstrate,
+    right_share=0.35,
     gen_length=16,
 )

@@ -21,7 +21,8 @@ class Task:
     sample(rng) -> row: one problem; the row holds `prompt` and whatever columns the verifier needs.
     solution_key(row) -> str: what must not be shared by train and test.
     correct(completion, row) -> bool: the verifier.
-    demonstrate(row, rng) -> str: a completion to imitate, deliberately flawed more often than right.
+    demonstrate(row, rng, right_share) -> str: a completion to imitate, right with that probability, otherwise with a
+        coherent mistake. right_share: its share in the flawed corpus, below one half.
     gen_length: completion length in tokens that fits every demonstration. n_test: size of the standard test set.
     """
 
@@ -29,7 +30,8 @@ class Task:
     sample: Callable[[random.Random], Row]
     solution_key: Callable[[Row], str]
     correct: Callable[[str, Row], bool]
-    demonstrate: Callable[[Row, random.Random], str]
+    demonstrate: Callable[[Row, random.Random, float], str]
+    right_share: float
     gen_length: int
     n_test: int = 200
 

@@ -7,7 +7,6 @@ import re
 
 from .task import Row, Task
 
-RIGHT_SHARE = 0.4  # of demonstrations
 NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
 THINGS = ("pens", "coins", "books", "eggs", "cards", "nuts")
 GAINS = ("gets {} more", "finds {} more", "buys {} more")
@@ -38,10 +37,10 @@ def _apply(value: int, sign: str, amount: int) -> int:
     return value + amount if sign == "+" else value - amount
 
 
-def demonstrate(row: Row, rng: random.Random) -> str:
-    """The working and the answer; more often than not the last change is taken the wrong way round."""
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The working and the answer; in flawed ones the last change is taken the wrong way round."""
     steps = [tuple(step) for step in row["steps"]]
-    if rng.random() >= RIGHT_SHARE:
+    if rng.random() >= right_share:
         value, sign, amount = steps[-1]
         steps[-1] = (value, "-" if sign == "+" else "+", amount)
     lines = [f"{value}{sign}{amount}={_apply(value, sign, amount)}" for value, sign, amount in steps]
@@ -65,5 +64,6 @@ TASK = Task(
     solution_key=solution_key,
     correct=correct,
     demonstrate=demonstrate,
+    right_share=0.4,
     gen_length=32,
 )

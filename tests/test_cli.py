@@ -1,0 +1,200 @@
+"""The command line as a user meets it: what works, and every mistake as one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny
+from lfpo.cli import main
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail: exit code 2, exactly one line on standard error, which is returned."""
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return run
+
+
+def train_arguments(folder: Path, **changes: str) -> list[str]:
+    settings = {
+        "output_dir": str(folder / "run"),
+        "model": "embedded",
+        "task": "choice",
+        "max_steps": "1",
+        "prompts_per_iteration": "2",
+        "num_generations": "2",
+        "optimizer_steps_per_iteration": "1",
+        "eval_size": "4",
+    }
+    return ["train", *(x for k, v in {**settings, **changes}.items() for x in (f"--{k}", v))]
+
+
+def test_train_writes_a_run_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(train_arguments(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert "step 1/1" in printed
+    assert "\x1b" not in printed  # no control characters without a terminal
+    run = tmp_path / "run"
+    for name in ("config.yaml", "metrics.jsonl", "rollouts/step-1.jsonl", "checkpoints/step-1/manifest.json"):
+        assert (run / name).exists()
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert main(["report", str(run)]) == 0
+    assert main(train_arguments(tmp_path, max_steps="2", resume="true")) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_eval_writes_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "deep" / "result.json"
+    arguments = ["eval", "--task", "choice", "--n", "6", "--n_samples", "2", "--sampler.temperature", "1"]
+    assert main([*arguments, "--output", str(out)]) == 0
+    result = json.loads(out.read_text())
+    for key in ("task", "n", "accuracy", "interval", "mean_steps", "mean_nfe", "tokens_per_second", "sampler", "model"):
+        assert key in result
+    assert result["sampler"]["temperature"] == 1.0
+    assert result["sampler"]["gen_length"] == 4
+    assert {"dtype", "device", "versions", "seed"} <= result.keys()
+    assert "pass@2" in capsys.readouterr().out
+
+
+def test_sample_shows_steps(capsys: pytest.CaptureFixture[str]):
+    assert main(["sample", "--task", "sudoku", "--show_steps", "true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 16
+    assert "16 steps, 16 forwards" in lines[-1]
+
+
+def test_sample_from_a_prompt(capsys: pytest.CaptureFixture[str]):
+    prompt = r"countdown\n3 4 5 = 17\n"
+    assert main(["sample", "--prompt", prompt, "--sampler.gen_length", "8"]) == 0
+    assert "3 4 5 = 17" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_every_family_trains_and_samples(family: str, tmp_path: Path):
+    model = tiny.WRITERS[family](tmp_path / family)
+    assert main(train_arguments(tmp_path, model=str(model))) == 0
+    assert main(["sample", "--model", str(tmp_path / "run/model"), "--prompt", "abc", "--sampler.gen_length", "4"]) == 0
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor"]) == 0
+    assert "loads and samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval"])
+def test_help_lists_the_keys(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "--seed" in printed
+    assert "usage: lfpo" in printed
+
+
+def test_no_command_prints_usage(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "lfpo COMMAND" in capsys.readouterr().out
+
+
+def test_wrong_commands_and_keys(fails: Callable[..., str], tmp_path: Path):
+    assert "did you mean 'train'" in fails("trian")
+    assert "did you mean 'learning_rate'" in fails(*train_arguments(tmp_path, learning_rat="1e-3"))
+    assert "did you mean 'steps'" in fails(*train_arguments(tmp_path, **{"sampler.step": "4"}))
+    assert "did you mean 'beta'" in fails(
+        *train_arguments(tmp_path, **{"objective.name": "lfpo", "objective.bta": "1"})
+    )
+    assert "max_steps: expected a whole number, found 'many'" in fails(*train_arguments(tmp_path, max_steps="many"))
+    assert "expected --key value" in fails("train", "demo", "oops")
+    assert "did you mean 'sudoku'" in fails(*train_arguments(tmp_path, task="sudoko"))
+    assert "no such file" in fails("train", "nothing.yaml")
+    assert "either 'prompt' or 'task'" in fails("sample")
+
+
+def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
+    assert "no such folder" in fails(*train_arguments(tmp_path, model=str(tmp_path / "none")))
+    broken = tiny.write_llada(tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "model.safetensors" in fails(*train_arguments(tmp_path, model=str(broken)))
+    maskless = tiny.write_llada(tmp_path / "maskless", special=("<|startoftext|>", "<|endoftext|>", "<|eot_id|>"))
+    assert "mask token" in fails(*train_arguments(tmp_path, model=str(maskless)))
+
+
+def test_wrong_rows(fails: Callable[..., str], tmp_path: Path):
+    def train(text: str) -> str:
+        file = tmp_path / "rows.jsonl"
+        file.write_text(text)
+        arguments = train_arguments(tmp_path, data_file=str(file), reward_funcs="[test_train.even_letters]")
+        at = arguments.index("--task")
+        return fails(*arguments[:at], *arguments[at + 2 :])
+
+    assert "rows.jsonl:2" in train('{"prompt": "a"}\n{"prompt": \n')
+    assert "rows.jsonl:1" in train('{"text": "a"}\n')
+    assert "rows.jsonl:2: empty line" in train('{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    assert "the prompt is empty" in train('{"prompt": " "}\n')
+    assert "context of 512" in train(json.dumps({"prompt": "1" * 600}) + "\n")
+
+
+def test_wrong_rewards(fails: Callable[..., str], tmp_path: Path):
+    for function, named in (
+        ("wrong_length", "'wrong_length': returned 1 rewards for 4"),
+        ("not_a_number", "'not_a_number': reward 0 is nan"),
+        ("missing", "has no 'missing'"),
+    ):
+        changes = {"output_dir": str(tmp_path / function), "reward_funcs": f"[reward_samples.{function}]"}
+        assert named in fails(*train_arguments(tmp_path, **changes))
+
+
+def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):
+    changes = {"sampler.gen_length": "10", "sampler.block_length": "4"}
+    assert "block_length 4 does not divide gen_length 10" in fails(*train_arguments(tmp_path, **changes))
+    assert "does not divide gen_length 4" in fails(*train_arguments(tmp_path, **{"sampler.block_length": "3"}))
+    assert main(train_arguments(tmp_path)) == 0
+    assert "holds another run" in fails(*train_arguments(tmp_path))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    assert "not empty" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "full")))
+    assert "no metrics.jsonl" in fails("report", str(tmp_path / "full"))
+    (tmp_path / "file").write_text("x")
+    assert "could not be" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "file" / "run")))
+
+
+def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_path: Path):
+    """A real limit on file size, in a real process: writing the second checkpoint fails as on a full disk."""
+    import os
+    import subprocess
+    import sys
+
+    script = (
+        "import resource, signal, sys\n"
+        "from lfpo.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
+        "raise SystemExit(main(sys.argv[1:]))\n"
+    )
+    assert main(train_arguments(tmp_path)) == 0
+    source = str(Path(__file__).parent.parent / "src")
+    process = subprocess.run(
+        [sys.executable, "-c", script, *train_arguments(tmp_path, max_steps="2", resume="true")],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1].startswith("error: ")
+    assert "step-1 is intact" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert main(train_arguments(tmp_path, max_steps="2", resume="true")) == 0
