@@ -3,10 +3,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format wheel clean
+.PHONY: help demo test check format wheel wheel-check clean
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # The pinned versions are the ones the tests and the demo were run with.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -31,7 +31,13 @@ format: $(VENV)/.installed ## Format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 
 wheel: $(VENV)/.installed ## Build the wheel and source archive into dist/
+	rm -rf dist
 	$(BIN)/python -m build
+
+wheel-check: wheel ## Install the wheel in an empty environment and train from another folder
+	rm -rf build/wheel-check && $(PYTHON) -m venv build/wheel-check
+	build/wheel-check/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt dist/*.whl
+	cd "$$(mktemp -d)" && "$(CURDIR)/build/wheel-check/bin/lfpo" train choice --max_steps 2 && ls runs/choice
 
 clean: ## Remove caches and build outputs (runs/ and the environment stay)
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

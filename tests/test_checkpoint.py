@@ -18,9 +18,9 @@ from lfpo.checkpoint import (
     verify,
 )
 from lfpo.errors import UserError
-from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.optim import build_adamw
-from tiny import random_ids, write_llada
+from tiny import LLADA_CONFIG, random_ids, write_llada
 
 
 class Trainee:
@@ -252,3 +252,22 @@ def test_tied_weights_are_restored_tied(tmp_path: Path, run: Path) -> None:
     load_weights(other.model, trainee.save(run, 1) / "model")
     assert same(trainee.model, other.model)
     assert other.model.backbone.lm_head.weight is other.model.backbone.model.embed_tokens.weight
+
+
+def test_a_save_after_passing_over_damaged_ones_keeps_itself(trainee: Trainee, run: Path) -> None:
+    for step in (2, 3, 4):
+        trainee.save(run, step, keep=3)
+    for step in (3, 4):
+        (run / "checkpoints" / f"step-{step}" / "state.json").write_text("{}")
+    latest = latest_checkpoint(run)
+    assert latest is not None and latest.name == "step-2"
+    trainee.save(run, 3, keep=1)
+    assert names(run) == ["step-3"]
+    assert verify(run / "checkpoints" / "step-3") is None
+
+
+def test_weights_of_another_model_are_refused(trainee: Trainee, run: Path) -> None:
+    path = trainee.save(run, 1)
+    other = init_model({**LLADA_CONFIG, "mlp_hidden_size": 64}, seed=0)
+    with pytest.raises(UserError, match="another model"):
+        load_weights(other, path / "model")

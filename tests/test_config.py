@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from lfpo.config import build, dump_yaml, load_yaml, merge, parse_overrides, recipe_names, to_dict
+from lfpo.config import build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
 from lfpo.errors import UserError
 from lfpo.sft import SFTConfig
 from lfpo.train_config import LFPOConfig
@@ -165,7 +165,7 @@ def test_yaml_reads_exponents_as_numbers(tmp_path: Path) -> None:
 
 def test_a_config_is_read_back_from_its_dump(tmp_path: Path) -> None:
     config = make(learning_rate=1e-5, tasks={"words": 1}, sampler={"threshold": 0.5}, names=["é"])
-    dump_yaml(to_dict(config), tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text(yaml_text(to_dict(config)))
     assert build(Config, load_yaml(tmp_path / "c.yaml")) == config
 
 
@@ -197,3 +197,17 @@ def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     for name in recipe_names():
         cls = SFTConfig if name.startswith("embedded") else LFPOConfig
         build(cls, merge({"output_dir": "x"}, load_yaml(name)))
+
+
+def test_naming_one_nested_key_leaves_the_others_alone() -> None:
+    values = {"output_dir": "x", "sampler": {"remasking": "random"}, "objective": {"beta": 0.5}}
+    config = build(LFPOConfig, values)
+    assert (config.sampler.temperature, config.sampler.remasking) == (1.0, "random")
+    assert config.objective == {"name": "lfpo", "beta": 0.5}
+    aliased = build(LFPOConfig, {"output_dir": "x", "sampler": {"max_completion_length": 8}})
+    assert (aliased.sampler.gen_length, aliased.sampler.temperature) == (8, 1.0)
+
+
+def test_rollouts_that_could_not_differ_are_refused() -> None:
+    with pytest.raises(UserError, match="temperature 0"):
+        build(LFPOConfig, {"output_dir": "x", "sampler": {"temperature": 0}})

@@ -223,3 +223,8 @@ def test_raw_reward_is_taken_as_it_is_and_must_fit():
 def test_bad_knobs_are_named(knobs: dict, named: str):
     with pytest.raises(UserError, match=named):
         make_objective(knobs)
+
+
+def test_one_rollout_a_prompt_cannot_be_centred():
+    with pytest.raises(UserError, match="num_generations"):
+        LFPO().signal(double([0.0, 1.0]), torch.arange(2))

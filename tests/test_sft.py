@@ -74,14 +74,28 @@ def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None
     found = []
     for update_tokens in (10_000, 60, 1):
         model = load_model(write(tmp_path / str(update_tokens)), dtype=torch.float64)
-        loss = accumulate_sft_gradients(model, batch, update_tokens, generator(1, "t"))
+        loss = accumulate_sft_gradients(model, dict(enumerate(batch)), 7, update_tokens, generator(1, "t"))
         found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
     (loss, gradient), *others = found
     assert gradient.norm() > 0.1
     for other_loss, other in others:
-        # The cross-entropy itself is computed in float32.
-        assert other_loss == pytest.approx(loss, rel=1e-6)
-        assert (other - gradient).norm() < 1e-6 * gradient.norm()
+        assert other_loss == pytest.approx(loss, rel=1e-12)
+        assert (other - gradient).norm() < 1e-12 * gradient.norm()
+
+
+def test_the_shares_of_several_processes_add_up_to_the_whole_batch(llada: Path) -> None:
+    model = load_model(llada, dtype=torch.float64)
+    batch = dict(enumerate(examples([(3, 8), (9, 8), (1, 4), (5, 16), (5, 8)])))
+    whole = accumulate_sft_gradients(model, batch, 5, 100, generator(1, "t"))
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    parts = 0.0
+    for rank in range(2):
+        share = {i: e for i, e in batch.items() if i % 2 == rank}
+        parts += accumulate_sft_gradients(model, share, 5, 100, generator(1, "t"))
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert parts == pytest.approx(whole, rel=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 
 
 @torch.no_grad()
@@ -92,16 +106,17 @@ def test_the_loss_is_what_the_paper_says(llada: Path) -> None:
     rng = generator(2, "t")
     t = ((torch.arange(n) + torch.rand((), generator=rng)) / n).clamp(min=MIN_T)
     t = t[torch.randperm(n, generator=rng)]
+    root = int(torch.randint(2**62, (), generator=rng))
     expected = 0.0
-    for example, t_row in zip(batch, t.tolist(), strict=True):
-        masked = torch.rand(8, generator=rng) < t_row
+    for i, (example, t_row) in enumerate(zip(batch, t.tolist(), strict=True)):
+        masked = torch.rand(8, generator=generator(root, i)) < t_row
         target = torch.tensor(example.completion)
         ids = torch.tensor([example.prompt + target.masked_fill(masked, model.mask_id).tolist()])
         log_p = model(ids)[0, 4:].log_softmax(-1)
         ce = -log_p[torch.arange(8), target]
         expected += float(ce[masked].sum()) / (t_row * 8 * n)
     with torch.enable_grad():
-        loss = accumulate_sft_gradients(model, batch, 10_000, generator(2, "t"))
+        loss = accumulate_sft_gradients(model, dict(enumerate(batch)), n, 10_000, generator(2, "t"))
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
@@ -199,3 +214,29 @@ def test_a_fresh_model_needs_tasks_for_its_tokenizer(tmp_path: Path) -> None:
     file.write_text('{"prompt": "q", "completion": "a"}\n')
     with pytest.raises(UserError, match="'init'"):
         train_sft(config(tmp_path / "run", init=LLADA_CONFIG, tasks={}, data_file=str(file)), report=quiet)
+
+
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
+    """Real processes over gloo: the losses are those of one process with the same batch."""
+    import os
+    import subprocess
+    import sys
+
+    from lfpo.config import to_dict, yaml_text
+
+    one, two = (config(tmp_path / name, steps=4, logging_steps=1) for name in ("one", "two"))
+    train_sft(one, report=quiet)
+    (tmp_path / "two.yaml").write_text(yaml_text(to_dict(two)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    source = str(Path(__file__).parent.parent / "src")
+    subprocess.run(
+        [*command, "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "-m", "lfpo", "sft", "two.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
+    for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)

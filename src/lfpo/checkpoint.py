@@ -56,6 +56,13 @@ def save_checkpoint(
             shutil.rmtree(final)
         partial.rename(final)
         _sync(root)
+        # A checkpoint numbered higher is one that a resume had to pass over as damaged.
+        older = [p for p in _numbered(root) if _number(p) <= step]
+        for old in [*older[:-keep], *(p for p in _numbered(root) if _number(p) > step)]:
+            # Renamed first: a deletion cut short must not leave half a folder under a checkpoint's name.
+            doomed = root / f".{old.name}.partial"
+            old.rename(doomed)
+            shutil.rmtree(doomed)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         good = latest_checkpoint(run_dir)
@@ -64,11 +71,6 @@ def save_checkpoint(
             + (f"{good.name} is intact: " if good else "none exists yet: ")
             + "free disk space or check permissions, then run the same command with --resume"
         ) from error
-    for old in _numbered(root)[:-keep]:
-        # Renamed first: a deletion cut short must not leave half a folder under a checkpoint's name.
-        doomed = root / f".{old.name}.partial"
-        old.rename(doomed)
-        shutil.rmtree(doomed)
     return final
 
 
@@ -121,8 +123,11 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
     """Copy a saved model's weights into `model`, in place (optimisers keep their parameters)."""
-    saved = load_model(folder, dtype=model.dtype)
-    model.load_state_dict(saved.state_dict())
+    saved = load_model(folder, dtype=model.dtype).state_dict()
+    for name, tensor in model.state_dict().items():
+        if name not in saved or saved[name].shape != tensor.shape:
+            raise UserError(f"{folder}: was saved from another model than the one given ({name} differs in shape)")
+    model.load_state_dict(saved)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -147,7 +152,11 @@ def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
 
 def _numbered(root: Path) -> list[Path]:
     found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -63,7 +63,6 @@ def _configure(cls: type, rest: list[str], *, takes_file: bool, command: str) ->
     values: dict[str, Any] = {}
     if takes_file and rest and not rest[0].startswith("--"):
         values, rest = load_yaml(rest[0]), rest[1:]
-        # A recipe may say what it trains from scratch with; a resume continues what the folder holds.
     overrides = parse_overrides(rest)
     resume = overrides.pop("resume", False)
     if not isinstance(resume, bool):
@@ -83,8 +82,19 @@ def describe(cls: type, command: str, takes_file: bool) -> str:
         if dataclasses.is_dataclass(default):
             lines += [f"  --{f.name}.{g.name} {getattr(default, g.name)}" for g in dataclasses.fields(default)]
         else:
-            lines.append(f"  --{f.name} {default}")
+            lines.append(f"  --{f.name} {_short(default)}")
     return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    """A default for the help text: of nested settings only what differs from their own defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = type(value)()
+        changed = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
+        return _short(changed)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+    return str(value)
 
 
 def train(rest: list[str]) -> None:
@@ -126,19 +136,27 @@ def report(rest: list[str]) -> None:
     from .report import write_report
     from .run import Run
 
+    if {"-h", "--help"} & set(rest):
+        print("usage: lfpo report RUN [RUN ...]\n\n(Re)write report.html in each RUN, a folder written by lfpo train.")
+        return
     if not rest or rest[0].startswith("-"):
-        raise UserError("usage: lfpo report RUN [RUN ...], each a folder written by lfpo train")
+        raise UserError("lfpo report needs one or more RUN folders, as written by lfpo train")
     for name in rest:
         print(write_report(Run(Path(name))))
 
 
 def demo(rest: list[str]) -> None:
+    if {"-h", "--help"} & set(rest):
+        print("usage: lfpo demo [--key value ...]\n\nTrain by the recipe `demo`; keys are those of lfpo train.")
+        return
     from .demo import run_demo
 
     run_demo(rest)
 
 
 def doctor(rest: list[str]) -> None:
+    if rest:
+        raise UserError(f"lfpo doctor takes no arguments, found {rest[0]!r}")
     from .doctor import run_doctor
 
     run_doctor()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML mapping from a file; the name of a recipe shipped with the package works without its folder."""
     file = Path(path)
-    if not file.exists():
+    if not file.is_file():
         shipped = RECIPES / f"{file.name.removesuffix('.yaml')}.yaml"
         if file.parent != Path() or not shipped.exists():
             raise UserError(f"config {str(path)!r}: no such file{nearest(file.stem, recipe_names())}")
@@ -91,9 +91,11 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def build(cls: type[T], values: dict[str, Any], where: str = "config") -> T:
+def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
     """An instance of dataclass `cls` from a mapping, every key and type checked.
 
+    defaults: where keys that are left out come from (None: the class's own defaults). A nested dataclass starts from
+    the default of the field it stands in, so naming one of its keys leaves the others alone.
     A class may list `ALIASES = {"other_name": "field"}`. Raises UserError naming the key and the nearest valid one.
     """
     aliases: dict[str, str] = getattr(cls, "ALIASES", {})
@@ -107,15 +109,27 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config") -> T:
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
-        arguments[name] = _convert(value, hints[name], f"{where}: {given}")
+        nested = getattr(defaults, name) if defaults is not None else _default(fields[name])
+        if dataclasses.is_dataclass(nested) and not isinstance(nested, type) and isinstance(value, dict):
+            arguments[name] = build(type(nested), value, f"{where}: {given}", nested)
+        else:
+            arguments[name] = _convert(value, hints[name], f"{where}: {given}")
     for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in arguments:
+        if name in arguments:
+            continue
+        if defaults is not None:
+            arguments[name] = getattr(defaults, name)
+        elif _default(field) is dataclasses.MISSING:
             raise UserError(f"{where}: key {name!r} is missing")
     try:
         return cls(**arguments)
     except ValueError as error:  # raised by __post_init__ of our own dataclasses, already one sentence
         raise UserError(f"{where}: {error}") from error
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A field's default value, or MISSING."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
@@ -175,5 +189,6 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def dump_yaml(values: dict[str, Any], path: Path) -> None:
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+def yaml_text(values: dict[str, Any]) -> str:
+    """A mapping as YAML, keys in their own order."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -18,6 +18,8 @@ from .errors import UserError
 from .models import MaskedDiffusionLM
 from .trajectory import Trajectory
 
+DRAW_ELEMENTS = 2**24  # logits drawn from at once, 128 MiB in float64
+
 Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -243,23 +245,31 @@ def _draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token for each position and its probability at temperature 1 (float64), both [T].
 
-    The mask token is never drawn. sizes[i] positions belong to generators[i].
+    The mask token is never drawn. sizes[i] positions belong to generators[i]. Rows go in chunks: a float64 copy of all
+    logits of a large vocabulary would be the largest tensor of the whole rollout.
     """
-    logits = logits_TV.double()
-    scores = logits.clone()
-    scores[:, mask_id] = -torch.inf
-    if temperature > 0:
-        uniform = torch.cat(
-            [
-                torch.rand((n, logits.shape[1]), generator=g, dtype=torch.float64, device=logits.device)
-                for g, n in zip(generators, sizes, strict=True)
+    vocabulary = logits_TV.shape[1]
+    drawn, confidence, start = [], [], 0
+    while start < len(sizes):
+        stop = start + 1
+        while stop < len(sizes) and sum(sizes[start : stop + 1]) * vocabulary <= DRAW_ELEMENTS:
+            stop += 1
+        first, count = sum(sizes[:start]), sum(sizes[start:stop])
+        logits = logits_TV[first : first + count].double()
+        scores = logits.clone()
+        scores[:, mask_id] = -torch.inf
+        if temperature > 0:
+            uniform = [
+                torch.rand((n, vocabulary), generator=g, dtype=torch.float64, device=logits.device)
+                for g, n in zip(generators[start:stop], sizes[start:stop], strict=True)
             ]
-        )
-        # argmax(z / T + Gumbel) is a draw from softmax(z / T); clamped because rand may return exactly 0.
-        scores = scores / temperature - torch.log(-torch.log(uniform.clamp(min=1e-300)))
-    drawn = scores.argmax(-1)
-    confidence = (logits.gather(1, drawn[:, None]).squeeze(1) - logits.logsumexp(-1)).exp()
-    return drawn, confidence
+            # argmax(z / T + Gumbel) is a draw from softmax(z / T); clamped because rand may return exactly 0.
+            scores = scores / temperature - torch.log(-torch.log(torch.cat(uniform).clamp(min=1e-300)))
+        tokens = scores.argmax(-1)
+        drawn.append(tokens)
+        confidence.append((logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)).exp())
+        start = stop
+    return torch.cat(drawn), torch.cat(confidence)
 
 
 def _join(parts: list[Trajectory], width: int, pad_id: int) -> Trajectory:

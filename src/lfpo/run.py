@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from dataclasses import dataclass
@@ -12,29 +13,37 @@ from typing import Any
 import torch
 
 from . import __version__
-from .config import dump_yaml, to_dict
+from .config import to_dict, yaml_text
 from .errors import UserError
+from .models.loading import read_json
 
 
 @dataclass(frozen=True)
 class Run:
-    """An open run directory. `log` appends one JSON object to metrics.jsonl."""
+    """An open run directory. `log` appends one JSON object to metrics.jsonl; a silent run (other ranks) does not."""
 
     dir: Path
+    silent: bool = False
 
     @property
     def metrics_file(self) -> Path:
         return self.dir / "metrics.jsonl"
 
     def log(self, values: dict[str, Any]) -> None:
+        if self.silent:
+            return
         try:
             with self.metrics_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+                # NaN is not JSON: a number that is not finite is written as null.
+                finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
+                file.write(json.dumps(finite) + "\n")
         except OSError as error:
             raise _unwritable(self.metrics_file, error) from error
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write JSONL rows to a file of the run, atomically."""
+        if self.silent:
+            return
         path = self.dir / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,18 +90,26 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         if marker.exists():
             if not resume:
                 raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
-            found = json.loads((path / "run.json").read_text()).get("kind") if (path / "run.json").exists() else None
+            found = read_json(path / "run.json").get("kind")
             if found != kind:
                 raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
-        elif path.exists() and any(path.iterdir()):
+        elif path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
             raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
         path.mkdir(parents=True, exist_ok=True)
-        dump_yaml(to_dict(config), marker)
+        # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions()}
-        (path / "run.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        _replace(path / "run.json", json.dumps(info, indent=2) + "\n")
+        _replace(marker, yaml_text(to_dict(config)))
     except OSError as error:
         raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
     return Run(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def versions() -> dict[str, str]:

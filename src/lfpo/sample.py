@@ -48,7 +48,8 @@ class SampleConfig:
 def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     """Sample and print the completion, with steps and NFE."""
     console = console or Console()
-    model, tokenizer = load_model(config.model), load_tokenizer(config.model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model)
     default_length = 128
     if config.task is not None:
         task = get_task(config.task)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
+from . import distributed
 from .batching import left_pad, pack_by_tokens
 from .checkpoint import (
     export_model,
@@ -48,6 +49,9 @@ class SFTConfig:
     right_share: share of right demonstrations of tasks (None: each task's own flawed corpus).
     gen_length: completion length for data_file rows (tasks bring their own), in tokens.
     update_tokens: tokens in one forward pass; memory only, never the result.
+    export_dtype: precision of the final `output_dir/model` (checkpoints stay float32).
+
+    Several processes share the work under `torchrun --nproc_per_node N -m lfpo sft CONFIG`.
     """
 
     output_dir: str
@@ -72,6 +76,7 @@ class SFTConfig:
     logging_steps: int = 20
     save_steps: int = 500
     save_total_limit: int = 2
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.init is None):
@@ -105,7 +110,11 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     """Train and return the folder of the final model (`output_dir/model`)."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
+    rank, _ = distributed.start()
+    if rank == 0:
+        run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
+    else:
+        run, report = Run(Path(config.output_dir), silent=True), lambda _: None
     model, tokenizer = _start(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).train()
@@ -123,7 +132,10 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
         run.truncate_metrics(step)
     report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
     _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report)
-    final = export_model(run.dir, model, tokenizer)
+    final = run.dir / "model"
+    if rank == 0:
+        export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer)
+    distributed.stop()
     report(f"saved {final}")
     return final
 
@@ -141,6 +153,7 @@ def _loop(
 ) -> None:
     """Steps `first` on; `losses` are those since the last logged line (kept in checkpoints)."""
     started = time.time()
+    rank, world = distributed.start()
     for step in range(first, config.steps):
         lr = lr_at(
             step,
@@ -150,8 +163,13 @@ def _loop(
             warmup_steps=config.warmup_steps,
         )
         set_lr(optimizer, lr)
-        batch = [draw(step * config.batch_size + i) for i in range(config.batch_size)]
-        losses.append(accumulate_sft_gradients(model, batch, config.update_tokens, generator(config.seed, step, "t")))
+        # Each process takes every world-th example; the sum of their gradients is the gradient of the whole batch.
+        mine = range(rank, config.batch_size, world)
+        batch = {i: draw(step * config.batch_size + i) for i in mine}
+        rng = generator(config.seed, step, "t")
+        loss = accumulate_sft_gradients(model, batch, config.batch_size, config.update_tokens, rng)
+        losses.append(distributed.sum_number(loss))
+        distributed.sum_gradients(model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         if torch.isfinite(norm):
             optimizer.step()
@@ -165,7 +183,7 @@ def _loop(
             run.log({"step": done, "loss": mean, "grad_norm": float(norm), "learning_rate": lr})
             rate = (done - first) / (time.time() - started)
             report(f"step {done}/{config.steps}  loss {mean:.4f}  {rate:.2f} steps/s")
-        if done % config.save_steps == 0 and done < config.steps:
+        if rank == 0 and done % config.save_steps == 0 and done < config.steps:
             save_checkpoint(
                 run.dir,
                 done,
@@ -178,28 +196,31 @@ def _loop(
 
 
 def accumulate_sft_gradients(
-    model: MaskedDiffusionLM, batch: list[Example], update_tokens: int, rng: torch.Generator
+    model: MaskedDiffusionLM, batch: dict[int, Example], size: int, update_tokens: int, rng: torch.Generator
 ) -> float:
-    """Add the batch's loss gradient to the parameters and return the loss; memory depends on update_tokens only.
+    """Add the loss gradient of some examples of a batch to the parameters and return their share of the loss.
 
+    batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
     Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
-    its distribution uniform and halves the variance of the loss.
+    its distribution uniform and lowers the variance of the loss.
     """
-    n = len(batch)
-    t_B = ((torch.arange(n) + torch.rand((), generator=rng)) / n).clamp(min=MIN_T)
-    t_B = t_B[torch.randperm(n, generator=rng)]
-    noise = [torch.rand(len(e.completion), generator=rng) for e in batch]
-    lengths = [len(e.prompt) + len(e.completion) for e in batch]
+    t_B = ((torch.arange(size) + torch.rand((), generator=rng)) / size).clamp(min=MIN_T)
+    t_B = t_B[torch.randperm(size, generator=rng)]
+    root = int(torch.randint(2**62, (), generator=rng))
+    noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
+    indices = list(batch)
+    lengths = [len(e.prompt) + len(e.completion) for e in batch.values()]
     total = 0.0
-    for group in pack_by_tokens(lengths, update_tokens):
+    for packed in pack_by_tokens(lengths, update_tokens):
+        group = [indices[j] for j in packed]
         rows = [batch[i].prompt + batch[i].completion for i in group]
         ids, attention = left_pad(rows, model.pad_id)
         masked = torch.zeros_like(ids, dtype=torch.bool)
         weight = torch.zeros(ids.shape)
         for j, i in enumerate(group):
-            size = len(batch[i].completion)
-            masked[j, -size:] = noise[i] < t_B[i]
-            weight[j, -size:] = 1 / (t_B[i] * size * n)
+            length = len(batch[i].completion)
+            masked[j, -length:] = noise[i] < t_B[i]
+            weight[j, -length:] = 1 / (t_B[i] * length * size)
         if not masked.any():
             continue
         ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))

@@ -114,6 +114,8 @@ class LFPOTrainer:
                 ]
                 # Phase 3: the reference follows (line 17).
                 ema_update(self.reference, self.model, args.ema_decay)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()  # or the clock stops while the GPU still works
                 update_seconds = time.perf_counter() - update_started
                 self.seconds += time.perf_counter() - started
 
@@ -171,7 +173,7 @@ class LFPOTrainer:
             update_tokens=args.update_tokens,
             autocast=self.autocast,
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or float("inf")))
         if torch.isfinite(torch.tensor([norm, loss])).all():
             self.optimizer.step()
             self.skipped_in_a_row = 0
@@ -216,7 +218,7 @@ class LFPOTrainer:
     def _mean_reward(self, rows: Sequence[dict[str, Any]], texts: list[str], trajectory: Any) -> float:
         prompts = [row["prompt"] for row in rows]
         columns = {n: [row.get(n) for row in rows] for n in rows[0] if n != "prompt"}
-        ids = trajectory.tokens.tolist()
+        ids = [t[:n].tolist() for t, n in zip(trajectory.tokens, trajectory.lengths.tolist(), strict=True)]
         completions = [
             text if isinstance(p, str) else [{"role": "assistant", "content": text}]
             for p, text in zip(prompts, texts, strict=True)
@@ -271,11 +273,13 @@ def _make_source(
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     if train_dataset is None and args.data_file is None:
         source = task_source(get_task(args.task or "sudoku"), seed=args.seed, n_eval=args.eval_size)
+        if eval_dataset is not None:
+            raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         if functions:
             source = PromptSource(**{**source.__dict__, "reward_functions": functions})
         return source
-    if args.task is not None:
-        raise UserError("both a task and a data set were given; give one")
+    if args.task is not None or (train_dataset is not None and args.data_file is not None):
+        raise UserError("more than one of task, data_file and train_dataset was given; give one")
     if not functions:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
@@ -291,6 +295,8 @@ def _make_source(
             raise UserError("train_dataset: no rows")
     if eval_dataset is not None:
         eval_rows = [dict(row) for row in eval_dataset]
+        for i, row in enumerate(eval_rows):
+            check_row(row, f"eval_dataset[{i}]")
     else:
         eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
     return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])

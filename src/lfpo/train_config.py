@@ -30,6 +30,7 @@ class LFPOConfig:
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
     ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
+    max_grad_norm: gradients are scaled down to this norm (0: never).
     threads: CPU threads for torch (0: leave as it is).
     """
 
@@ -72,6 +73,9 @@ class LFPOConfig:
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     def __post_init__(self) -> None:
+        self.objective = {"name": "lfpo", **self.objective}
+        if self.sampler.temperature == 0 and self.sampler.remasking != "random":
+            raise ValueError("sampler temperature 0 makes all rollouts of a prompt alike; set it above 0")
         for name in (
             "max_steps",
             "prompts_per_iteration",

@@ -33,17 +33,23 @@ def accumulate_gradients(
     lengths = views.attention_mask.sum(-1).tolist()
     for group in pack_by_tokens(lengths, update_tokens):
         part = _trim(views.select(torch.tensor(group, device=views.row.device)))
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-            z_TV = model(part.input_ids, part.attention_mask, part.target)
-            with torch.no_grad():
-                z_ref_TV = reference(part.input_ids, part.attention_mask, part.target)
-        signal_T = signal_B.to(z_TV.device)[part.row][part.target.nonzero()[:, 0]]
-        wide = torch.promote_types(z_TV.dtype, torch.float32)
-        losses = objective.token_loss(z_TV.to(wide), z_ref_TV.to(wide), part.labels[part.target], signal_T.to(wide))
+        z_TV = _logits(model, part, autocast)
+        with torch.no_grad():
+            z_ref_TV = _logits(reference, part, autocast)
+        signal_T = signal_B.to(z_TV.device, z_TV.dtype)[part.row][part.target.nonzero()[:, 0]]
+        losses = objective.token_loss(z_TV, z_ref_TV, part.labels[part.target], signal_T)
         loss = losses.sum() / total
         loss.backward()
         loss_sum += loss.item()
     return loss_sum
+
+
+def _logits(model: MaskedDiffusionLM, views: Views, autocast: bool) -> torch.Tensor:
+    """Logits [T, V] at the targets. The body may run in bfloat16; the head does not, because rounding its output would
+    swallow the small differences between policy and reference that the objectives live on."""
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
+        hidden_TD = model.hidden(views.input_ids, views.attention_mask)[views.target]
+    return model.head(hidden_TD.to(model.dtype))
 
 
 def _trim(views: Views) -> Views:

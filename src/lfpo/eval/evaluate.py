@@ -102,6 +102,8 @@ def mean_interval(hits: list[int], n_samples: int) -> tuple[float, float]:
     if n_samples == 1:
         return wilson_interval(sum(hits), len(hits))
     shares = [h / n_samples for h in hits]
+    if len(set(shares)) == 1:  # no spread to estimate from: as if each problem had been tried once
+        return wilson_interval(round(sum(shares)), len(hits))
     mean = sum(shares) / len(shares)
     variance = sum((s - mean) ** 2 for s in shares) / max(1, len(shares) - 1)
     half = 1.96 * math.sqrt(variance / len(shares))

@@ -59,6 +59,10 @@ class LFPO:
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return rewards_B
+        if len(rewards_B) == int(group_B.max()) + 1:
+            raise UserError(
+                "reward_transform 'centered' compares the rollouts of a prompt; num_generations must exceed 1"
+            )
         centred = rewards_B - group_means(rewards_B, group_B)
         advantage = centred / (rewards_B.std(correction=0) + 1e-4)
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)

@@ -39,7 +39,9 @@ def learning_curve(metrics: list[dict[str, Any]]) -> str:
         bottom.set_ylabel("forwards (NFE)")
         bottom.set_xlabel("iteration")
         bottom.set_ylim(bottom=0)
-        top.legend(frameon=False, loc="lower right")
+        top.set_ylim(bottom=0)
+        top.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+        bottom.xaxis.get_major_locator().set_params(integer=True)
         for axes in (top, bottom):
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)

@@ -42,8 +42,14 @@ def score(
     """
     total = torch.zeros(len(completions), dtype=torch.float64)
     parts: dict[str, list[float | None]] = {}
+    if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
+        raise UserError(
+            f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
+        )
     for function, weight in zip(functions, weights, strict=True):
-        name = reward_name(function)
+        name, number = reward_name(function), 2
+        while name in parts:  # two lambdas, say
+            name, number = f"{reward_name(function)}_{number}", number + 1
         arguments = {**columns, "completion_ids": completion_ids}
         accepted = inspect.signature(function).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):

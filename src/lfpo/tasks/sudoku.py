@@ -12,9 +12,8 @@ import random
 
 from .task import Row, Task
 
-SLIP = 0.2  # chance of a further random digit in each blank of a flawed demonstration
+SLIP = 0.25  # chance of a further random digit in each blank of a flawed demonstration
 BLANKS = (6, 10)
-RELABEL = {"1": "2", "2": "3", "3": "4", "4": "1"}
 
 
 @functools.cache
@@ -60,13 +59,16 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The solution, or one whose filled-in cells read every digit one too high, with a few slips."""
+    """The solution, or one in which each blank repeats the last given digit before it, with a few random slips."""
     if rng.random() < right_share:
         return row["solution"]
+    puzzle = row["puzzle"]
+    last = puzzle.lstrip("_")[0]  # blanks at the very start take the first given digit
     cells = []
-    for given, digit in zip(row["puzzle"], row["solution"], strict=True):
-        flawed = rng.choice("1234") if rng.random() < SLIP else RELABEL[digit]
-        cells.append(flawed if given == "_" else given)
+    for given in puzzle:
+        last = last if given == "_" else given
+        slip = given == "_" and rng.random() < SLIP
+        cells.append(rng.choice("1234") if slip else last)
     return "".join(cells)
 
 
@@ -81,6 +83,6 @@ TASK = Task(
     solution_key=lambda row: row["solution"],
     correct=correct,
     demonstrate=demonstrate,
-    right_share=0.35,
+    right_share=0.4,
     gen_length=16,
 )
