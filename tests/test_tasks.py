@@ -42,7 +42,7 @@ def tokenizer():
 def test_demonstrations_are_right_less_than_half_the_time(name: str) -> None:
     task = get_task(name)
     share = sum(task.correct(text, row) for row, text in rows(name)) / ROWS
-    assert 0.30 <= share <= 0.45
+    assert 0.30 <= share < 0.5  # wrong more often than right
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -185,6 +185,8 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
 def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
     with pytest.raises(UserError, match="needs reward_funcs"):
         LFPOTrainer(str(llada), args=config(tmp_path), train_dataset=ROWS)
+    with pytest.raises(UserError, match="nothing to train on"):
+        LFPOTrainer(str(llada), args=config(tmp_path))
     with pytest.raises(UserError, match="train_dataset\\[1\\]"):
         LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=[*ROWS[:1], {"text": "x"}])
     with pytest.raises(UserError, match="without its tokenizer"):

@@ -272,7 +272,9 @@ def _make_source(
     else:
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     if train_dataset is None and args.data_file is None:
-        source = task_source(get_task(args.task or "sudoku"), seed=args.seed, n_eval=args.eval_size)
+        if args.task is None:
+            raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
+        source = task_source(get_task(args.task), seed=args.seed, n_eval=args.eval_size)
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         if functions:

@@ -70,6 +70,6 @@ TASK = Task(
     solution_key=lambda row: f"{row['numbers']} {row['target']}",
     correct=correct,
     demonstrate=demonstrate,
-    right_share=0.4,
+    right_share=0.45,
     gen_length=8,
 )

@@ -65,6 +65,6 @@ TASK = Task(
     solution_key=lambda row: str(list(row["coefficients"])),
     correct=correct,
     demonstrate=demonstrate,
-    right_share=0.4,
+    right_share=0.45,
     gen_length=12,
 )

@@ -12,7 +12,7 @@ import random
 
 from .task import Row, Task
 
-SLIP = 0.25  # chance of a further random digit in each blank of a flawed demonstration
+SLIP = 0.3  # chance of the mistake in each blank of a flawed demonstration
 BLANKS = (6, 10)
 
 
@@ -59,16 +59,15 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The solution, or one in which each blank repeats the last given digit before it, with a few random slips."""
+    """The solution, or one in which some blanks repeat the last given digit before them instead."""
     if rng.random() < right_share:
         return row["solution"]
     puzzle = row["puzzle"]
     last = puzzle.lstrip("_")[0]  # blanks at the very start take the first given digit
     cells = []
-    for given in puzzle:
+    for given, digit in zip(puzzle, row["solution"], strict=True):
         last = last if given == "_" else given
-        slip = given == "_" and rng.random() < SLIP
-        cells.append(rng.choice("1234") if slip else last)
+        cells.append(last if given == "_" and rng.random() < SLIP else digit)
     return "".join(cells)
 
 
@@ -83,6 +82,6 @@ TASK = Task(
     solution_key=lambda row: row["solution"],
     correct=correct,
     demonstrate=demonstrate,
-    right_share=0.4,
+    right_share=0.35,
     gen_length=16,
 )

@@ -64,6 +64,6 @@ TASK = Task(
     solution_key=solution_key,
     correct=correct,
     demonstrate=demonstrate,
-    right_share=0.4,
+    right_share=0.45,
     gen_length=32,
 )
