@@ -234,7 +234,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=120,
+        timeout=300,
         capture_output=True,
     )
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):

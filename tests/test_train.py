@@ -112,7 +112,7 @@ def start(folder: Path, model: Path, *, resume: bool) -> subprocess.Popen[bytes]
 
 
 def wait_for(condition, process: subprocess.Popen[bytes]) -> None:
-    limit = time.time() + 60
+    limit = time.time() + 240
     while not condition():
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.time() < limit
