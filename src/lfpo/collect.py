@@ -11,7 +11,7 @@ import torch
 
 from .decoding import SamplerConfig
 from .models import MaskedDiffusionLM
-from .prompts import PromptSource, columns_of, decode_completions, encode_rows
+from .prompts import PromptSource, as_completions, columns_of, decode_completions, encode_rows
 from .rewards import Rewards, score
 from .rng import key
 from .rollout import rollout
@@ -59,18 +59,12 @@ def collect(
     trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens)
     sampled = time.perf_counter()
     texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-    # As in TRL, a conversational prompt gets a conversational completion.
-    completions: list[Any] = [
-        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
-        for row, text in zip(rows, texts, strict=True)
-    ]
-    completion_ids = [t[:n].tolist() for t, n in zip(trajectory.tokens, trajectory.lengths.tolist(), strict=True)]
     rewards = score(
         source.reward_functions,
         reward_weights,
         [row["prompt"] for row in rows],
-        completions,
-        completion_ids,
+        as_completions(rows, texts),
+        trajectory.completion_ids(),
         columns_of(rows),
     )
     return Batch(

@@ -112,6 +112,14 @@ def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, g
     return encoded
 
 
+def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
+    """Texts as reward functions get them: as in TRL, a conversational prompt has a conversational completion."""
+    return [
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
 def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
     """Text of each completion up to its first EOS, without special tokens."""
     texts = []

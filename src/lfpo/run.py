@@ -47,9 +47,7 @@ class Run:
         path = self.dir / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-            partial.rename(path)
+            _replace(path, "".join(json.dumps(r) + "\n" for r in rows))
         except OSError as error:
             raise _unwritable(path, error) from error
 

@@ -26,7 +26,7 @@ from .models import MaskedDiffusionLM, load_model, load_tokenizer
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
 from .plugins import resolve
-from .prompts import PromptSource, list_source, task_source
+from .prompts import PromptSource, as_completions, list_source, task_source
 from .rewards import RewardFunction, score
 from .rng import generator, key
 from .run import open_run
@@ -218,11 +218,7 @@ class LFPOTrainer:
     def _mean_reward(self, rows: Sequence[dict[str, Any]], texts: list[str], trajectory: Any) -> float:
         prompts = [row["prompt"] for row in rows]
         columns = {n: [row.get(n) for row in rows] for n in rows[0] if n != "prompt"}
-        ids = [t[:n].tolist() for t, n in zip(trajectory.tokens, trajectory.lengths.tolist(), strict=True)]
-        completions = [
-            text if isinstance(p, str) else [{"role": "assistant", "content": text}]
-            for p, text in zip(prompts, texts, strict=True)
-        ]
+        completions, ids = as_completions(rows, texts), trajectory.completion_ids()
         rewards = score(self.source.reward_functions, self.reward_weights, prompts, completions, ids, columns)
         return float(rewards.total.mean())
 

@@ -53,6 +53,10 @@ class Trajectory:
         first = is_eos.int().argmax(-1)
         return torch.where(is_eos.any(-1), first + 1, self.tokens.shape[1])
 
+    def completion_ids(self) -> list[list[int]]:
+        """Token ids of each completion, up to and including its first EOS."""
+        return [t[:n].tolist() for t, n in zip(self.tokens, self.lengths.tolist(), strict=True)]
+
     @property
     def counted(self) -> torch.Tensor:
         """Positions that matter [B, C]: up to and including the first EOS."""

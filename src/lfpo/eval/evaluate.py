@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..decoding import SamplerConfig
@@ -113,7 +113,3 @@ def mean_interval(hits: list[int], n_samples: int) -> tuple[float, float]:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate that one of k samples is right, from c right ones among n (arXiv 2107.03374, section 2.1)."""
     return 1.0 if n - c < k else 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def sampler_fields(sampler: SamplerConfig) -> dict[str, Any]:
-    return asdict(sampler)
