@@ -218,6 +218,12 @@ def test_raw_reward_is_taken_as_it_is_and_must_fit():
         ({"name": "lfop"}, "did you mean 'lfpo'"),
         ({"beta": 0.1}, "'name' is missing"),
         ({"name": "lfpo", "reading": "literal"}, "reading"),
+        ({"name": 3}, "'name' is missing"),
+        ({"name": "collections:OrderedDict"}, "not a dataclass"),
+        ({"name": "lfpo", "beta": float("nan")}, "beta"),
+        ({"name": "diffu_grpo", "epsilon_high": -2.0}, "epsilon_high"),
+        ({"name": "spg", "beta": 0.5}, "beta"),
+        ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
     ],
 )
 def test_bad_knobs_are_named(knobs: dict, named: str):

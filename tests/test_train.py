@@ -170,10 +170,10 @@ def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_
 
 
 def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):
-    def poisoned(self, z, z_ref, y, signal):
-        return z.sum(-1) * float("nan")
+    def poisoned(self, predictions, signal):
+        return predictions.logits().sum() * float("nan")
 
-    monkeypatch.setattr(LFPO, "token_loss", poisoned)
+    monkeypatch.setattr(LFPO, "loss", poisoned)
     trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
     before = [p.clone() for p in trainer.model.parameters()]
     with pytest.raises(UserError, match="not finite 5 times"):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from lfpo.decoding import SamplerConfig
 from lfpo.rng import generator
-from lfpo.trajectory import Trajectory, replay, stratified_indices
+from lfpo.trajectory import Trajectory, stratified_indices
+from lfpo.views import replay
 
 MASK, EOS = 90, 91
 
@@ -19,6 +20,7 @@ def make(tokens: list[list[int]], reveal: list[list[int]]) -> Trajectory:
         tokens=torch.tensor(tokens),
         reveal_step=torch.tensor(reveal),
         confidence=torch.ones(b, len(tokens[0])),
+        entropy=torch.zeros(b, len(tokens[0])),
         scheduled_steps=torch.tensor([max(r) + 1 for r in reveal]),
         nfe=torch.zeros(b, dtype=torch.long),
         sampler=SamplerConfig(),

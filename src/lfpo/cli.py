@@ -17,6 +17,7 @@ USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
   sft CONFIG      supervised training by the masked diffusion loss
   sample          denoise one prompt; --show-steps true shows how
   eval            accuracy, steps and forwards of a model on a task
+  compare CONFIG  objectives on the same base, rollouts and sampler; tables and figures
   report RUN      (re)write a run's report.html
   demo            train the embedded model by LFPO and show before and after
   doctor          what this machine has, and whether lfpo works on it
@@ -130,6 +131,20 @@ def evaluate(rest: list[str]) -> None:
     run_eval(config)
 
 
+def compare(rest: list[str]) -> None:
+    from .compare.command import pick_objectives, run_compare
+    from .compare.settings import CompareConfig
+
+    if {"-h", "--help"} & set(rest):
+        print(describe(CompareConfig, "compare", takes_file=True))
+        return
+    values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
+    overrides = parse_overrides(rest)
+    if isinstance(overrides.get("objectives"), str | list):
+        values = pick_objectives(values, overrides.pop("objectives"))
+    run_compare(build(CompareConfig, merge(values, overrides), "lfpo compare"))
+
+
 def report(rest: list[str]) -> None:
     from pathlib import Path
 
@@ -167,6 +182,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sft": sft,
     "sample": sample,
     "eval": evaluate,
+    "compare": compare,
     "report": report,
     "demo": demo,
     "doctor": doctor,

@@ -19,6 +19,8 @@ class SamplerConfig:
     block_length: semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion).
     steps: scheduled steps in all, a multiple of the number of blocks; may exceed gen_length (None: gen_length).
     temperature: 0 takes the argmax; otherwise Gumbel noise in float64.
+    top_k, top_p: draw only from the k most probable tokens, or from the smallest set of probability p, both taken after
+        the temperature (None: from all; without effect at temperature 0).
     cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a state.
     remasking: reveal the most confident drawn tokens, or random positions.
     schedule: "llada" reveals as early as the steps allow and then idles in each block, "uniform" spreads the reveals
@@ -33,6 +35,8 @@ class SamplerConfig:
     block_length: int | None = None
     steps: int | None = None
     temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
     cfg_scale: float = 0.0
     remasking: Literal["low_confidence", "random"] = "low_confidence"
     schedule: Literal["llada", "uniform"] = "llada"
@@ -51,7 +55,9 @@ class SamplerConfig:
             raise ValueError(f"temperature {self.temperature} must not be negative")
         if self.cfg_scale < 0:
             raise ValueError(f"cfg_scale {self.cfg_scale} must not be negative")
-        for name in ("threshold", "early_stop_threshold"):
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k {self.top_k} must be at least 1")
+        for name in ("threshold", "early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} {value} must be above 0 and at most 1")
@@ -118,3 +124,21 @@ def above_threshold(confidence_BC: torch.Tensor, eligible_BC: torch.Tensor, thre
     at_least_one = torch.ones(len(confidence_BC), dtype=torch.long, device=confidence_BC.device)
     best = top_k_per_row(confidence_BC, eligible_BC, at_least_one)
     return best | (eligible_BC & (confidence_BC >= threshold))
+
+
+def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """Which tokens top-k and nucleus sampling leave at each position, a bool mask [T, V].
+
+    scores_TV: logits over temperature, -inf for tokens that are never drawn. Nucleus: the most probable tokens until
+    their sum reaches top_p, the one that crosses it included. With both, a token must pass both. Tokens as probable as
+    the k-th are all kept.
+    """
+    keep = scores_TV > -torch.inf
+    if top_k is not None and top_k < scores_TV.shape[1]:
+        keep &= scores_TV >= scores_TV.topk(top_k, dim=-1).values[:, -1:]
+    if top_p is not None and top_p < 1:
+        ordered, index = scores_TV.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        before = probability.cumsum(-1) - probability
+        keep &= torch.zeros_like(keep).scatter_(1, index, before < top_p)
+    return keep

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .batching import left_pad, pack_by_tokens
-from .decoding import SamplerConfig, above_threshold, reveal_counts, top_k_per_row
+from .decoding import SamplerConfig, above_threshold, kept_tokens, reveal_counts, top_k_per_row
 from .errors import UserError
 from .models import MaskedDiffusionLM
 from .trajectory import Trajectory
@@ -72,6 +72,7 @@ class _State:
     tokens: torch.Tensor  # [B, C], the mask token where nothing is revealed yet
     reveal_step: torch.Tensor
     confidence: torch.Tensor
+    entropy: torch.Tensor
     clock: torch.Tensor  # scheduled steps spent
     block: torch.Tensor  # active block
     block_step: torch.Tensor  # steps of the active block spent
@@ -100,6 +101,7 @@ def _denoise(
         tokens=torch.full(shape, model.mask_id, device=device),
         reveal_step=torch.full(shape, -1, device=device),
         confidence=torch.zeros(shape, dtype=torch.float32, device=device),
+        entropy=torch.zeros(shape, dtype=torch.float32, device=device),
         clock=zeros.clone(),
         block=zeros.clone(),
         block_step=zeros.clone(),
@@ -126,6 +128,7 @@ def _denoise(
         tokens=state.tokens.masked_fill(never, model.pad_id),
         reveal_step=state.reveal_step,
         confidence=state.confidence,
+        entropy=state.entropy,
         scheduled_steps=state.clock,
         nfe=state.nfe,
         sampler=sampler,
@@ -152,7 +155,7 @@ def _step(
 
     rows = active.tolist()
     sizes = eligible_AC.sum(-1).tolist()
-    drawn_T, confidence_T = _draw(logits_TV, sampler.temperature, model.mask_id, [generators[r] for r in rows], sizes)
+    drawn_T, confidence_T = _draw(logits_TV, sampler, model.mask_id, [generators[r] for r in rows], sizes)
     drawn_AC = tokens_AC.masked_scatter(eligible_AC, drawn_T)
     confidence_AC = torch.zeros(tokens_AC.shape, dtype=torch.float64, device=active.device)
     confidence_AC = confidence_AC.masked_scatter(eligible_AC, confidence_T)
@@ -184,6 +187,9 @@ def _step(
     clock = state.clock[active]
     state.tokens[active] = torch.where(reveal, drawn_AC, tokens_AC)
     state.confidence[active] = torch.where(reveal, confidence_AC.float(), state.confidence[active])
+    revealed_T = reveal[eligible_AC]
+    entropy_AC = torch.zeros_like(state.entropy[active]).masked_scatter(reveal, _entropy(logits_TV[revealed_T]))
+    state.entropy[active] = torch.where(reveal, entropy_AC, state.entropy[active])
     state.reveal_step[active] = torch.where(reveal, clock[:, None], state.reveal_step[active])
     state.clock[active] += 1
     state.block_step[active] += 1
@@ -238,7 +244,7 @@ def _logits(
 
 def _draw(
     logits_TV: torch.Tensor,
-    temperature: float,
+    sampler: SamplerConfig,
     mask_id: int,
     generators: list[torch.Generator],
     sizes: list[int],
@@ -258,18 +264,27 @@ def _draw(
         logits = logits_TV[first : first + count].double()
         scores = logits.clone()
         scores[:, mask_id] = -torch.inf
-        if temperature > 0:
+        if sampler.temperature > 0:
+            scores = scores / sampler.temperature
+            if sampler.top_k is not None or sampler.top_p is not None:
+                scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
             uniform = [
                 torch.rand((n, vocabulary), generator=g, dtype=torch.float64, device=logits.device)
                 for g, n in zip(generators[start:stop], sizes[start:stop], strict=True)
             ]
             # argmax(z / T + Gumbel) is a draw from softmax(z / T); clamped because rand may return exactly 0.
-            scores = scores / temperature - torch.log(-torch.log(torch.cat(uniform).clamp(min=1e-300)))
+            scores = scores - torch.log(-torch.log(torch.cat(uniform).clamp(min=1e-300)))
         tokens = scores.argmax(-1)
         drawn.append(tokens)
         confidence.append((logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)).exp())
         start = stop
     return torch.cat(drawn), torch.cat(confidence)
+
+
+def _entropy(logits_TV: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats of the prediction at temperature 1, [T]."""
+    logp = logits_TV.float().log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
 
 
 def _join(parts: list[Trajectory], width: int, pad_id: int) -> Trajectory:
@@ -281,7 +296,7 @@ def _join(parts: list[Trajectory], width: int, pad_id: int) -> Trajectory:
     first = parts[0]
     joined = {
         name: torch.cat([getattr(p, name) for p in parts])
-        for name in ("tokens", "reveal_step", "confidence", "scheduled_steps", "nfe")
+        for name in ("tokens", "reveal_step", "confidence", "entropy", "scheduled_steps", "nfe")
     }
     return Trajectory(
         prompt_ids=torch.cat([widen(p.prompt_ids, pad_id) for p in parts]),

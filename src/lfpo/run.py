@@ -47,7 +47,7 @@ class Run:
         path = self.dir / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, "".join(json.dumps(r) + "\n" for r in rows))
+            replace_file(path, "".join(json.dumps(r) + "\n" for r in rows))
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -96,14 +96,14 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions()}
-        _replace(path / "run.json", json.dumps(info, indent=2) + "\n")
-        _replace(marker, yaml_text(to_dict(config)))
+        replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
+        replace_file(marker, yaml_text(to_dict(config)))
     except OSError as error:
         raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
     return Run(path)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")

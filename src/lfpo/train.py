@@ -22,10 +22,12 @@ from .data import check_row, load_jsonl
 from .display import Display
 from .errors import UserError
 from .eval import evaluate
+from .flops import Meter, rollout_flops
 from .models import MaskedDiffusionLM, load_model, load_tokenizer
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
 from .plugins import resolve
+from .predictions import BASE, CURRENT, OLD
 from .prompts import PromptSource, as_completions, list_source, task_source
 from .rewards import RewardFunction, score
 from .rng import generator, key
@@ -72,6 +74,8 @@ class LFPOTrainer:
             self.eval_samplers = {name: s.for_length(length) for name, s in args.eval_samplers.items()}
         except ValueError as error:
             raise UserError(f"sampler: {error}") from error
+        if hasattr(self.objective, "check_sampler"):
+            self.objective.check_sampler(self.sampler)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if isinstance(model, MaskedDiffusionLM):
             if tokenizer is None:
@@ -81,6 +85,9 @@ class LFPOTrainer:
             name = model or args.model
             self.model, self.tokenizer = load_model(name, device=device), tokenizer or load_tokenizer(name)
         self.reference = self.model.frozen_copy()
+        self.policies = {CURRENT: self.model, OLD: self.reference}
+        if self.objective.needs_base:
+            self.policies[BASE] = self.model.frozen_copy()
         self.optimizer = build_adamw(
             self.model,
             learning_rate=args.learning_rate,
@@ -89,7 +96,8 @@ class LFPOTrainer:
         )
         self.autocast = args.bf16 and device == "cuda"
         self.skipped = self.skipped_in_a_row = 0
-        self.seconds = 0.0  # training time so far, evaluation aside, carried over a resume
+        # Training time and arithmetic so far, evaluation aside, carried over a resume.
+        self.seconds, self.meter = 0.0, Meter()
 
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run."""
@@ -103,13 +111,15 @@ class LFPOTrainer:
             for iteration in range(first, args.max_steps):
                 started = time.perf_counter()
                 # Phase 1: sample N rollouts a prompt from theta_old and score them (lines 4-6).
-                batch = self._collect(iteration)
+                batch = self.sample_rollouts(iteration)
                 signal = self.objective.signal(batch.rewards.total, batch.group)
-                # Phase 2: a step after each block of rollouts (lines 9-15).
+                self.meter.flops += rollout_flops(self.reference, batch.trajectory)
+                # Phase 2: a step after each block of rollouts (lines 9-15); some peers go through them several times.
                 update_started = time.perf_counter()
                 order = torch.randperm(len(signal), generator=generator(args.seed, iteration, "blocks"))
                 updates = [
-                    self._optimizer_step(batch, signal, block, iteration, number)
+                    self._optimizer_step(batch, signal, block, iteration, inner, number)
+                    for inner in range(self.objective.num_iterations)
                     for number, block in enumerate(order.tensor_split(args.optimizer_steps_per_iteration))
                 ]
                 # Phase 3: the reference follows (line 17).
@@ -128,12 +138,13 @@ class LFPOTrainer:
                     metrics |= self._evaluate()
                 if args.log_completions:
                     self.run.write_rows(f"rollouts/step-{step}.jsonl", rollout_records(batch, signal))
-                self._log({**metrics, "time/total": self.seconds}, display)
+                self._log({**metrics, "time/total": self.seconds, "flops": self.meter.flops}, display)
                 if step % args.save_steps == 0 or step == args.max_steps:
                     self._save(step)
         return export_model(self.run.dir, self.model, self.tokenizer)
 
-    def _collect(self, iteration: int) -> Batch:
+    def sample_rollouts(self, iteration: int) -> Batch:
+        """Phase 1: scored rollouts for one iteration's prompts, from theta_old."""
         return collect(
             self.source,
             self.reference,
@@ -148,30 +159,29 @@ class LFPOTrainer:
         )
 
     def _optimizer_step(
-        self, batch: Batch, signal: torch.Tensor, block: torch.Tensor, iteration: int, number: int
+        self, batch: Batch, signal: torch.Tensor, block: torch.Tensor, iteration: int, inner: int, number: int
     ) -> dict[str, float]:
         """One update from the rollouts listed in `block`; a non-finite gradient is counted, never applied."""
-        args = self.args
+        args, passes = self.args, self.objective.num_iterations
         lr = lr_at(
-            iteration * args.optimizer_steps_per_iteration + number,
-            total=args.max_steps * args.optimizer_steps_per_iteration,
+            (iteration * passes + inner) * args.optimizer_steps_per_iteration + number,
+            total=args.max_steps * passes * args.optimizer_steps_per_iteration,
             peak=args.learning_rate,
             schedule=args.lr_scheduler_type,
             warmup_steps=args.warmup_steps,
         )
         set_lr(self.optimizer, lr)
-        views = self.objective.views(
-            batch.trajectory.rows(block), [key(batch.seeds[b], iteration) for b in block.tolist()]
-        )
+        seeds = [key(batch.seeds[b], iteration) for b in block.tolist()]
+        views = self.objective.views(batch.trajectory.rows(block), signal[block], seeds, inner)
         self.model.train()
         loss = accumulate_gradients(
             self.objective,
-            self.model,
-            self.reference,
+            self.policies,
             views,
             signal[block],
             update_tokens=args.update_tokens,
             autocast=self.autocast,
+            meter=self.meter,
         )
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or float("inf")))
         if torch.isfinite(torch.tensor([norm, loss])).all():
@@ -234,7 +244,12 @@ class LFPOTrainer:
             reference=self.reference,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
-            state={"skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row, "seconds": self.seconds},
+            state={
+                "skipped": self.skipped,
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "seconds": self.seconds,
+                "flops": self.meter.flops,
+            },
             keep=self.args.save_total_limit,
         )
 
@@ -250,7 +265,7 @@ class LFPOTrainer:
         load_optimizer(self.optimizer, checkpoint)
         state = load_state(checkpoint)
         self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]
-        self.seconds = state["seconds"]
+        self.seconds, self.meter.flops = state["seconds"], state["flops"]
         self.run.truncate_metrics(state["step"])
         report(f"resumed from {checkpoint}")
         return int(state["step"])

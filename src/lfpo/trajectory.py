@@ -22,6 +22,7 @@ class Trajectory:
     tokens [B, C]: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
     reveal_step [B, C]: scheduled step index, counted from 0 in each row, that revealed the position; -1 for never.
     confidence [B, C]: probability of the revealed token at temperature 1 when it was revealed; 0 for never.
+    entropy [B, C]: entropy in nats of the prediction the token was drawn from, at temperature 1; 0 for never.
     scheduled_steps [B]: steps of the schedule spent ("inference steps" in the paper), idle ones included.
     nfe [B]: forwards really run for the row; guidance counts two a state.
     """
@@ -31,6 +32,7 @@ class Trajectory:
     tokens: torch.Tensor
     reveal_step: torch.Tensor
     confidence: torch.Tensor
+    entropy: torch.Tensor
     scheduled_steps: torch.Tensor
     nfe: torch.Tensor
     sampler: SamplerConfig
@@ -72,7 +74,9 @@ class Trajectory:
 
     def distinct_steps(self, row: int) -> torch.Tensor:
         """The steps that revealed something at or before the row's first EOS, ascending [L]."""
-        steps = self.reveal_step[row][self.counted[row]]
+        eos = (self.tokens[row] == self.eos_id).nonzero()
+        end = int(eos[0]) + 1 if len(eos) else self.tokens.shape[1]
+        steps = self.reveal_step[row, :end]
         return torch.unique(steps[steps >= 0])
 
 
@@ -88,39 +92,6 @@ def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tenso
     return (edges[:-1] + offsets)[sizes > 0]
 
 
-@dataclass
-class Views:
-    """S noised inputs made from rollouts, each with the positions an objective asks about.
-
-    row [S]: which rollout a view belongs to. input_ids, attention_mask [S, L]: prompt and noised completion.
-    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens.
-    """
-
-    row: torch.Tensor
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    target: torch.Tensor
-    labels: torch.Tensor
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    def select(self, index: torch.Tensor) -> Views:
-        return Views(*(getattr(self, f.name)[index] for f in dataclasses.fields(self)))
-
-
-def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
-    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS.
-
-    Every intermediate state is asked for the final solution: the paper's consistency term.
-    """
-    rows = trajectory.rows(row_S)
-    masked = rows.masked_before(step_S)
-    prompt_len = rows.prompt_ids.shape[1]
-    return Views(
-        row=row_S,
-        input_ids=torch.cat([rows.prompt_ids, rows.tokens.masked_fill(masked, rows.mask_id)], dim=1),
-        attention_mask=torch.cat([rows.prompt_mask, torch.ones_like(rows.tokens)], dim=1),
-        target=torch.nn.functional.pad(masked & rows.counted, (prompt_len, 0)),
-        labels=torch.cat([rows.prompt_ids, rows.tokens], dim=1),
-    )
+def uniform_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """k different indices of 0 .. length-1 (all of them when length < k), drawn alike, ascending."""
+    return torch.randperm(length, generator=rng)[:k].sort().values

@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from .batching import pack_by_tokens
+from .flops import Meter, update_flops
 from .models import MaskedDiffusionLM
 from .objectives import Objective
-from .trajectory import Views
+from .predictions import CURRENT, Predictions
+from .views import Views
 
 
 def accumulate_gradients(
     objective: Objective,
-    model: MaskedDiffusionLM,
-    reference: MaskedDiffusionLM,
+    policies: Mapping[str, MaskedDiffusionLM],
     views: Views,
     signal_B: torch.Tensor,
     *,
     update_tokens: int,
     autocast: bool = False,
+    meter: Meter | None = None,
 ) -> float:
-    """Add the gradient of one optimiser step's loss to `model` and return the loss.
+    """Add the gradient of one optimiser step's loss to the current policy and return the loss.
 
-    The loss is a mean over all target positions of all views: the sum of each pass is divided by the count of the
-    whole, so `update_tokens` (tokens in one pass) decides memory and never the result beyond rounding.
-    signal_B: one number for each rollout that `views.row` points to.
+    Each pass contributes a sum, divided by the normaliser of the whole, so `update_tokens` (tokens in one pass) decides
+    memory and never the result beyond rounding.
+    policies: see Predictions. signal_B: one number for each rollout that `views.row` points to. meter: counts FLOPs.
     """
-    total = int(views.target.sum())
-    if total == 0:
+    if not len(views) or not views.target.any():
         return 0.0
+    normalizer = objective.normalizer(views)
     loss_sum = 0.0
-    lengths = views.attention_mask.sum(-1).tolist()
-    for group in pack_by_tokens(lengths, update_tokens):
-        part = _trim(views.select(torch.tensor(group, device=views.row.device)))
-        z_TV = _logits(model, part, autocast)
-        with torch.no_grad():
-            z_ref_TV = _logits(reference, part, autocast)
-        signal_T = signal_B.to(z_TV.device, z_TV.dtype)[part.row][part.target.nonzero()[:, 0]]
-        losses = objective.token_loss(z_TV, z_ref_TV, part.labels[part.target], signal_T)
-        loss = losses.sum() / total
+    for index in passes(views, update_tokens):
+        part = views.select(index).trim()
+        if not part.target.any():
+            continue
+        predictions = Predictions(part, policies, autocast=autocast)
+        loss = objective.loss(predictions, signal_B) / normalizer
         loss.backward()
+        if meter is not None:
+            for policy in predictions.used:
+                meter.flops += update_flops(policies[policy], part, backward=policy == CURRENT)
         loss_sum += loss.item()
     return loss_sum
 
 
-def _logits(model: MaskedDiffusionLM, views: Views, autocast: bool) -> torch.Tensor:
-    """Logits [T, V] at the targets. The body may run in bfloat16; the head does not, because rounding its output would
-    swallow the small differences between policy and reference that the objectives live on."""
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-        hidden_TD = model.hidden(views.input_ids, views.attention_mask)[views.target]
-    return model.head(hidden_TD.to(model.dtype))
-
-
-def _trim(views: Views) -> Views:
-    """Drop the columns on the left that are padding in every view."""
-    start = int(views.attention_mask.any(0).int().argmax())
-    return Views(
-        views.row, *(x[:, start:] for x in (views.input_ids, views.attention_mask, views.target, views.labels))
-    )
+def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
+    """Indices of the views of each pass. Views of one unit stay together, whatever the budget."""
+    units: dict[int, list[int]] = {}
+    for i, unit in enumerate(views.unit.tolist()):
+        units.setdefault(unit, []).append(i)
+    members = list(units.values())
+    lengths = views.attention_mask.sum(-1).tolist()
+    sizes = [len(m) * max(lengths[i] for i in m) for m in members]
+    groups = pack_by_tokens(sizes, update_tokens)
+    return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 
 
 @torch.no_grad()

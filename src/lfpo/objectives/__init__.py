@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 from ..config import build
 from ..errors import UserError
@@ -12,15 +13,25 @@ from .objective import Objective
 
 OBJECTIVES: dict[str, str] = {
     "lfpo": "lfpo.objectives.lfpo:LFPO",
+    "diffu_grpo": "lfpo.objectives.diffu_grpo:DiffuGRPO",
+    "unigrpo": "lfpo.objectives.unigrpo:UniGRPO",
+    "coupled_grpo": "lfpo.objectives.coupled_grpo:CoupledGRPO",
+    "spg": "lfpo.objectives.spg:SPG",
+    "agrpo": "lfpo.objectives.agrpo:AGRPO",
+    "wd1": "lfpo.objectives.wd1:WD1",
+    "trace_rl": "lfpo.objectives.trace_rl:TraceRL",
+    "rejection": "lfpo.objectives.rejection:Rejection",
 }
 
 
 def make_objective(settings: dict[str, Any]) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
-    if "name" not in settings:
-        raise UserError(f"objective: key 'name' is missing; one of {', '.join(OBJECTIVES)} or a dotted path")
+    if not isinstance(settings.get("name"), str):
+        raise UserError(f"objective: key 'name' is missing; give one of {', '.join(OBJECTIVES)} or a dotted path")
     cls = resolve(settings["name"], OBJECTIVES, kind="objective", expected=type)
-    return build(cls, {k: v for k, v in settings.items() if k != "name"}, "objective")
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(f"objective {settings['name']!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
+    return build(cast(Any, cls), {k: v for k, v in settings.items() if k != "name"}, "objective")
 
 
 __all__ = ["LFPO", "OBJECTIVES", "Objective", "make_objective"]

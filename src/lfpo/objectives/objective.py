@@ -7,29 +7,42 @@ from typing import Protocol
 
 import torch
 
-from ..trajectory import Trajectory, Views
+from ..predictions import Predictions
+from ..trajectory import Trajectory
+from ..views import Views
 
 
 class Objective(Protocol):
-    """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`)."""
+    """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`).
+
+    num_iterations: mu, how often each batch of rollouts is gone through, with new views each time.
+    check_sampler(sampler): optional; raises UserError when rollouts of these settings cannot be learned from.
+    needs_base: whether the loss asks for the policy that training started from (kept in memory only then).
+    """
+
+    @property
+    def num_iterations(self) -> int: ...
+
+    @property
+    def needs_base(self) -> bool: ...
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         """What the loss takes instead of the reward (an advantage, or r in [0, 1]), one number a rollout [B].
 
-        group_B: index of each rollout's prompt.
+        group_B: index of each rollout's prompt. Called once for all rollouts of an iteration.
         """
 
-    def views(self, trajectory: Trajectory, seeds: Sequence[int]) -> Views:
-        """The noised inputs to predict from; seeds[b] keys the random choices for row b."""
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        """The noised inputs of one optimiser step; seeds[b] keys the random choices for row b.
 
-    def token_loss(
-        self, z_TV: torch.Tensor, z_ref_TV: torch.Tensor, y_T: torch.Tensor, signal_T: torch.Tensor
-    ) -> torch.Tensor:
-        """Loss of each target position [T], from the logits of policy and reference."""
+        iteration: 0 .. num_iterations - 1, the pass through the batch.
+        """
 
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        """The loss of one pass, a sum over its targets; divided by the normaliser of the whole optimiser step.
 
-def group_means(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Mean reward of each rollout's own group, [B]."""
-    size = int(group_B.max()) + 1
-    total = torch.zeros(size, dtype=rewards_B.dtype).index_add_(0, group_B, rewards_B)
-    return (total / torch.bincount(group_B, minlength=size))[group_B]
+        signal_B: of all rollouts of the step; `predictions.views.row` points into it.
+        """
+
+    def normalizer(self, views: Views) -> float:
+        """What the summed loss of an optimiser step is divided by."""

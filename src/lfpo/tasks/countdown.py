@@ -20,7 +20,7 @@ def problems() -> dict[tuple[tuple[int, ...], int], str]:
     Forms, the first that fits wins: a*b+c, a*b-c, a+b+c, a+b-c, a-b-c, with the earlier numbers larger.
     """
     found: dict[tuple[tuple[int, ...], int], str] = {}
-    for form in ("{}*{}+{}", "{}*{}-{}", "{}+{}+{}", "{}+{}-{}", "{}-{}-{}"):
+    for form in ("{}+{}+{}", "{}+{}-{}", "{}-{}-{}"):
         for numbers in itertools.combinations_with_replacement(range(1, 10), 3):
             for a, b, c in itertools.permutations(numbers[::-1]):
                 expression = form.format(a, b, c)

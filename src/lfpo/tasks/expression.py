@@ -7,7 +7,8 @@ import random
 from ..rewards.arithmetic import evaluate, parse
 from .task import Row, Task
 
-TEST_INPUTS = range(-3, 10)
+SHOWN_INPUTS = (0, 1, 10)
+TEST_INPUTS = range(-3, 13)
 
 Coefficients = tuple[int, int, int]
 
@@ -18,39 +19,32 @@ def _value(coefficients: Coefficients, x: int) -> int:
 
 
 def render(coefficients: Coefficients) -> str:
-    """a x^2 + b x + c as short Python, e.g. `3*x+1`, `x*x-4`, `7-x`, `5*x`."""
+    """a x^2 + b x + c as short Python, e.g. `3*x+1`, `x*x+4`, `2*x*x+x`, `7`."""
     a, b, c = coefficients
-    if b == -1 and a == 0:
-        return f"{c}-x"
     terms = [("" if n == 1 else f"{n}*") + variable for n, variable in ((a, "x*x"), (b, "x")) if n]
-    return "+".join(terms) + (f"{c:+d}" if c else "")
+    return "+".join([*terms, str(c)] if c or not terms else terms)
 
 
 def sample(rng: random.Random) -> Row:
-    """A function a x^2 + b x + c of a few simple shapes, with its values at 0, 1 and 2 or 3."""
-    c = rng.randint(-9, 9)
-    shape = rng.choice(("linear", "linear", "linear", "square", "mixed", "minus"))
-    if shape == "linear":
-        coefficients = (0, rng.randint(1, 9), c)
-    elif shape == "square":
-        coefficients = (rng.randint(1, 3), 0, c)
-    elif shape == "mixed":
-        coefficients = (1, rng.randint(1, 5), c)
-    else:
-        coefficients = (0, -1, rng.randint(1, 9))
-    inputs = (0, 1, rng.choice((2, 3)))
-    shown = " ".join(f"f({x})={_value(coefficients, x)}" for x in inputs)
+    """A polynomial a x^2 + b x + c with one-digit coefficients, a or b above 0, and three values of it.
+
+    One of them is f(10), whose digits are the coefficients: the task is about what an expression must look like, and a
+    small model need not do long arithmetic for it.
+    """
+    a = rng.choice((0, 0, 1, 2, 3))
+    coefficients = (a, rng.randint(0 if a else 1, 9), rng.randint(0, 9))
+    shown = " ".join(f"f({x})={_value(coefficients, x)}" for x in SHOWN_INPUTS)
     return {"prompt": f"python\n{shown}\n", "coefficients": list(coefficients)}
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """A right expression, or one that is off by one: its constant is one too large."""
+    """A right expression, or one whose constant is off by one."""
     a, b, c = row["coefficients"]
-    return render((a, b, c)) if rng.random() < right_share else render((a, b, c + 1))
+    return render((a, b, c)) if rng.random() < right_share else render((a, b, c + 1 if c < 9 else c - 1))
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the expression agrees with the function on -3 to 9, most of which the prompt does not show."""
+    """Whether the expression agrees with the function on -3 to 12, most of which the prompt does not show."""
     coefficients = tuple(row["coefficients"])
     try:
         tree = parse(completion)

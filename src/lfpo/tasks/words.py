@@ -11,24 +11,26 @@ NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
 THINGS = ("pens", "coins", "books", "eggs", "cards", "nuts")
 GAINS = ("gets {} more", "finds {} more", "buys {} more")
 LOSSES = ("loses {}", "gives away {}", "sells {}")
-MAX_VALUE = 40
+MAX_VALUE = 9
 
 
 def sample(rng: random.Random) -> Row:
-    """A starting amount, then one to three changes. `steps` holds (value before, sign, amount)."""
+    """A starting amount, then one to three changes, all below ten. `steps` holds (value before, sign, amount)."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    value = rng.randint(2, 20)
+    value = rng.randint(2, MAX_VALUE - 1)
     sentences = [f"{name} has {value} {thing}."]
     steps: list[tuple[int, str, int]] = []
-    for _ in range(rng.choice((1, 2, 2, 3))):
-        # Both signs must be possible at every step, so that the flawed demonstration is always plausible.
-        amount = rng.randint(1, min(9, value - 1, MAX_VALUE - value)) if 1 < value < MAX_VALUE else 0
-        if amount == 0:
-            break
-        sign = rng.choice("+-")
+    n_steps = rng.choice((1, 2, 2, 3, 3))
+    for number in range(1, n_steps + 1):
+        if number < n_steps:
+            after = rng.choice([v for v in range(2, MAX_VALUE) if v != value])
+        else:
+            # Both signs must be possible at the last step, so that the flawed demonstration is always plausible.
+            after = value + rng.choice((-1, 1)) * rng.randint(1, min(value - 1, MAX_VALUE - value))
+        sign, amount = "+" if after > value else "-", abs(after - value)
         sentences.append(f"{name} {rng.choice(GAINS if sign == '+' else LOSSES).format(amount)}.")
         steps.append((value, sign, amount))
-        value = _apply(value, sign, amount)
+        value = after
     sentences.append(f"How many {thing}?")
     return {"prompt": " ".join(sentences) + "\n", "steps": steps, "answer": value}
 
@@ -65,5 +67,5 @@ TASK = Task(
     correct=correct,
     demonstrate=demonstrate,
     right_share=0.45,
-    gen_length=32,
+    gen_length=24,
 )

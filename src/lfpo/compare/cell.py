@@ -1,0 +1,108 @@
+"""One cell of a comparison, run in a process of its own: train (or resume), evaluate, write result.json last."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import build, load_yaml
+from ..decoding import SamplerConfig
+from ..errors import UserError
+from ..eval import evaluate
+from ..eval.straightness import straightness
+from ..models import MaskedDiffusionLM, load_model, load_tokenizer
+from ..run import Run, describe_environment, replace_file, versions
+from ..tasks import get_task
+from ..train_config import LFPOConfig
+
+STRAIGHT_PROBLEMS = 50
+
+
+def main(folder: Path) -> None:
+    """Run the cell described by `folder/cell.json` and `folder/config.yaml`."""
+    cell = json.loads((folder / "cell.json").read_text())
+    config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
+    if cell["train"]:
+        from ..train import LFPOTrainer
+
+        sampler = {cell["sampler"]: config.eval_samplers[cell["sampler"]]}
+        during = dataclasses.replace(config, eval_samplers=sampler, eval_size=cell["curve_problems"])
+        trainer = LFPOTrainer(args=during)
+        trainer.train(resume=(Path(config.output_dir) / "config.yaml").exists())
+        model, tokenizer = trainer.model, trainer.tokenizer
+        metrics = Run(Path(config.output_dir)).read_metrics()
+    else:
+        torch.set_num_threads(config.threads or torch.get_num_threads())
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
+    result = {**cell, "curve": curve(metrics), **measure(model, tokenizer, config, cell["validation"])}
+    result |= {"environment": describe_environment(), "versions": versions()}
+    replace_file(folder / "result.json", json.dumps(result, indent=1) + "\n")
+
+
+def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, validation: int) -> dict[str, Any]:
+    """Held-out results under every eval sampler, problem by problem; validation accuracy; straightness."""
+    if config.task is None:
+        raise UserError("lfpo compare needs recipes with a 'task', whose verifier it can score by")
+    task = get_task(config.task)
+    rows = [task.row("test", i) for i in range(config.eval_size)]
+    samplers: dict[str, Any] = {}
+    for name, sampler in config.eval_samplers.items():
+        result = evaluate(
+            model,
+            tokenizer,
+            rows,
+            task.correct,
+            sampler.for_length(task.gen_length),
+            seed=config.seed,
+            rollout_tokens=config.rollout_tokens,
+        )
+        samplers[name] = {
+            "accuracy": result.accuracy,
+            "correct": [int(c) for c in result.correct],
+            "steps": result.trajectory.scheduled_steps.tolist(),
+            "nfe": result.trajectory.nfe.tolist(),
+            "seconds": result.seconds_per_problem,
+        }
+    greedy = SamplerConfig(block_length=config.sampler.block_length).for_length(task.gen_length)
+    # Rows of the training split under another seed: solutions that training may have met, problems it has not.
+    unseen = [task.row("train", i, seed=VALIDATION_SEED) for i in range(validation)]
+    checked = evaluate(model, tokenizer, unseen, task.correct, greedy, rollout_tokens=config.rollout_tokens)
+    few = rows[:STRAIGHT_PROBLEMS]
+    trajectory = evaluate(model, tokenizer, few, task.correct, greedy, rollout_tokens=config.rollout_tokens).trajectory
+    return {
+        "task": task.name,
+        "eval": samplers,
+        "validation": checked.accuracy,
+        "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
+    }
+
+
+VALIDATION_SEED = 7919
+
+
+def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Accuracy of each evaluation during training, with the seconds and FLOPs spent until then."""
+    points, rollouts, seconds, flops = [], 0.0, 0.0, 0.0
+    for m in metrics:
+        seconds, flops, rollouts = m.get("time/total", seconds), m.get("flops", flops), m["step"]
+        scores = {k.split("/")[1]: v for k, v in m.items() if k.startswith("eval/") and k.endswith("/accuracy")}
+        if scores:
+            points.append({"step": rollouts, "seconds": seconds, "flops": flops, **scores})
+    return points
+
+
+if __name__ == "__main__":
+    started = time.time()
+    try:
+        main(Path(sys.argv[1]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    print(f"done in {time.time() - started:.0f} s")

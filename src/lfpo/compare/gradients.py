@@ -1,0 +1,67 @@
+"""Gradient quality: how much of an objective's gradient is noise of its own making, on rollouts that stay fixed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..flops import Meter
+from ..objectives import make_objective
+from ..rng import key
+from ..train import LFPOTrainer
+from ..train_config import LFPOConfig
+from ..update import accumulate_gradients
+
+TIMESTEPS = (1, 2, 4, 8)
+PROMPTS = 4
+
+
+def gradient_quality(
+    config: LFPOConfig, objectives: Mapping[str, dict[str, Any]], *, draws: int = 8
+) -> list[dict[str, Any]]:
+    """For each objective, and for LFPO at several K with stratified and uniform timesteps: the relative variance of the
+    gradient over its own random choices, and what one gradient costs.
+
+    All use the same rollouts of a few prompts by the untrained model, where theta = theta_old.
+    noise: E|g - E g|^2 / |E g|^2, from `draws` gradients over the whole batch (unbiased in both parts).
+    noise_per_flop: noise x FLOPs of a gradient, the noise that a budget buys: averaging n gradients divides one by n
+    and multiplies the other by n. In units of 1e12.
+    """
+    few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
+    trainer = LFPOTrainer(args=few)
+    batch = trainer.sample_rollouts(0)
+    settings = dict(objectives)
+    lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
+    for k in TIMESTEPS:
+        for stratified in (True, False):
+            name = f"lfpo K={k}, {'stratified' if stratified else 'uniform'}"
+            settings[name] = {**lfpo, "timesteps": k, "stratified": stratified}
+    if "base" not in trainer.policies:
+        trainer.policies["base"] = trainer.reference
+    return [_measure(trainer, batch, label, s, draws) for label, s in settings.items()]
+
+
+def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
+    objective, meter = make_objective(settings), Meter()
+    signal = objective.signal(batch.rewards.total, batch.group)
+    trainer.model.train()
+    total, squares = None, 0.0
+    for draw in range(draws):
+        trainer.model.zero_grad()
+        views = objective.views(batch.trajectory, signal, [key(seed, "draw", draw) for seed in batch.seeds], 0)
+        accumulate_gradients(
+            objective, trainer.policies, views, signal, update_tokens=trainer.args.update_tokens, meter=meter
+        )
+        gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).double()
+        squares += float(gradient.square().sum())
+        total = gradient if total is None else total + gradient
+    trainer.model.zero_grad()
+    assert total is not None
+    mean_square = float((total / draws).square().sum())
+    variance = (squares / draws - mean_square) * draws / (draws - 1)
+    noise = variance / max(mean_square - variance / draws, 1e-30)
+    flops = meter.flops / draws
+    return {"label": label, "noise": noise, "flops": flops, "noise_per_flop": noise * flops / 1e12, "draws": draws}

@@ -1,0 +1,135 @@
+"""Running the grid of a comparison: cells in processes of their own, finished ones never run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import load_yaml, to_dict, yaml_text
+from ..errors import UserError
+from ..run import replace_file
+from .settings import BASE, Cell, CompareConfig, cell_config
+
+Report = Callable[[str], None]
+
+
+def run_grid(config: CompareConfig, report: Report) -> dict[tuple[str, str], float]:
+    """Run every missing cell: the bases, the learning rates on seed 0, then the other seeds at the best rate.
+
+    Returns the learning rate chosen for each (recipe, objective). Raises UserError when cells failed.
+    """
+    first = [Cell(recipe, BASE, 0.0, 0) for recipe in config.recipes]
+    first += [
+        Cell(recipe, objective, rate, 0)
+        for recipe in config.recipes
+        for objective in config.objectives
+        for rate in config.learning_rates
+    ]
+    run_cells(config, first, report)
+    best = {(r, o): best_rate(config, r, o) for r in config.recipes for o in config.objectives}
+    for (recipe, objective), rate in best.items():
+        report(f"{recipe} / {objective}: learning rate {rate:g}")
+    rest = [Cell(r, o, rate, seed) for (r, o), rate in best.items() for seed in range(1, config.seeds)]
+    run_cells(config, rest, report)
+    return best
+
+
+def best_rate(config: CompareConfig, recipe: str, objective: str) -> float:
+    """The learning rate with the best validation accuracy on seed 0; the smaller of equals."""
+    if len(config.learning_rates) == 1:
+        return config.learning_rates[0]
+    scores = {rate: read_result(config, Cell(recipe, objective, rate, 0)) for rate in config.learning_rates}
+    return max(sorted(scores), key=lambda rate: scores[rate]["validation"])
+
+
+def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any]:
+    """The result of a finished cell, with `folder`, where it came from."""
+    folder = cell.folder(Path(config.output_dir))
+    return {**json.loads((folder / "result.json").read_text()), "folder": str(folder)}
+
+
+def run_cells(config: CompareConfig, cells: Sequence[Cell], report: Report) -> None:
+    """Run the cells that have no result yet, `workers` at a time."""
+    waiting = [cell for cell in cells if prepare(config, cell)]
+    if len(waiting) < len(cells):
+        report(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished already")
+    running: dict[Cell, tuple[subprocess.Popen[bytes], float]] = {}
+    failed: list[Cell] = []
+    done, total = 0, len(waiting)
+    try:
+        while waiting or running:
+            while waiting and len(running) < config.workers:
+                cell = waiting.pop(0)
+                running[cell] = (start(config, cell), time.monotonic())
+            time.sleep(0.2)
+            for cell, (process, since) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[cell]
+                done += 1
+                seconds = time.monotonic() - since
+                if process.returncode:
+                    failed.append(cell)
+                    report(f"[{done}/{total}] {cell.label}: FAILED after {seconds:.0f} s")
+                else:
+                    accuracy = read_result(config, cell)["eval"]
+                    scores = ", ".join(f"{name} {100 * v['accuracy']:.1f} %" for name, v in accuracy.items())
+                    report(f"[{done}/{total}] {cell.label}: {scores} ({seconds:.0f} s)")
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+    if failed:
+        log = failed[0].folder(Path(config.output_dir)) / "log.txt"
+        raise UserError(f"{len(failed)} cells failed, the first with {last_line(log)!r}; see {log}; then run it again")
+
+
+def prepare(config: CompareConfig, cell: Cell) -> bool:
+    """Write a cell's files and say whether it still has to run. A cell of other settings is an error, never reused."""
+    folder = cell.folder(Path(config.output_dir))
+    text = yaml_text(to_dict(cell_config(config, cell)))
+    settings = folder / "config.yaml"
+    if settings.exists() and load_yaml(settings) != _as_read(text):
+        raise UserError(f"{folder}: was begun with other settings; give another output_dir, or delete that folder")
+    if (folder / "result.json").exists():
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {
+        "recipe": cell.recipe,
+        "objective": cell.objective,
+        "learning_rate": cell.learning_rate,
+        "seed": cell.seed,
+        "train": cell.objective != BASE,
+        "validation": config.validation,
+        "sampler": config.sampler,
+        "curve_problems": config.curve_problems,
+    }
+    replace_file(folder / "cell.json", json.dumps(description, indent=1) + "\n")
+    replace_file(settings, text)
+    return True
+
+
+def _as_read(text: str) -> Any:
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def start(config: CompareConfig, cell: Cell) -> subprocess.Popen[bytes]:
+    """A process that runs the cell, its output in the cell's log.txt."""
+    folder = cell.folder(Path(config.output_dir))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads)}
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lfpo.compare.cell", str(folder)], stdout=log, stderr=log, env=environment
+        )
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

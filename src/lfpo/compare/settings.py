@@ -1,0 +1,95 @@
+"""The configuration of `lfpo compare` and the cells of its grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import build, load_yaml, merge
+from ..errors import UserError, nearest
+from ..train_config import LFPOConfig
+
+
+@dataclass
+class CompareConfig:
+    """Configuration of `lfpo compare`.
+
+    output_dir: where cells, tables and figures go. A cell that is finished there is never run again.
+    recipes: training recipes, one a task; each cell is one of them with another objective, learning rate and seed.
+    overrides: keys laid over every recipe, so that all cells have the same rollouts, samplers and evaluations.
+    objectives: label -> objective settings ({name: ..., knob: ...}). On the command line a list of labels picks some.
+    sampler: the eval sampler that learning curves, the ablation and the convergence figure are about. The recipes'
+        other eval samplers are only used on the trained models. curve_problems: held-out problems behind each point.
+    ablation: labels whose rows also make the ablation table.
+    target: label whose best level the convergence figure measures the others against.
+    learning_rates: tried for every objective on seed 0; the best on validation problems is taken (one: no tuning).
+    seeds: runs of each objective and task at its learning rate, seeds 0, 1, ...
+    validation: problems from the training split, not trained on, that choose learning rates.
+    workers: cells run at once. threads: CPU threads of each.
+    """
+
+    output_dir: str
+    recipes: list[str]
+    objectives: dict[str, dict[str, Any]]
+    overrides: dict[str, Any] = field(default_factory=dict)
+    sampler: str = "sampled"
+    curve_problems: int = 100
+    ablation: list[str] = field(default_factory=list)
+    target: str = "agrpo"
+    learning_rates: list[float] = field(default_factory=list)
+    seeds: int = 3
+    validation: int = 100
+    workers: int = 2
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.recipes or not self.objectives:
+            raise ValueError("'recipes' and 'objectives' must not be empty")
+        for name in ("seeds", "validation", "curve_problems", "workers", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name!r} must be at least 1")
+        if not self.learning_rates:
+            raise ValueError("'learning_rates' needs at least one value")
+        for label in self.ablation:
+            if label not in self.objectives:
+                raise ValueError(f"'ablation' names {label!r}, which is not among the objectives")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the grid, or (objective "base") an evaluation of the untrained model."""
+
+    recipe: str
+    objective: str
+    learning_rate: float
+    seed: int
+
+    def folder(self, root: Path) -> Path:
+        if self.objective == BASE:
+            return root / "cells" / self.recipe / BASE
+        return root / "cells" / self.recipe / self.objective / f"lr-{self.learning_rate:g}" / f"seed-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        if self.objective == BASE:
+            return f"{self.recipe} / base"
+        return f"{self.recipe} / {self.objective} / lr {self.learning_rate:g} / seed {self.seed}"
+
+
+BASE = "base"
+
+
+def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
+    """The training configuration of a cell. Raises UserError when recipe, overrides or objective do not fit."""
+    values = merge(load_yaml(cell.recipe), config.overrides)
+    objective = config.objectives.get(cell.objective, {"name": "lfpo"})
+    values |= {"objective": objective, "seed": cell.seed, "threads": config.threads}
+    if cell.objective != BASE:
+        values["learning_rate"] = cell.learning_rate
+    values["output_dir"] = str(cell.folder(Path(config.output_dir)) / "run")
+    built = build(LFPOConfig, values, f"lfpo compare: {cell.label}")
+    if config.sampler not in built.eval_samplers:
+        near = nearest(config.sampler, built.eval_samplers)
+        raise UserError(f"recipe {cell.recipe}: has no eval sampler {config.sampler!r}{near}")
+    return built

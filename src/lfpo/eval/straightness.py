@@ -1,0 +1,38 @@
+"""Straightness: how soon a model's own predictions agree with what it ends up writing."""
+
+from __future__ import annotations
+
+import torch
+
+from ..models import MaskedDiffusionLM
+from ..predictions import CURRENT, Predictions
+from ..trajectory import Trajectory
+from ..update import passes
+from ..views import replay
+
+
+@torch.no_grad()
+def straightness(model: MaskedDiffusionLM, trajectory: Trajectory, *, update_tokens: int = 8192) -> list[float]:
+    """For the 1st, 2nd, ... state of a trajectory: the share of masked positions (up to the first EOS) whose argmax is
+    already the final token, averaged over rows that have such a state.
+
+    A straight trajectory has 1 everywhere: the first state already decides everything.
+    """
+    rows, steps, numbers = [], [], []
+    for row in range(len(trajectory)):
+        distinct = trajectory.distinct_steps(row)
+        rows += [row] * len(distinct)
+        numbers += list(range(len(distinct)))
+        steps.append(distinct)
+    views = replay(trajectory, torch.tensor(rows, device=trajectory.tokens.device), torch.cat(steps))
+    number_S = torch.tensor(numbers)
+    total, count = torch.zeros(max(numbers) + 1), torch.zeros(max(numbers) + 1)
+    for index in passes(views, update_tokens):
+        part = views.select(index).trim()
+        predictions = Predictions(part, {CURRENT: model})
+        agrees = (predictions.logits().argmax(-1) == predictions.labels_T).float().cpu()
+        sums = torch.zeros(len(part)).index_add(0, predictions.view_T.cpu(), agrees)
+        share = sums / part.target.sum(-1).cpu()
+        total.index_add_(0, number_S[index.cpu()], share)
+        count.index_add_(0, number_S[index.cpu()], torch.ones(len(part)))
+    return [round(float(x), 4) for x in total / count]

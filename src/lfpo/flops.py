@@ -1,0 +1,55 @@
+"""Model FLOPs: the arithmetic a method needs, whatever the machine or the batching (padding is not counted)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .models import MaskedDiffusionLM
+from .trajectory import Trajectory
+from .views import Views
+
+
+@dataclass
+class Meter:
+    """Adds up model FLOPs."""
+
+    flops: float = 0.0
+
+
+def forward_flops(model: MaskedDiffusionLM, lengths: torch.Tensor, predicted: int) -> float:
+    """FLOPs of one forward over rows of the given lengths [B], with the head at `predicted` positions.
+
+    Two for each weight and token in the body, 4 L D a token and layer for attention, two for each weight of the head.
+    """
+    config = model.backbone.config
+    head = config.vocab_size * config.hidden_size
+    body = sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name)
+    n = lengths.double()
+    attention = 4 * config.num_hidden_layers * config.hidden_size * float((n * n).sum())
+    return 2 * body * float(n.sum()) + attention + 2 * head * predicted
+
+
+def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
+    """FLOPs of predicting the targets of some views; a backward pass costs two forwards."""
+    once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
+    return 3 * once if backward else once
+
+
+def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
+    """FLOPs of the forwards that made a trajectory; each predicts the masked positions of the row's active block."""
+    t, c = trajectory, trajectory.tokens.shape[1]
+    lengths = t.prompt_mask.sum(-1) + c
+    block = t.sampler.block_length or c
+    predicted = 0.0
+    for start in range(0, c, block):
+        # A position is predicted once at each distinct step of its block up to its own.
+        steps = t.reveal_step[:, start : start + block]
+        earlier = steps[:, None, :] <= steps[:, :, None]
+        first = torch.ones_like(earlier).tril(-1) & (steps[:, None, :] == steps[:, :, None])
+        distinct = ~first.any(-1)  # the first position of each step stands for it
+        predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, :, None] & (steps >= 0)[:, None, :]).sum())
+    guidance = 2 if t.sampler.cfg_scale else 1
+    bodies = sum(int(n) * forward_flops(model, length[None], 0) for n, length in zip(t.nfe, lengths, strict=True))
+    return bodies + forward_flops(model, lengths[:0], guidance * int(predicted))

@@ -1,0 +1,45 @@
+"""Group-relative advantages, as the different papers take them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ..errors import UserError
+
+Advantage = Literal["mean", "zscore", "leave_one_out"]
+
+
+def group_means(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Mean reward of each rollout's own group, [B]."""
+    return _per_group_sum(rewards_B, group_B) / group_sizes(group_B)
+
+
+def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
+    """Number of rollouts in each rollout's own group, [B]."""
+    return torch.bincount(group_B)[group_B]
+
+
+def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advantage) -> torch.Tensor:
+    """How much better each rollout is than the others of its prompt, [B].
+
+    "mean": reward minus group mean (d1, SPG, AGRPO). "zscore": that over the group's standard deviation, population
+    form (GRPO, TraceRL). "leave_one_out": reward minus the mean of the others (coupled-GRPO), which is "mean" times
+    G / (G - 1). Raises UserError when a group has a single rollout: there is nothing to compare.
+    """
+    sizes = group_sizes(group_B)
+    if int(sizes.min()) == 1:
+        raise UserError("advantages compare the rollouts of a prompt; num_generations must exceed 1")
+    centred = rewards_B - group_means(rewards_B, group_B)
+    if kind == "leave_one_out":
+        return centred * sizes / (sizes - 1)
+    if kind == "zscore":
+        variance = _per_group_sum(centred**2, group_B) / sizes
+        return centred / (variance.sqrt() + 1e-4)
+    return centred
+
+
+def _per_group_sum(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    size = int(group_B.max()) + 1
+    return torch.zeros(size, dtype=values_B.dtype).index_add_(0, group_B, values_B)[group_B]

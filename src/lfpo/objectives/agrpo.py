@@ -1,0 +1,115 @@
+"""AGRPO (arXiv 2510.04019): policy gradient on replayed denoising steps, a few sampled for each rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..decoding import SamplerConfig
+from ..errors import UserError
+from ..predictions import BASE, OLD, Predictions
+from ..rng import generator
+from ..trajectory import Trajectory
+from ..views import Views, noised
+from .advantages import Advantage, group_advantages
+from .checks import at_least_one, not_negative
+from .policy_gradient import clipped_surrogate, k3
+
+
+@dataclass(frozen=True)
+class AGRPO:
+    """PPO's clipped loss of the tokens revealed at M sampled steps, in the states the sampler saw, as it drew them: at
+    its temperature and among the tokens its top-k and top-p left.
+
+    mc_samples: M, steps sampled for each rollout, with replacement, stratified within the rollout (so that a rollout's
+        states do not depend on its batch mates; the public code stratifies over the micro-batch).
+    step_distribution: "uniform", or "entropy": in proportion to the entropy of what a step revealed, with importance
+        weights that undo it.
+    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
+
+    A rollout's steps end with the one that reveals its first EOS (the public code leaves that one out).
+    The expectation over steps is a mean, not a sum: a rollout of T steps counts 1/T. The probability of choosing
+    positions is left out, so the gradient is exact for `remasking: random` only, which the authors use.
+    """
+
+    mc_samples: int = 24
+    step_distribution: Literal["uniform", "entropy"] = "entropy"
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.0
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mc_samples", "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def check_sampler(self, sampler: SamplerConfig) -> None:
+        """Raise UserError for samplers whose draws cannot be scored."""
+        if sampler.temperature == 0:
+            raise UserError("agrpo scores tokens as they were drawn; the sampler's temperature must be above 0")
+        if sampler.cfg_scale:
+            raise UserError("agrpo scores tokens as they were drawn, which guidance is not part of; set cfg_scale to 0")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        rows, steps, weights = [], [], []
+        for row, seed in enumerate(seeds):
+            distinct = trajectory.distinct_steps(row).cpu()
+            probability = self.step_probabilities(trajectory, row, distinct)
+            strata = torch.arange(self.mc_samples) + torch.rand(
+                self.mc_samples, generator=generator(seed, "steps", iteration)
+            )
+            # Clamped: rounding can leave the last sum below 1.
+            drawn = torch.searchsorted(probability.cumsum(0), strata / self.mc_samples).clamp(max=len(distinct) - 1)
+            index, count = drawn.unique(return_counts=True)  # a step drawn twice is computed once
+            rows += [row] * len(index)
+            steps.append(distinct[index])
+            weights.append(count / (len(distinct) * probability[index]) / self.mc_samples)
+        device = trajectory.tokens.device
+        return self.step_views(
+            trajectory, torch.tensor(rows, device=device), torch.cat(steps).to(device), torch.cat(weights).to(device)
+        )
+
+    def step_probabilities(self, trajectory: Trajectory, row: int, distinct: torch.Tensor) -> torch.Tensor:
+        """Chance of drawing each of a row's L distinct steps, [L]."""
+        uniform = torch.full((len(distinct),), 1 / len(distinct))
+        if self.step_distribution == "uniform":
+            return uniform
+        counted = trajectory.counted[row]
+        step = torch.searchsorted(distinct, trajectory.reveal_step[row][counted].cpu())
+        entropy = torch.zeros(len(distinct)).index_add(0, step, trajectory.entropy[row][counted].cpu())
+        mean = entropy / torch.bincount(step, minlength=len(distinct))
+        # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
+        mean = mean + 1e-6
+        return mean / mean.sum()
+
+    def step_views(
+        self, trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor, weight_S: torch.Tensor
+    ) -> Views:
+        """The states before given steps; targets are the tokens that the step revealed."""
+        rows = trajectory.rows(row_S)
+        target = (rows.reveal_step == step_S[:, None]) & rows.counted
+        weight = weight_S[:, None].expand(target.shape)
+        return noised(trajectory, row_S, rows.masked_before(step_S), target, weight_SC=weight)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        sampler = predictions.views.sampler
+        logp, old = predictions.logp(sampler=sampler), predictions.logp(OLD, sampler)
+        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
+        if self.needs_base:
+            loss = loss + self.beta * k3(logp, predictions.logp(BASE, sampler))
+        return (predictions.weight_T * loss).sum()
+
+    def normalizer(self, views: Views) -> float:
+        """The number of rollouts; the weights are those of a mean over the M samples."""
+        return float(len(views.row.unique()))

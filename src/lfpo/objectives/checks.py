@@ -1,0 +1,34 @@
+"""Checks of an objective's knobs, one sentence each. NaN passes none of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def at_least_one(knobs: Any, *names: str) -> None:
+    """Raise ValueError for a knob below 1."""
+    for name in names:
+        if not getattr(knobs, name) >= 1:
+            raise ValueError(f"{name} {getattr(knobs, name)} must be at least 1")
+
+
+def not_negative(knobs: Any, *names: str) -> None:
+    """Raise ValueError for a negative knob; None passes."""
+    for name in names:
+        value = getattr(knobs, name)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} {value} must not be negative")
+
+
+def positive(knobs: Any, *names: str) -> None:
+    """Raise ValueError for a knob that is not above 0."""
+    for name in names:
+        if not getattr(knobs, name) > 0:
+            raise ValueError(f"{name} {getattr(knobs, name)} must be positive")
+
+
+def in_unit_interval(knobs: Any, *names: str) -> None:
+    """Raise ValueError for a knob outside [0, 1]."""
+    for name in names:
+        if not 0 <= getattr(knobs, name) <= 1:
+            raise ValueError(f"{name} {getattr(knobs, name)} must be between 0 and 1")

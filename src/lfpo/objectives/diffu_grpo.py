@@ -1,0 +1,80 @@
+"""diffu-GRPO (d1, arXiv 2504.12216): GRPO on one-step likelihoods of the fully masked completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..predictions import BASE, OLD, Predictions
+from ..rng import generator
+from ..trajectory import Trajectory
+from ..views import Views, noised
+from .advantages import Advantage, group_advantages
+from .checks import at_least_one, in_unit_interval, not_negative
+from .policy_gradient import clipped_surrogate, k3
+
+
+@dataclass(frozen=True)
+class DiffuGRPO:
+    """PPO's clipped loss with log p(o_k | prompt with some tokens masked, completion wholly masked) as likelihood.
+
+    p_mask_prompt: chance of masking each prompt token; new masks for each of the num_iterations passes.
+    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
+
+    Where d1's code repeats one mask for several passes (its buffer index counts micro-steps), every pass has its own
+    here; and a mask belongs to its rollout, whatever row of a batch that is in.
+    """
+
+    num_iterations: int = 12
+    p_mask_prompt: float = 0.15
+    epsilon: float = 0.5
+    epsilon_high: float | None = None
+    beta: float = 0.04
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations")
+        in_unit_interval(self, "p_mask_prompt")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        return prompt_masked_views(trajectory, seeds, iteration, self.p_mask_prompt)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        logp, old = predictions.logp(), predictions.logp(OLD)
+        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
+        if self.needs_base:
+            loss = loss + self.beta * k3(logp, predictions.logp(BASE))
+        return (predictions.weight_T * loss).sum()
+
+    def normalizer(self, views: Views) -> float:
+        """All completion tokens up to their first EOS."""
+        return float(views.weight.sum())
+
+
+def prompt_masked_views(trajectory: Trajectory, seeds: Sequence[int], iteration: int, p_mask_prompt: float) -> Views:
+    """One view a rollout: each prompt token masked with a probability, the whole completion masked."""
+    prompt_BP = trajectory.prompt_mask.bool()
+    masked_BP = torch.zeros_like(prompt_BP)
+    for row, seed in enumerate(seeds):
+        # Drawn for the prompt's own tokens: padding, which depends on batch mates, must not shift the draws.
+        own = prompt_BP[row]
+        draws = torch.rand(int(own.sum()), generator=generator(seed, "prompt mask", iteration))
+        masked_BP[row, own] = (draws < p_mask_prompt).to(own.device)
+    rows = torch.arange(len(trajectory), device=masked_BP.device)
+    return fully_masked(trajectory, rows, masked_BP)
+
+
+def fully_masked(trajectory: Trajectory, rows: torch.Tensor, masked_prompt: torch.Tensor) -> Views:
+    """Views with the completion wholly masked and the given prompt tokens too; every counted token is a target."""
+    masked = torch.cat([masked_prompt, torch.ones_like(trajectory.tokens[rows], dtype=torch.bool)], dim=1)
+    return noised(trajectory, rows, masked, trajectory.counted[rows])

@@ -1,0 +1,23 @@
+"""The pieces that the policy-gradient peers share: the clipped surrogate and the k3 estimate of KL."""
+
+from __future__ import annotations
+
+import torch
+
+
+def clipped_surrogate(
+    logp: torch.Tensor, logp_old: torch.Tensor, advantage: torch.Tensor, epsilon: float, epsilon_high: float | None
+) -> torch.Tensor:
+    """PPO's loss -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), elementwise, rho = exp(logp - logp_old).
+
+    epsilon_high: None takes epsilon on both sides.
+    """
+    ratio = (logp - logp_old).exp()
+    high = epsilon if epsilon_high is None else epsilon_high
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + high) * advantage)
+
+
+def k3(logp: torch.Tensor, logp_other: torch.Tensor) -> torch.Tensor:
+    """Elementwise estimate of KL(policy || other) from its own samples: e^d - d - 1 with d = logp_other - logp."""
+    delta = logp_other - logp
+    return delta.exp() - delta - 1

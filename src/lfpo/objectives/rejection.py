@@ -1,0 +1,60 @@
+"""Rejection fine-tuning: the standard masked loss on rollouts that were right, the control for every RL claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..predictions import Predictions
+from ..rng import generator
+from ..trajectory import Trajectory
+from ..views import Views, noised
+from .checks import at_least_one
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5).
+
+    min_reward: rollouts with at least this reward are right. masks: masked copies of each, their ratios t stratified
+        over (0, 1). num_iterations: passes through each batch, with new masks.
+    """
+
+    min_reward: float = 1.0
+    masks: int = 2
+    num_iterations: int = 1
+    needs_base: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "masks", "num_iterations")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        """1 for right rollouts, 0 for the others."""
+        return (rewards_B >= self.min_reward).to(rewards_B.dtype)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        right = signal_B.nonzero().flatten().tolist()
+        length = trajectory.tokens.shape[1]
+        masked = torch.zeros((len(right), self.masks, length), dtype=torch.bool)
+        ratio = torch.zeros((len(right), self.masks, 1))
+        for i, row in enumerate(right):
+            rng = generator(seeds[row], "random masks", iteration)
+            ratio[i, :, 0] = (torch.arange(self.masks) + torch.rand(self.masks, generator=rng)) / self.masks
+            masked[i] = torch.rand((self.masks, length), generator=rng) < ratio[i]
+        device = trajectory.tokens.device
+        rows = torch.tensor(right, dtype=torch.long, device=device).repeat_interleave(self.masks)
+        hidden = masked.flatten(0, 1).to(device)
+        weight = 1 / (ratio.flatten(0, 1).to(device).clamp(min=1e-3) * trajectory.lengths[rows][:, None])
+        return noised(
+            trajectory, rows, hidden, hidden & trajectory.counted[rows], weight_SC=weight.expand(hidden.shape)
+        )
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        return -(predictions.weight_T * predictions.logp()).sum()
+
+    def normalizer(self, views: Views) -> float:
+        """The number of masked copies."""
+        return float(len(views))

@@ -1,0 +1,79 @@
+"""TraceRL (dLLM-RL, arXiv 2509.06949): PPO along the sampler's own trace, several steps to a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..predictions import OLD, Predictions
+from ..trajectory import Trajectory
+from ..views import Views, noised
+from .advantages import group_advantages, group_means
+from .checks import at_least_one, in_unit_interval, not_negative
+from .policy_gradient import clipped_surrogate, k3
+
+
+@dataclass(frozen=True)
+class TraceRL:
+    """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them.
+
+    shrink: steps put together in one state. epsilon, epsilon_high: clipping of the ratio.
+    beta: weight of the k3 estimate of KL to the policy that sampled (not to the base), summed over a state's tokens.
+    min_accuracy, max_accuracy: prompts whose mean reward is outside are left out. Advantages are z-scores in the group.
+
+    The public code also counts truncated answers as wrong; here that is the reward's business.
+    """
+
+    shrink: int = 8
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    min_accuracy: float = 0.2
+    max_accuracy: float = 0.8
+    num_iterations: int = 1
+    needs_base: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "shrink", "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+        in_unit_interval(self, "min_accuracy", "max_accuracy")
+        if self.min_accuracy > self.max_accuracy:
+            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        """Z-scores; 0 for the rollouts of prompts that are left out, and for them alone."""
+        mean = group_means(rewards_B, group_B)
+        slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
+        kept = (mean >= self.min_accuracy - slack) & (mean <= self.max_accuracy + slack)
+        advantage = group_advantages(rewards_B, group_B, "zscore")
+        # A rollout just at its group's mean still has its term of KL.
+        return torch.where(kept, torch.where(advantage == 0, 1e-12, advantage), 0.0)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        rows, first, last = [], [], []
+        for row in signal_B.nonzero().flatten().tolist():
+            steps = trajectory.distinct_steps(row)
+            for start in range(0, len(steps), self.shrink):
+                part = steps[start : start + self.shrink]
+                rows.append(row)
+                first.append(int(part[0]))
+                last.append(int(part[-1]))
+        device = trajectory.tokens.device
+        row_S, first_S, last_S = (torch.tensor(x, dtype=torch.long, device=device) for x in (rows, first, last))
+        picked = trajectory.rows(row_S)
+        reveal = picked.reveal_step
+        target = (reveal >= first_S[:, None]) & (reveal <= last_S[:, None]) & picked.counted
+        mean_weight = (1 / target.sum(-1, keepdim=True)).expand(target.shape)
+        return noised(trajectory, row_S, picked.masked_before(first_S), target, weight_SC=mean_weight)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        logp, old = predictions.logp(), predictions.logp(OLD)
+        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
+        return (predictions.weight_T * loss).sum() + self.beta * k3(logp, old).sum()
+
+    def normalizer(self, views: Views) -> float:
+        """The number of states."""
+        return float(len(views))

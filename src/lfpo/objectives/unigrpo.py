@@ -1,0 +1,88 @@
+"""UniGRPO (MMaDA, arXiv 2505.15809): GRPO on randomly masked completions, the mask ratio rising over the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..predictions import BASE, OLD, Predictions
+from ..rng import generator
+from ..trajectory import Trajectory
+from ..views import Views, noised
+from .advantages import Advantage, group_advantages
+from .checks import at_least_one, not_negative
+from .policy_gradient import clipped_surrogate, k3
+
+
+@dataclass(frozen=True)
+class UniGRPO:
+    """PPO's clipped loss with log p(o_k | prompt, completion masked at ratio t) as likelihood of the masked tokens.
+
+    num_iterations: mu passes; the ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula, which
+        its worked example does not follow). With one pass the ratio is t_1.
+    diffusion_steps: T, the resolution of t. min_step: t_1 is drawn from min_step .. T - 2.
+    after_eos: also score masked positions after the first EOS, as the public code does. Positions that the sampler
+        never reached are left out either way.
+    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
+
+    The prompt is never masked. The paper speaks of a mean over masked tokens of the log-probability; the public code
+    (and this) takes a ratio for each token.
+    """
+
+    num_iterations: int = 4
+    diffusion_steps: int = 1000
+    min_step: int = 0
+    after_eos: bool = True
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high", "beta", "min_step")
+        if self.diffusion_steps < self.min_step + 2:
+            raise ValueError(
+                f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
+            )
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def step(self, first: int, iteration: int) -> int:
+        """t_n of pass `iteration` (from 0), when the first pass has t_1 = first."""
+        last = self.num_iterations - 1
+        return first + iteration * (self.diffusion_steps - first) // last if last else first
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        masked = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
+        for row, seed in enumerate(seeds):
+            start = int(
+                torch.randint(self.min_step, self.diffusion_steps - 1, (), generator=generator(seed, "first step"))
+            )
+            draws = torch.rand(masked.shape[1], generator=generator(seed, "mask", iteration))
+            masked[row] = (draws < self.step(start, iteration) / self.diffusion_steps).to(masked.device)
+        return self.masked_views(trajectory, masked)
+
+    def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor) -> Views:
+        """Views with the given completion tokens masked."""
+        scored = trajectory.reveal_step >= 0 if self.after_eos else trajectory.counted
+        rows = torch.arange(len(trajectory), device=masked_BC.device)
+        return noised(trajectory, rows, masked_BC, masked_BC & scored)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        logp, old = predictions.logp(), predictions.logp(OLD)
+        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
+        if self.needs_base:
+            loss = loss + self.beta * k3(logp, predictions.logp(BASE))
+        return (predictions.weight_T * loss).sum()
+
+    def normalizer(self, views: Views) -> float:
+        """All masked positions."""
+        return float(views.weight.sum())

@@ -1,0 +1,70 @@
+"""Rollouts over three letters, written as text, and a model whose predictions are a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lfpo.batching import left_pad
+from lfpo.decoding import SamplerConfig
+from lfpo.trajectory import Trajectory
+
+LETTERS = "abe_"  # e: the end of sequence, which is padding too; _: the mask token
+EOS, MASK = 2, 3
+
+
+def spell(ids: torch.Tensor) -> str:
+    return "".join(LETTERS[i] for i in ids.tolist())
+
+
+def rollouts(
+    completions: Sequence[str],
+    reveal: Sequence[str] | None = None,
+    *,
+    prompts: Sequence[str] | None = None,
+    entropy: Sequence[Sequence[float]] | None = None,
+    **sampler: Any,
+) -> Trajectory:
+    """One rollout for each completion. reveal: a digit a position, the step that revealed it, or - for never; from left
+    to right unless given. prompts: "ab" unless given."""
+    size, length = len(completions), len(completions[0])
+    ids, mask = left_pad([[LETTERS.index(x) for x in p] for p in prompts or ["ab"] * size], EOS)
+    steps = torch.arange(length).repeat(size, 1)
+    if reveal is not None:
+        steps = torch.tensor([[-1 if x == "-" else int(x) for x in row] for row in reveal])
+    return Trajectory(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        tokens=torch.tensor([[LETTERS.index(x) for x in c] for c in completions]),
+        reveal_step=steps,
+        confidence=torch.ones(size, length),
+        entropy=torch.zeros(size, length) if entropy is None else torch.tensor(entropy),
+        scheduled_steps=steps.max(-1).values + 1,
+        nfe=torch.full((size,), length),
+        sampler=SamplerConfig(gen_length=length, **sampler),
+        mask_id=MASK,
+        eos_id=EOS,
+    )
+
+
+class Table(nn.Module):
+    """Predictions for each state of the completion: `{"a_": "111 121"}` has p(b) = 1/2 at the second position."""
+
+    dtype, device = torch.float64, torch.device("cpu")
+
+    def __init__(self, odds: dict[str, str]):
+        super().__init__()
+        self.odds = odds
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def hidden(self, ids: torch.Tensor, attention: torch.Tensor | None = None) -> torch.Tensor:
+        length = len(next(iter(self.odds)))
+        odds = [[[float(x) for x in p] for p in self.odds[spell(row[-length:])].split()] for row in ids]
+        completion = torch.tensor(odds, dtype=torch.float64).log()
+        return self.scale * torch.nn.functional.pad(completion, (0, 0, ids.shape[1] - length, 0))
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden

@@ -1,0 +1,36 @@
+"""An objective from outside the package: REINFORCE on the fully masked completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lfpo.objectives.advantages import group_means
+from lfpo.predictions import Predictions
+from lfpo.trajectory import Trajectory
+from lfpo.views import Views, replay
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """scale: factor on the advantage."""
+
+    scale: float = 1.0
+    num_iterations: ClassVar[int] = 1
+    needs_base: ClassVar[bool] = False
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return self.scale * (rewards_B - group_means(rewards_B, group_B))
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+        row_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
+        return replay(trajectory, row_B, torch.zeros_like(row_B))
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+        return -(predictions.of_rollouts(signal_B) * predictions.logp()).sum()
+
+    def normalizer(self, views: Views) -> float:
+        return float(views.target.sum())

@@ -1,0 +1,78 @@
+"""The golden batch of the peers' own codes: a closed-form model and the trajectory their inputs came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lfpo.decoding import SamplerConfig
+from lfpo.trajectory import Trajectory
+
+GOLDEN = json.loads((Path(__file__).parent / "goldens" / "peers.json").read_text())
+MASK, EOS, VOCAB = GOLDEN["mask_id"], GOLDEN["eos_id"], GOLDEN["vocab"]
+
+
+class ClosedFormModel(nn.Module):
+    """logits[b, i, v] = s (sin(.37 (v+1) (i+1)) + mean_j cos(.11 x_j (v+1) + .07 |i-j|)) + a[v], float64."""
+
+    dtype, device = torch.float64, torch.device("cpu")
+
+    def __init__(self, ds: float = 0.0, da: float = 0.0, *, shift: bool = False):
+        super().__init__()
+        self.s = nn.Parameter(torch.tensor(1.5 + ds, dtype=torch.float64))
+        self.a = nn.Parameter(da * torch.sin(torch.arange(VOCAB, dtype=torch.float64)))
+        self.shift = shift
+
+    def hidden(self, ids: torch.Tensor, attention: torch.Tensor | None = None) -> torch.Tensor:
+        length = ids.shape[1]
+        i, v = torch.arange(length, dtype=torch.float64), torch.arange(1, VOCAB + 1, dtype=torch.float64)
+        distance = 0.07 * (i[:, None] - i).abs()
+        phase = 0.11 * ids.double()[:, None, :, None] * v + distance[..., None]
+        logits = self.s * (torch.sin(0.37 * v * (i[:, None] + 1)) + phase.cos().mean(2)) + self.a
+        return torch.cat([logits[:, :1], logits[:, :-1]], dim=1) if self.shift else logits
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def policies(*, shift: bool = False) -> dict[str, Any]:
+    """Current, old and base policy of the golden file."""
+    params = GOLDEN["params"]
+    return {
+        name: ClosedFormModel(*params[key], shift=shift)
+        for name, key in (("current", "cur"), ("old", "old"), ("base", "ref"))
+    }
+
+
+def trajectory(completion_ids: Any = None, reveal_step: Any = None, **sampler: Any) -> Trajectory:
+    """The golden batch as rollouts; each position was revealed at a step of its own unless given."""
+    batch = GOLDEN["batch"]
+    tokens = torch.tensor(batch["completion_ids"] if completion_ids is None else completion_ids)
+    size, length = tokens.shape
+    steps = torch.arange(length).repeat(size, 1) if reveal_step is None else torch.tensor(reveal_step)
+    return Trajectory(
+        prompt_ids=torch.tensor(batch["prompt_ids"]),
+        prompt_mask=torch.tensor(batch["prompt_mask"]),
+        tokens=tokens,
+        reveal_step=steps,
+        confidence=torch.ones(size, length),
+        entropy=torch.zeros(size, length),
+        scheduled_steps=torch.full((size,), length),
+        nfe=torch.full((size,), length),
+        sampler=SamplerConfig(gen_length=length, **sampler),
+        mask_id=MASK,
+        eos_id=EOS,
+    )
+
+
+def masks(case: dict[str, Any]) -> torch.Tensor:
+    """Which positions the peer hid, one entry a forward [F, S, L]."""
+    return torch.tensor(case["noised_inputs_cur"]) == MASK
+
+
+def advantages() -> torch.Tensor:
+    return torch.tensor(GOLDEN["batch"]["advantages"], dtype=torch.float64)

@@ -1,0 +1,128 @@
+"""Training with every objective: gradients of split batches, whole runs, an objective from outside the package."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.collect import collect
+from lfpo.decoding import SamplerConfig
+from lfpo.models import load_model
+from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.predictions import BASE, CURRENT, OLD
+from lfpo.rollout import rollout
+from lfpo.train import LFPOTrainer
+from lfpo.update import accumulate_gradients, passes
+from test_train import ROWS, config, even_letters, metrics
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "lfpo": {"timesteps": 3},
+    "diffu_grpo": {"p_mask_prompt": 0.5},
+    "spg": {"block_length": 4, "num_masks": 3},
+    "agrpo": {"mc_samples": 3, "beta": 0.1},
+    "trace_rl": {"shrink": 2},
+    "rejection": {"masks": 3},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_passes_change_no_gradient_and_only_the_current_policy_gets_one(name: str, checkpoint: Path):
+    models: Any = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
+    for seed, other in enumerate((OLD, BASE)):
+        models[other] = copy.deepcopy(models[CURRENT])  # not frozen: nothing but the objective keeps gradients away
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in models[other].parameters():
+                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
+    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
+    objective = make_objective({"name": name, **KNOBS.get(name, {})})
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
+    views = objective.views(t, signal, [1, 2, 3, 4], 0)
+    results = []
+    for tokens in (10**6, 40, 1):
+        assert (len(passes(views, tokens)) == 1) == (tokens == 10**6)
+        loss = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        results.append((loss, torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
+        models[CURRENT].zero_grad()
+    for loss, gradient in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-11)
+        torch.testing.assert_close(gradient, results[0][1], rtol=1e-10, atol=1e-13)
+    assert float(results[0][1].norm()) > 1e-3
+    assert all(p.grad is None for other in (OLD, BASE) for p in models[other].parameters())
+
+
+def run_of(tmp_path: Path, model: Path, objective: dict[str, Any], **changes: Any) -> tuple[LFPOTrainer, int, bool]:
+    """Train two iterations; the trainer, the number of optimiser updates, and whether any weight changed."""
+    args = config(tmp_path, objective=objective, max_steps=2, save_steps=2, **changes)
+    trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS)
+    before = [p.clone() for p in trainer.model.parameters()]
+    updates: list[Any] = []
+    step = trainer.optimizer.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.optimizer, "step", lambda *a: updates.append(step(*a)))
+        trainer.train()
+    changed = any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    return trainer, len(updates), changed
+
+
+SMALL_RUNS: dict[str, dict[str, Any]] = {
+    "diffu_grpo": {"num_iterations": 2},
+    "unigrpo": {"num_iterations": 2},
+    "spg": {"block_length": 2, "num_iterations": 1},
+    "agrpo": {"mc_samples": 2, "num_iterations": 2},
+    "wd1": {"num_iterations": 1},
+    "rejection": {"min_reward": 0.4},
+}
+
+
+@pytest.mark.parametrize(("name", "family"), [*((name, "llada") for name in OBJECTIVES), ("coupled_grpo", "dream")])
+def test_every_objective_trains(name: str, family: str, tmp_path: Path, request: pytest.FixtureRequest):
+    objective = {"name": name, **SMALL_RUNS.get(name, {})}
+    trainer, updates, changed = run_of(tmp_path, request.getfixturevalue(family), objective)
+    assert changed
+    assert updates == 2 * 2 * trainer.objective.num_iterations  # iterations, blocks of each, passes through each
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows[1:])
+    assert rows[-1]["skipped_updates"] == 0
+    # The base policy stays where training started; nothing is kept where it is not needed.
+    assert (BASE in trainer.policies) == trainer.objective.needs_base
+    if BASE in trainer.policies:
+        start = load_model(request.getfixturevalue(family)).parameters()
+        assert all(torch.equal(a, b) for a, b in zip(start, trainer.policies[BASE].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0])
+def test_an_objective_from_outside_the_package_trains(scale: float, llada: Path, tmp_path: Path):
+    _, updates, changed = run_of(tmp_path, llada, {"name": "own_objective:Reinforce", "scale": scale})
+    assert updates == 4
+    assert changed == (scale > 0)
+
+
+def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Path, tmp_path: Path, monkeypatch):
+    batches, steps = [], []
+
+    def collected(*args: Any, **settings: Any) -> Any:
+        batches.append(collect(*args, **settings))
+        return batches[-1]
+
+    def updated(objective: Any, policies: Any, views: Any, signal: torch.Tensor, **settings: Any) -> float:
+        steps.append([(views.labels[i].tolist(), float(signal[row])) for i, row in enumerate(views.row.tolist())])
+        return accumulate_gradients(objective, policies, views, signal, **settings)
+
+    monkeypatch.setattr("lfpo.train.collect", collected)
+    monkeypatch.setattr("lfpo.train.accumulate_gradients", updated)
+    trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2})
+    for n, batch in enumerate(batches):
+        t, signal = batch.trajectory, trainer.objective.signal(batch.rewards.total, batch.group)
+        assert len(signal.unique()) > 2
+        expected = sorted(zip(torch.cat([t.prompt_ids, t.tokens], dim=1).tolist(), signal.tolist(), strict=True))
+        first, second, third, fourth = steps[4 * n : 4 * n + 4]  # two passes of two blocks
+        assert sorted(first + second) == sorted(third + fourth) == expected

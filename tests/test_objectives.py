@@ -1,0 +1,335 @@
+"""The objectives: losses and advantages worked out by hand on three letters, and knobs."""
+
+from __future__ import annotations
+
+import math
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from letters import Table, rollouts, spell
+from lfpo.decoding import SamplerConfig, kept_tokens
+from lfpo.errors import UserError
+from lfpo.models import load_model
+from lfpo.objectives import OBJECTIVES, Objective, make_objective
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.agrpo import AGRPO
+from lfpo.objectives.coupled_grpo import CoupledGRPO
+from lfpo.objectives.diffu_grpo import DiffuGRPO
+from lfpo.objectives.rejection import Rejection
+from lfpo.objectives.spg import SPG
+from lfpo.objectives.trace_rl import TraceRL
+from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.wd1 import WD1
+from lfpo.rollout import rollout
+from lfpo.update import accumulate_gradients
+from lfpo.views import Views, noised
+
+GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below
+
+
+def loss_of(objective: Objective, views: Views, signal: Any, **tables: dict[str, str]) -> float:
+    """The loss of one optimiser step under table policies, which splitting into passes must not change."""
+    models: Any = {name: Table(odds) for name, odds in tables.items()}
+    whole = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)
+    assert accumulate_gradients(objective, models, views, signal, update_tokens=1) == pytest.approx(whole, rel=1e-12)
+    return whole
+
+
+def test_diffu_grpo_by_hand():
+    t = rollouts(["abe", "bee"])  # the last token of the second stands after its EOS and does not count
+    objective = DiffuGRPO(p_mask_prompt=0.0, epsilon=0.2, epsilon_high=0.5, beta=0.1)
+    loss = loss_of(
+        objective,
+        objective.views(t, GOOD_BAD, [0, 1], 0),
+        GOOD_BAD,
+        current={"___": "211 521 112"},
+        old={"___": "215 121 112"},
+        base={"___": "112 121 112"},
+    )
+    good = -1.5 - 0.5 - 1  # ratios 2 (clipped at 1.5), 1/2 (clipping would help, so it does not apply), 1
+    bad = 0.5 * 2 + 0.5 * 0.8  # ratios 2 (not clipped: it hurts), 1/2 (clipped at 0.8)
+    kl = (log(2) - 0.5) + 3 * 0 + 2 * (1 - log(2))  # base / current: 1/2 once, 1 twice, 2 twice
+    assert loss == pytest.approx((good + bad + 0.1 * kl) / 5)
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+def test_unigrpo_by_hand(after_eos: bool):
+    t = rollouts(["abe", "bee"])
+    objective = UniGRPO(epsilon=0.2, beta=0.1, after_eos=after_eos)
+    loss = loss_of(
+        objective,
+        objective.masked_views(t, torch.tensor([[True, False, True], [False, True, True]])),
+        GOOD_BAD,
+        current={"_b_": "211 111 112", "b__": "111 521 112"},
+        old={"_b_": "215 111 112", "b__": "111 121 332"},
+        base={"_b_": "112 111 112", "b__": "111 121 116"},
+    )
+    total = -1.2 - 1 + 0.5 * 0.8 + 0.1 * ((log(2) - 0.5) + (1 - log(2)))  # ratios 2, 1; 1/2
+    last = 0.5 * 2 + 0.1 * (1.5 - log(1.5) - 1)  # after EOS: ratio 2, base / current 3/2
+    assert loss == pytest.approx((total + last) / 4 if after_eos else total / 3)
+
+
+def test_coupled_grpo_by_hand():
+    t = rollouts(["ab", "be"])
+    objective = CoupledGRPO(epsilon=0.2, beta=0.1)
+    # The second rollout's mask hides everything, its complement nothing.
+    views = objective.masked_views(
+        t, torch.tensor([[True, False], [True, True]]), torch.tensor([0.25, 0.5], dtype=torch.float64)
+    )
+    loss = loss_of(
+        objective,
+        views,
+        GOOD_BAD,
+        current={"__": "211 121", "_b": "211 111", "a_": "111 161", "be": "111 111"},
+        old={"__": "112 143", "_b": "211 111", "a_": "111 262", "be": "111 111"},
+        base={"__": "112 121", "_b": "112 111", "a_": "111 161", "be": "111 111"},
+    )
+    # Half the whole mask's and 1/2 / (1/4) = 2, 1/2 / (3/4) = 2/3 or 1/2 / (1/2) = 1 of the other's log-probability.
+    # Ratios of the first: sqrt(2), clipped, and (.75 / .6)^(2/3), which is 1.16; of the second: 1 and (2/3)^1.5 < 0.8.
+    surrogate = -1.2 - 1.25 ** (2 / 3) + 0.5 * 1 + 0.5 * 0.8
+    d = 0.5 * log(1 / 2) + 2 * log(1 / 2)
+    assert loss == pytest.approx((surrogate + 0.1 * (math.exp(d) - d - 1)) / 4, rel=1e-6)
+
+
+SPG_LOWER = 0.5 * (log(1 / 4) + (log(1 / 2) + log(1 / 4)) / 2)  # of the good rollout
+SPG_BAD_LOWER = 0.5 * ((log(1 / 4) + log(1 / 2) + log(1 / 2)) / 3 + (log(1 / 4) + log(1 / 4)) / 2)
+# Squares over the shares 3/3 and 2/3 of masked tokens: 1/16; 1/4 and 1/16 * 3/2, twice.
+SPG_BAD_UPPER = (log((1 / 16) / 2) + 2 * log((1 / 4 + 3 / 32) / 2)) / 3 / 2
+
+
+@pytest.mark.parametrize(
+    ("bound", "bad"),
+    [
+        ("elbo", SPG_BAD_LOWER),
+        ("eubo", SPG_BAD_UPPER),
+        ("mix", 0.25 * SPG_BAD_UPPER + 0.75 * SPG_BAD_LOWER),
+        ("none", 0.0),
+    ],
+)
+def test_spg_by_hand(bound: Any, bad: float):
+    t = rollouts(["aee", "bbe"], prompts=["a", "a"])
+    objective = SPG(bound=bound, beta=2.0, mix=0.25)
+    masks = [["_e_", "___"], ["___", "b__"]]  # two states for each rollout
+    masked = torch.tensor([[[False, *(x == "_" for x in state)] for state in states] for states in masks])
+    odds = {"___": "211 121 112", "_e_": "112 111 111", "b__": "111 112 121"}
+    loss = loss_of(objective, objective.masked_views(t, masked.transpose(0, 1)), GOOD_BAD, current=odds)
+    assert loss == pytest.approx(-(1 * SPG_LOWER * 2 - 0.5 * bad * 3) / 5)
+
+
+def agrpo_loss(objective: AGRPO, tables: dict[str, dict[str, str]], **sampler: Any) -> float:
+    """Step 0 reveals b and step 1 a of the first rollout, at weight 1/2 each; one step the whole of the second."""
+    t = rollouts(["ab", "be"], ["10", "00"], **sampler)
+    return loss_of(objective, objective.views(t, GOOD_BAD, [0, 1], 0), GOOD_BAD, **tables)
+
+
+def test_agrpo_by_hand_at_a_temperature():
+    tables = {
+        "current": {"__": "211 121", "_b": "112 111"},
+        "old": {"__": "112 112", "_b": "111 111"},
+        "base": {"__": "211 112", "_b": "112 111"},
+    }
+    objective = AGRPO(mc_samples=2, step_distribution="uniform", epsilon=0.2, beta=0.1)
+    # At temperature 1/2 odds are squared. Ratios: (4/6) / (1/6), clipped, (1/6) / (2/6); 1, (1/6) / (4/6), clipped.
+    surrogate = 0.5 * -1.2 + 0.5 * -0.5 + 0.5 * 1 + 0.5 * 0.8
+    kl = 0.5 * (1 / 4 + log(4) - 1) + (4 - log(4) - 1)
+    assert agrpo_loss(objective, tables, temperature=0.5) == pytest.approx((surrogate + 0.1 * kl) / 2)
+
+
+@pytest.mark.parametrize("sampler", [{"top_k": 2}, {"top_p": 0.9}])
+def test_agrpo_by_hand_among_the_tokens_the_sampler_kept(sampler: dict):
+    tables = {"current": {"__": "211 121", "_b": "112 111"}, "old": {"__": "132 123", "_b": "312 111"}}
+    objective = AGRPO(mc_samples=2, step_distribution="uniform", epsilon=0.75)
+    # The old policy keeps b and e at both positions of the first state, a and e in the second.
+    ratios = [(4 / 5) / (4 / 13), (1 / 5) / (9 / 13), (1 / 2) / (9 / 13), (1 / 5) / (9 / 13)]
+    expected = (0.5 * -1.75 + 0.5 * -ratios[1] + 0.5 * (ratios[2] + ratios[3])) / 2
+    assert ratios[0] > 1.75
+    assert agrpo_loss(objective, tables, temperature=0.5, **sampler) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "sampler", [{"temperature": 0.0, "remasking": "random"}, {"temperature": 1.0, "cfg_scale": 1.0}]
+)
+def test_agrpo_cannot_score_what_was_not_drawn(sampler: dict):
+    with pytest.raises(UserError, match="as they were drawn"):
+        AGRPO().check_sampler(SamplerConfig(**sampler))
+    AGRPO().check_sampler(SamplerConfig(temperature=0.5))
+
+
+def test_the_mask_token_takes_no_place_among_the_kept():
+    scores = torch.tensor([[2.0, 1.0, 0.0, -torch.inf]])
+    assert kept_tokens(scores, 2, None).tolist() == [[True, True, False, False]]
+    assert kept_tokens(scores, None, None).tolist() == [[True, True, True, False]]
+
+
+def test_wd1_stays_finite_at_any_temperature():
+    rewards, group = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
+    assert WD1(temperature=1e-4).signal(rewards, group).tolist() == [2.0, -2.0]
+
+
+def test_trace_rl_keeps_a_rollout_that_is_just_average():
+    signal = TraceRL().signal(torch.tensor([0.0, 0.5, 1.0]), torch.zeros(3, dtype=torch.long))
+    assert 0 < signal[1] < 1e-9
+    fifth = TraceRL().signal(torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64), torch.zeros(5, dtype=torch.long))
+    assert fifth.abs().min() > 0  # an accuracy of exactly 0.2 is inside
+
+
+def test_wd1_by_hand():
+    t = rollouts(["abe", "bee", "abe", "abe"])
+    objective = WD1(temperature=0.5, p_mask_prompt=0.0)
+    group = torch.tensor([0, 0, 1, 1])
+    signal = objective.signal(torch.tensor([1.0, 0.0, 0.3, 0.3], dtype=torch.float64), group)
+    loss = loss_of(objective, objective.views(t, signal, range(4), 0), signal, current={"___": "211 521 112"})
+    # Advantages +-1/2, over the temperature +-1: softmax(A) - softmax(-A) is +-(e - 1/e) / (e + 1/e).
+    weight = (math.e - 1 / math.e) / (math.e + 1 / math.e)
+    first, second = log(1 / 2) + log(1 / 4) + log(1 / 2), log(1 / 4) + log(1 / 8)
+    assert loss == pytest.approx(-weight * (first - second) / 2)  # the other of the two prompts says nothing
+
+
+def test_trace_rl_by_hand():
+    t = rollouts(["abe", "beb"], ["021", "201"])
+    objective = TraceRL(shrink=2, epsilon=0.2, beta=0.1)
+    loss = loss_of(
+        objective,
+        objective.views(t, GOOD_BAD, [0, 1], 0),
+        GOOD_BAD,
+        current={"___": "211 521 112", "a_e": "111 121 111"},
+        old={"___": "215 121 112", "a_e": "111 112 111"},
+    )
+    # States: a and e of the first (ratios 2, 1), b of the first (2), b and e of the second (2, 1/2).
+    surrogate = (-1.2 - 1) / 2 - 1.2 + (0.5 * 2 + 0.5 * 0.8) / 2
+    kl = 3 * (1 / 2 + log(2) - 1) + (2 - log(2) - 1)  # old / current, summed over a state's tokens
+    assert loss == pytest.approx((surrogate + 0.1 * kl) / 3)
+
+
+def test_rejection_by_hand():
+    t = rollouts(["abe"])
+    hidden = torch.tensor([[True, False, True], [False, True, False]])
+    shares = torch.tensor([[0.5], [0.25]])
+    views = noised(t, torch.tensor([0, 0]), hidden, hidden, weight_SC=(1 / (shares * 3)).expand(2, 3))
+    loss = loss_of(Rejection(), views, torch.ones(1), current={"_b_": "211 111 112", "a_e": "111 521 111"})
+    expected = -(2 / 3 * (log(1 / 2) + log(1 / 2)) + 4 / 3 * log(1 / 4)) / 2
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["diffu_grpo", "unigrpo", "coupled_grpo", "agrpo"])
+def test_without_beta_no_base_policy_is_needed(name: str):
+    assert make_objective({"name": name, "beta": 0.1}).needs_base
+    objective = make_objective({"name": name, "beta": 0.0})
+    assert not objective.needs_base
+    t = rollouts(["abe", "bee"], temperature=1.0)
+    views = objective.views(t, GOOD_BAD, [0, 1], objective.num_iterations - 1)
+    states = {spell(row) for row in views.input_ids[:, 2:]}
+    tables = {name: dict.fromkeys(states, "211 521 112") for name in ("current", "old")}
+    assert math.isfinite(loss_of(objective, views, GOOD_BAD, **tables))
+
+
+ONE = 0.5 / (0.5 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("mean", [0.75, -0.25, -0.25, -0.25, 0.5, -0.5]),
+        ("zscore", [x / (math.sqrt(3) / 4 + 1e-4) for x in (0.75, -0.25, -0.25, -0.25)] + [ONE, -ONE]),
+        ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3, 1.0, -1.0]),
+    ],
+)
+def test_advantages_by_hand(kind: Advantage, expected: list[float]):
+    rewards = torch.tensor([1, 0, 0, 0, 3, 2], dtype=torch.float64)
+    group = torch.tensor([0, 0, 0, 0, 1, 1])
+    advantage = group_advantages(rewards, group, kind)
+    torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-7)
+    order = torch.tensor([4, 0, 1, 5, 2, 3])  # groups need not stand together
+    torch.testing.assert_close(group_advantages(rewards[order], group[order], kind), advantage[order])
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_leave_one_out_is_a_multiple_of_the_distance_to_the_mean(size: int):
+    rewards, group = torch.rand(size, generator=torch.Generator().manual_seed(size)), torch.zeros(size).long()
+    others = torch.stack([rewards[torch.arange(size) != i].mean() for i in range(size)])
+    left_out = group_advantages(rewards, group, "leave_one_out")
+    torch.testing.assert_close(left_out, rewards - others)
+    torch.testing.assert_close(left_out, group_advantages(rewards, group, "mean") * size / (size - 1))
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"rejection"}))
+def test_a_prompt_with_one_rollout_has_no_advantage(name: str):
+    with pytest.raises(UserError, match="num_generations"):
+        make_objective({"name": name}).signal(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 0, 1]))
+
+
+def test_trace_rl_leaves_out_prompts_too_easy_or_too_hard():
+    prompts = [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0]]  # means 4/5, 1/5; 5/6, 1/6
+    rewards = torch.tensor([x for p in prompts for x in p], dtype=torch.float64)
+    group = torch.tensor([i for i, p in enumerate(prompts) for _ in p])
+    signal = TraceRL().signal(rewards, group)
+    assert (signal[:10] != 0).all() and not signal[10:].any()
+    assert signal[0].item() == pytest.approx(0.2 / (0.4 + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "named"),
+    [
+        ({"name": "diffu_grpo", "p_mask_prompt": 1.5}, "p_mask_prompt 1.5"),
+        ({"name": "diffu_grpo", "num_iterations": 0}, "num_iterations 0"),
+        ({"name": "diffu_grpo", "advantage": "loo"}, "advantage: 'loo'"),
+        ({"name": "unigrpo", "beta": -0.1}, "beta -0.1"),
+        ({"name": "unigrpo", "min_step": -1}, "min_step -1"),
+        ({"name": "unigrpo", "min_step": 99, "diffusion_steps": 100}, "diffusion_steps 100"),
+        ({"name": "coupled_grpo", "min_ratio": 0.0}, "min_ratio 0.0"),
+        ({"name": "coupled_grpo", "max_ratio": 1.0}, "max_ratio 1.0"),
+        ({"name": "coupled_grpo", "min_ratio": 0.9}, "must be ordered"),
+        ({"name": "coupled_grpo", "epsilon": -1.0}, "epsilon -1.0"),
+        ({"name": "spg", "bound": "upper"}, "bound: 'upper'"),
+        ({"name": "spg", "beta": 0.0}, "beta 0.0"),
+        ({"name": "spg", "mix": 1.1}, "mix 1.1"),
+        ({"name": "spg", "p_mask": -0.1}, "p_mask -0.1"),
+        ({"name": "spg", "num_masks": 0}, "num_masks 0"),
+        ({"name": "spg", "block_length": 0}, "block_length 0"),
+        ({"name": "agrpo", "mc_samples": 0}, "mc_samples 0"),
+        ({"name": "agrpo", "step_distribution": "entropic"}, "did you mean 'entropy'"),
+        ({"name": "wd1", "temperature": 0.0}, "temperature 0.0"),
+        ({"name": "wd1", "p_mask_prompt": -0.5}, "p_mask_prompt -0.5"),
+        ({"name": "trace_rl", "shrink": 0}, "shrink 0"),
+        ({"name": "trace_rl", "max_accuracy": 2.0}, "max_accuracy 2.0"),
+        ({"name": "rejection", "masks": 0}, "masks 0"),
+        ({"name": "agrpo", "mc_sample": 3}, "did you mean 'mc_samples'"),
+        ({"name": "coupled_gpro"}, "did you mean 'coupled_grpo'"),
+        ({"name": "own_objective:Reinfroce"}, "has no 'Reinfroce'"),
+        ({"name": "own_objective:Reinforce", "scal": 2.0}, "did you mean 'scale'"),
+    ],
+)
+def test_bad_knobs_are_named(knobs: dict, named: str):
+    with pytest.raises(UserError, match=named) as caught:
+        make_objective(knobs)
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_kept_by_hand():
+    scores = torch.tensor([[5, 1, 3, 1], [1, 1, 1, 1]]).log()  # 5/10, 1/10, 3/10, 1/10; ties
+    all_of, top = [True] * 4, [True, False, True, False]
+    assert kept_tokens(scores, None, None).tolist() == [all_of, all_of]
+    assert kept_tokens(scores, 2, None).tolist() == [top, all_of]  # equals of the k-th are kept
+    assert kept_tokens(scores, 3, None)[0].tolist() == all_of
+    assert kept_tokens(scores, 4, None).tolist() == kept_tokens(scores, 9, 1.0).tolist() == [all_of, all_of]
+    assert kept_tokens(scores, None, 0.45)[0].tolist() == [True, False, False, False]
+    # The token that crosses top_p is kept; of equals, the leftmost go first.
+    assert kept_tokens(scores, None, 0.6).tolist() == [top, [True, True, True, False]]
+    assert kept_tokens(scores, None, 0.85)[0].tolist() == [True, True, True, False]
+    assert kept_tokens(scores, 1, 0.6)[0].tolist() == [True, False, False, False]
+    assert kept_tokens(scores, 3, 0.45)[0].tolist() == [True, False, False, False]
+
+
+def test_drawing_from_the_one_most_probable_token_is_greedy(checkpoint: Path):
+    model = load_model(checkpoint, dtype=torch.float64)
+    prompts, seeds = [[5, 6, 7], [8], [9, 10, 11]], [1, 2, 3]
+    settings: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0}]
+    greedy, drawn, free = (rollout(model, prompts, SamplerConfig(gen_length=8, **s), seeds) for s in settings)
+    assert torch.equal(drawn.tokens, greedy.tokens) and torch.equal(drawn.reveal_step, greedy.reveal_step)
+    assert not torch.equal(free.tokens, greedy.tokens)
+    nucleus = rollout(model, prompts, SamplerConfig(gen_length=8, temperature=1.0, top_p=1e-6), seeds)
+    assert torch.equal(nucleus.tokens, greedy.tokens)

@@ -1,0 +1,170 @@
+"""Parity with the peers' own public codes: their losses and gradients, given the inputs they noised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import peers
+from lfpo.objectives.agrpo import AGRPO
+from lfpo.objectives.coupled_grpo import CoupledGRPO
+from lfpo.objectives.diffu_grpo import DiffuGRPO, fully_masked
+from lfpo.objectives.spg import SPG
+from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.wd1 import WD1
+from lfpo.ops.rectified import mix
+from lfpo.predictions import Predictions
+from lfpo.update import accumulate_gradients
+from lfpo.views import Views
+
+
+def case(prefix: str) -> dict[str, Any]:
+    (found,) = [value for name, value in peers.GOLDEN["cases"].items() if name.startswith(prefix)]
+    return found
+
+
+def check(objective: Any, views: Views, golden: dict[str, Any], *, shift: bool = False, signal: Any = None) -> None:
+    """Loss and gradients to 1e-5, through the function that training calls, whole and split into small passes."""
+    signal = peers.advantages() if signal is None else signal
+    for tokens in (10**6, 1):
+        models = peers.policies(shift=shift)
+        loss = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        assert loss == pytest.approx(golden["loss"], rel=1e-5)
+        assert float(models["current"].s.grad) == pytest.approx(golden["grad_s"], rel=1e-5)
+        expected = torch.tensor(golden["grad_a"], dtype=torch.float64)
+        torch.testing.assert_close(models["current"].a.grad, expected, rtol=1e-5, atol=1e-6)
+        assert models["old"].s.grad is None and models["base"].s.grad is None
+
+
+def check_noised(views: Views, golden: dict[str, Any]) -> None:
+    assert views.input_ids.tolist() == [row for forward in golden["noised_inputs_cur"] for row in forward]
+
+
+def test_diffu_grpo():
+    golden, t = case("diffu_grpo"), peers.trajectory()
+    views = fully_masked(t, torch.arange(4), peers.masks(golden)[0][:, :5])
+    check_noised(views, golden)
+    check(DiffuGRPO(beta=0.04, epsilon=0.5), views, golden)
+    for policy, key in (("old", "old_logps"), ("base", "ref_logps")):
+        logp = Predictions(views, peers.policies()).logp(policy)
+        expected = torch.tensor(golden[key], dtype=torch.float64)[t.counted]
+        torch.testing.assert_close(logp, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_coupled_grpo():
+    golden, t = case("coupled_grpo"), peers.trajectory()
+    noised = peers.masks(golden)[0].view(3, 4, 13)[:, :, 5:]
+    assert noised[0].all() and torch.equal(noised[1], ~noised[2])
+    # The ratio is not recorded; one draw serves the micro-batch, and the old log-probabilities determine it.
+    objective = CoupledGRPO(beta=0.01, epsilon=0.5)
+    ratio = solve_ratio(objective, t, noised[1], torch.tensor(golden["old_logps"], dtype=torch.float64))
+    views = objective.masked_views(t, noised[1], torch.full((4,), ratio, dtype=torch.float64))
+    assert views.input_ids.tolist() == golden["noised_inputs_cur"][0]
+    check(objective, views, golden, shift=True)
+
+
+def solve_ratio(objective: CoupledGRPO, t: Any, masked: torch.Tensor, old: torch.Tensor) -> float:
+    views = objective.masked_views(t, masked, torch.full((4,), 0.5, dtype=torch.float64))
+    logp = Predictions(views, peers.policies(shift=True)).logp("old")
+    dense = torch.zeros(12, 13, dtype=torch.float64).index_put(tuple(views.target.nonzero().unbind(-1)), logp)
+    whole, hidden = dense[:4, 5:], dense[4:8, 5:]
+    rows = masked & t.counted
+    return float((0.5 * hidden[rows] / (old[rows] - 0.5 * whole[rows])).median())
+
+
+def test_spg():
+    golden, t = case("spg"), peers.trajectory()
+    objective = SPG(bound="mix", beta=1.5, mix=0.5, num_masks=2, block_length=4)
+    masks = peers.masks(golden)[0].view(4, 2, 13).transpose(0, 1)
+    views = objective.masked_views(t, masks)
+    check(objective, views, golden)
+
+
+def test_unigrpo():
+    golden, t = case("unigrpo"), peers.trajectory()
+    objective = UniGRPO(beta=0.01, epsilon=0.2)
+    views = objective.masked_views(t, peers.masks(golden)[0][:, 5:])
+    check_noised(views, golden)
+    assert views.target[:, 5:].int().tolist() == golden["loss_mask"]
+    check(objective, views, golden)
+
+
+def test_wd1():
+    golden, t = case("wd1"), peers.trajectory()
+    objective = WD1()
+    signal = objective.weights(peers.advantages(), torch.zeros(4, dtype=torch.long))
+    views = fully_masked(t, torch.arange(4), peers.masks(golden)[0][:, :5])
+    check_noised(views, golden)
+    check(objective, views, golden, signal=signal)
+
+
+def agrpo_case() -> tuple[dict[str, Any], Any, torch.Tensor]:
+    """The golden case, its trajectory, and the steps that the peer drew, [M, B]."""
+    golden = case("agrpo")
+    t = peers.trajectory(
+        golden["completion_ids"], golden["unmask_steps"], temperature=0.6, top_k=40, remasking="random"
+    )
+    t.entropy = torch.tensor(golden["old_entropies"])
+    hidden = peers.masks(golden)[:, :, 5:]
+    # The step before which exactly these tokens were masked.
+    steps = torch.tensor([[int(t.reveal_step[b][hidden[m, b]].min()) for b in range(4)] for m in range(2)])
+    return golden, t, steps
+
+
+def test_agrpo(monkeypatch):
+    golden, t, steps = agrpo_case()
+    objective = AGRPO(mc_samples=2, step_distribution="entropy", epsilon=0.2)
+    rows = torch.arange(4).repeat(2)
+    kept = torch.zeros(4, 8, peers.VOCAB, dtype=torch.bool)
+    for b, row in enumerate(golden["sampling_mask_true"]):
+        for k, ids in enumerate(row):
+            kept[b, k, ids] = True
+
+    class Recorded(Predictions):
+        """Old log-probabilities and kept tokens as the golden file recorded them, not recomputed."""
+
+        def logp(self, policy="current", sampler=None):
+            place = (self.views.row[self.view_T], self.column_T - 5)
+            monkeypatch.setattr("lfpo.predictions.kept_tokens", lambda *_: kept[place])
+            recorded = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
+            return recorded if policy == "old" else super().logp(policy, sampler)
+
+    monkeypatch.setattr("lfpo.update.Predictions", Recorded)
+    probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
+    weight = 1 / 4 / probability[rows, steps.flatten()] / 2
+    views = objective.step_views(t, rows, steps.flatten(), weight.double())
+    check_noised(views, golden)
+    models = peers.policies()
+    for sample in (0, 1):  # the peer keeps the loss of the last sample and the gradient of all
+        part = views.select(torch.arange(4) + 4 * sample)
+        loss = accumulate_gradients(objective, models, part, peers.advantages(), update_tokens=20)
+    assert loss == pytest.approx(golden["last_mc_loss"], rel=1e-5)
+    assert float(models["current"].s.grad) == pytest.approx(golden["grad_s"], rel=1e-4)
+    expected = torch.tensor(golden["grad_a"], dtype=torch.float64)
+    torch.testing.assert_close(models["current"].a.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_the_continuous_ancestor(beta: float):
+    """DiffusionNFT's loss, in velocities, from the same two pieces as LFPO's: r from the advantage, and the mix of
+    policy and reference. What differs is the distance to the clean sample: squared error there, cross-entropy here."""
+    golden = case(f"diffusion_nft(beta={beta}")
+
+    def wave(k: float) -> torch.Tensor:
+        return torch.sin(k * torch.arange(24, dtype=torch.float64)).view(2, 3, 4)
+
+    x0, noise, v_old = wave(1.1), wave(2.3), wave(0.7)
+    v = (v_old + 0.3 * wave(1.9)).requires_grad_()
+    t = torch.tensor(golden["t"], dtype=torch.float64).view(2, 1, 1)
+    r = torch.tensor(golden["adv"], dtype=torch.float64).clamp(-5, 5) / 10 + 0.5
+    x_t = (1 - t) * x0 + t * noise
+    loss = torch.zeros((), dtype=torch.float64)
+    for weight, sign in ((r, 1.0), (1 - r, -1.0)):
+        predicted = x_t - t * mix(v, v_old, sign * beta)
+        scale = (predicted - x0).abs().mean((1, 2), keepdim=True).clamp(min=1e-5).detach()
+        loss = loss + (weight * ((predicted - x0) ** 2 / scale).mean((1, 2)) / beta).mean() * 5
+    assert loss.item() == pytest.approx(golden["loss"], rel=1e-5)
+    loss.backward()
+    torch.testing.assert_close(v.grad, torch.tensor(golden["grad_v"], dtype=torch.float64), rtol=1e-5, atol=1e-6)
