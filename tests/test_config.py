@@ -7,8 +7,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from lfpo.config import build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
+from lfpo.compare.settings import CompareConfig
+from lfpo.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
 from lfpo.errors import UserError
+from lfpo.objectives import make_objective
 from lfpo.sft import SFTConfig
 from lfpo.train_config import LFPOConfig
 
@@ -195,8 +197,46 @@ def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     assert config.init["rope_theta"] == 100.0
     assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded-pretrain.yaml"))) == dataclasses.asdict(config)
     for name in recipe_names():
-        cls = SFTConfig if name.startswith("embedded") else LFPOConfig
+        cls = SFTConfig if name.startswith("embedded") else CompareConfig if name == "compare" else LFPOConfig
         build(cls, merge({"output_dir": "x"}, load_yaml(name)))
+
+
+def test_included_files_lie_under_the_file_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a.yaml").write_text("seed: 1\nsampler: {steps: 4, temperature: 0.5}\n")
+    (tmp_path / "parts" / "b.yaml").write_text("include: [a.yaml]\nsampler: {steps: 8}\n")
+    (tmp_path / "c.yaml").write_text("include: [parts/b.yaml, algorithms/agrpo]\nmax_steps: 3\n")
+    values = load_yaml(tmp_path / "c.yaml")
+    assert (values["seed"], values["max_steps"], values["objective"]["name"]) == (1, 3, "agrpo")
+    assert values["sampler"]["temperature"] == 0.6 and values["sampler"]["steps"] == 128  # the later file wins
+    assert "include" not in values
+
+
+def test_wrong_includes_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    for text, said in (("include: a.yaml\n", "must be a list"), ("include: [gone]\n", "no such file")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=said):
+            load_yaml(file)
+    file.write_text("include: [d.yaml]\n")
+    (tmp_path / "d.yaml").write_text("include: [c.yaml]\n")
+    with pytest.raises(UserError, match="includes itself"):
+        load_yaml(file)
+
+
+@pytest.mark.parametrize("model", ["llada-8b", "diffucoder-7b"])
+@pytest.mark.parametrize("algorithm", sorted(p.stem for p in (RECIPES / "algorithms").glob("*.yaml")))
+def test_published_settings_compose(tmp_path: Path, model: str, algorithm: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"include: [models/{model}, protocols/paper, algorithms/{algorithm}]\noutput_dir: x\n")
+    config = build(LFPOConfig, load_yaml(file))
+    objective = make_objective(config.objective)
+    assert config.objective["name"] == algorithm
+    config.sampler.for_length(512)
+    for sampler in config.eval_samplers.values():
+        assert sampler.for_length(512).gen_length == 512
+    if hasattr(objective, "check_sampler"):
+        objective.check_sampler(config.sampler)
 
 
 def test_naming_one_nested_key_leaves_the_others_alone() -> None:

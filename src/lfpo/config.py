@@ -19,21 +19,36 @@ from .errors import UserError, nearest
 T = TypeVar("T")
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping from a file; the name of a recipe shipped with the package works without its folder."""
-    file = Path(path)
-    if not file.is_file():
-        shipped = RECIPES / f"{file.name.removesuffix('.yaml')}.yaml"
-        if file.parent != Path() or not shipped.exists():
-            raise UserError(f"config {str(path)!r}: no such file{nearest(file.stem, recipe_names())}")
-        file = shipped
+def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML mapping from a file; the name of a recipe shipped with the package works without its folder.
+
+    `include: [a, b]` lays other files or recipes under this one, later ones over earlier ones; a path is looked for
+    beside the including file first. including: the files that led here.
+    """
+    file = _find(Path(path), including[-1].parent if including else Path())
+    if file in including:
+        raise UserError(f"{including[-1]}: includes itself by way of {' and '.join(p.name for p in including)}")
     try:
         value = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{file}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(value, dict):
         raise UserError(f"{file}: expected `key: value` lines, found {type(value).__name__}")
-    return value
+    names = value.pop("include", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
+    result: dict[str, Any] = {}
+    for name in names:
+        result = merge(result, load_yaml(name, (*including, file)))
+    return merge(result, value)
+
+
+def _find(path: Path, beside: Path) -> Path:
+    """The file of that name in a folder, or else the shipped recipe of that name."""
+    for candidate in (beside / path, RECIPES / f"{path.as_posix().removesuffix('.yaml')}.yaml"):
+        if candidate.is_file():
+            return candidate.resolve()
+    raise UserError(f"config {str(path)!r}: no such file{nearest(path.stem, recipe_names())}")
 
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -10,13 +10,13 @@ import torch
 
 from ..decoding import SamplerConfig
 from ..errors import UserError
-from ..predictions import BASE, OLD, Predictions
+from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
 from .checks import at_least_one, not_negative
-from .policy_gradient import clipped_surrogate, k3
+from .policy_gradient import clipped_losses
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,8 @@ class AGRPO:
         return noised(trajectory, row_S, rows.masked_before(step_S), target, weight_SC=weight)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        sampler = predictions.views.sampler
-        logp, old = predictions.logp(sampler=sampler), predictions.logp(OLD, sampler)
-        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
-        if self.needs_base:
-            loss = loss + self.beta * k3(logp, predictions.logp(BASE, sampler))
-        return (predictions.weight_T * loss).sum()
+        losses = clipped_losses(self, predictions, signal_B, predictions.views.sampler)
+        return (predictions.weight_T * losses).sum()
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts; the weights are those of a mean over the M samples."""

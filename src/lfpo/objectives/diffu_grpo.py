@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..predictions import BASE, OLD, Predictions
+from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
 from .checks import at_least_one, in_unit_interval, not_negative
-from .policy_gradient import clipped_surrogate, k3
+from .policy_gradient import clipped_losses
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,7 @@ class DiffuGRPO:
         return prompt_masked_views(trajectory, seeds, iteration, self.p_mask_prompt)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        logp, old = predictions.logp(), predictions.logp(OLD)
-        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
-        if self.needs_base:
-            loss = loss + self.beta * k3(logp, predictions.logp(BASE))
-        return (predictions.weight_T * loss).sum()
+        return (predictions.weight_T * clipped_losses(self, predictions, signal_B)).sum()
 
     def normalizer(self, views: Views) -> float:
         """All completion tokens up to their first EOS."""

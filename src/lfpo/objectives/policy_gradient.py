@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+
+from ..decoding import SamplerConfig
+from ..predictions import BASE, OLD, Predictions
+
+
+class Clipping(Protocol):
+    """The knobs of a PPO-like objective."""
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def epsilon_high(self) -> float | None: ...
+
+    @property
+    def beta(self) -> float: ...
+
+
+def clipped_losses(
+    knobs: Clipping, predictions: Predictions, signal_B: torch.Tensor, sampler: SamplerConfig | None = None
+) -> torch.Tensor:
+    """Clipped surrogate plus beta times k3 to the base policy, at each target [T]; every token has its own ratio.
+
+    sampler: take log-probabilities as this sampler draws (see Predictions.logp).
+    """
+    logp, old = predictions.logp(sampler=sampler), predictions.logp(OLD, sampler)
+    loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), knobs.epsilon, knobs.epsilon_high)
+    if knobs.beta > 0:
+        loss = loss + knobs.beta * k3(logp, predictions.logp(BASE, sampler))
+    return loss
 
 
 def clipped_surrogate(
