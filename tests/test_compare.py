@@ -11,7 +11,7 @@ import torch
 
 from lfpo.cli import main
 from lfpo.compare import tables
-from lfpo.compare.command import pick_objectives, run_compare
+from lfpo.compare.command import check, pick_objectives, run_compare
 from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
 from lfpo.compare.settings import Cell, CompareConfig, cell_config
@@ -63,11 +63,17 @@ def test_a_grid_runs_once_and_its_page_shows_every_cell(tmp_path: Path):
     assert sum("[" in line for line in last) == 1 and "seed 1" in "".join(line for line in last if "[" in line)
 
 
+OTHER = {"rejection": {"name": "rejection"}}
+
+
 def test_cells_of_other_settings_are_never_reused(tmp_path: Path):
     cell = Cell("choice", "lfpo", 1e-4, 0)
     assert prepare(small(tmp_path), cell)
     with pytest.raises(UserError, match="other settings"):
-        prepare(small(tmp_path, objectives={"lfpo": {"name": "lfpo", "timesteps": 3}, "rejection": {}}), cell)
+        prepare(small(tmp_path, objectives={**OTHER, "lfpo": {"name": "lfpo", "timesteps": 3}}), cell)
+    with pytest.raises(UserError, match="other settings"):
+        prepare(small(tmp_path, curve_problems=3), cell)
+    assert prepare(small(tmp_path), cell)
 
 
 def test_cells_differ_in_objective_rate_and_seed_only(tmp_path: Path):
@@ -85,6 +91,36 @@ def test_labels_from_the_command_line():
     assert picked["ablation"] == ["a"]
     with pytest.raises(UserError, match="agrpo"):
         pick_objectives(values, "agrp")
+    assert pick_objectives({}, "own:Mine")["objectives"] == {"own:Mine": {"name": "own:Mine"}}
+    with pytest.raises(UserError, match="label"):
+        pick_objectives({"objectives": ["lfpo"]}, "lfpo")
+    assert pick_objectives({**values, "target": "a"}, "b")["target"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objectives": {"a": {"beta": 1.0}}, "ablation": [], "target": None}, "no 'name'"),
+        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "'base' cannot be"),
+        ({"target": "agrpo"}, "'target' 'agrpo'"),
+        ({"ablation": ["spg"]}, "'ablation' names 'spg'"),
+        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "not told apart"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        small(tmp_path, **changes)
+
+
+def test_cells_are_checked_before_any_runs(tmp_path: Path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("data_file: x.jsonl\neval_samplers: {sampled: {}}\n")
+    with pytest.raises(UserError, match="has no 'task'"):
+        check(small(tmp_path, recipes=[str(recipe)]))
+    config = small(tmp_path, objectives={**OTHER, "lfpo": {"name": "agrpo"}})
+    config.overrides["sampler"] = {"temperature": 0.0, "remasking": "random"}
+    with pytest.raises(UserError, match="above 0"):
+        check(config)
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -122,7 +158,7 @@ def test_where_a_curve_crosses_a_level():
     curve = [{"seconds": 0.0, "greedy": 0.2}, {"seconds": 10.0, "greedy": 0.4}, {"seconds": 20.0, "greedy": 0.8}]
     assert cost_of_level(curve, 0.6, "seconds", "greedy") == pytest.approx(15.0)
     assert cost_of_level(curve, 0.9, "seconds", "greedy") is None
-    assert cost_of_level(curve, 0.1, "seconds", "greedy") is None  # it was above from the start
+    assert cost_of_level(curve, 0.1, "seconds", "greedy") == 0.0  # it is there from the start
 
 
 def test_best_is_bold_and_second_underlined():

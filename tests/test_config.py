@@ -159,6 +159,14 @@ def test_merge_lays_one_mapping_over_another_without_changing_either() -> None:
     assert base == {"a": 1, "b": {"c": 2, "d": 3}, "e": {"f": 1}}
 
 
+def test_knobs_of_one_objective_never_become_anothers() -> None:
+    base = {"objective": {"name": "lfpo", "beta": 0.3, "timesteps": 2}, "sampler": {"steps": 4}}
+    named = merge(base, {"objective": {"name": "diffu_grpo"}, "sampler": {"temperature": 0.5}})
+    assert named == {"objective": {"name": "diffu_grpo"}, "sampler": {"steps": 4, "temperature": 0.5}}
+    assert merge(base, {"objective": {"name": "lfpo", "beta": 1.0}})["objective"]["timesteps"] == 2
+    assert merge(base, {"objective": {"beta": 1.0}})["objective"] == {"name": "lfpo", "beta": 1.0, "timesteps": 2}
+
+
 def test_yaml_reads_exponents_as_numbers(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("learning_rate: 2e-3\noutput_dir: out\n")
@@ -233,6 +241,8 @@ def test_published_settings_compose(tmp_path: Path, model: str, algorithm: str) 
     objective = make_objective(config.objective)
     assert config.objective["name"] == algorithm
     config.sampler.for_length(512)
+    if algorithm != "lfpo":  # which alone is decoded by the paper's protocol while it trains
+        assert (config.sampler.schedule, config.sampler.early_stop) == ("llada", "none")
     for sampler in config.eval_samplers.values():
         assert sampler.for_length(512).gen_length == 512
     if hasattr(objective, "check_sampler"):

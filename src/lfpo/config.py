@@ -98,11 +98,18 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """`override` laid over `base`, mappings merged key by key."""
+    """`override` laid over `base`, mappings merged key by key; a mapping that `name`s something else replaces.
+
+    (The knobs of one objective must not become those of another that happens to spell one alike.)
+    """
     result = dict(base)
     for name, value in override.items():
         old = result.get(name)
-        result[name] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            renamed = "name" in old and value.get("name", old["name"]) != old["name"]
+            result[name] = value if renamed else merge(old, value)
+        else:
+            result[name] = value
     return result
 
 

@@ -46,10 +46,12 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     for start in range(0, c, block):
         # A position is predicted once at each distinct step of its block up to its own.
         steps = t.reveal_step[:, start : start + block]
-        earlier = steps[:, None, :] <= steps[:, :, None]
+        # A position that is never revealed is predicted at every step of its block.
+        own = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
+        earlier = steps[:, None, :] <= own[:, :, None]
         first = torch.ones_like(earlier).tril(-1) & (steps[:, None, :] == steps[:, :, None])
         distinct = ~first.any(-1)  # the first position of each step stands for it
-        predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, :, None] & (steps >= 0)[:, None, :]).sum())
+        predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, None, :]).sum())
     guidance = 2 if t.sampler.cfg_scale else 1
     bodies = sum(int(n) * forward_flops(model, length[None], 0) for n, length in zip(t.nfe, lengths, strict=True))
     return bodies + forward_flops(model, lengths[:0], guidance * int(predicted))

@@ -46,7 +46,7 @@ class Predictions:
         small differences between policies that the objectives live on."""
         if policy not in self._logits:
             model = self.policies[policy]
-            with torch.set_grad_enabled(policy == CURRENT):
+            with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
                 with torch.autocast(model.device.type, torch.bfloat16, enabled=self.autocast):
                     hidden_TD = model.hidden(self.views.input_ids, self.views.attention_mask)[self.views.target]
                 self._logits[policy] = model.head(hidden_TD.to(model.dtype))

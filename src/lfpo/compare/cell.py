@@ -48,8 +48,7 @@ def main(folder: Path) -> None:
 
 def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, validation: int) -> dict[str, Any]:
     """Held-out results under every eval sampler, problem by problem; validation accuracy; straightness."""
-    if config.task is None:
-        raise UserError("lfpo compare needs recipes with a 'task', whose verifier it can score by")
+    assert config.task is not None  # checked before any cell runs
     task = get_task(config.task)
     rows = [task.row("test", i) for i in range(config.eval_size)]
     samplers: dict[str, Any] = {}
@@ -71,7 +70,7 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, valida
             "seconds": result.seconds_per_problem,
         }
     greedy = SamplerConfig(block_length=config.sampler.block_length).for_length(task.gen_length)
-    # Rows of the training split under another seed: solutions that training may have met, problems it has not.
+    # Rows of the training split under another seed.
     unseen = [task.row("train", i, seed=VALIDATION_SEED) for i in range(validation)]
     checked = evaluate(model, tokenizer, unseen, task.correct, greedy, rollout_tokens=config.rollout_tokens)
     few = rows[:STRAIGHT_PROBLEMS]
@@ -89,12 +88,12 @@ VALIDATION_SEED = 7919
 
 def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:
     """Accuracy of each evaluation during training, with the seconds and FLOPs spent until then."""
-    points, rollouts, seconds, flops = [], 0.0, 0.0, 0.0
+    points, seconds, flops = [], 0.0, 0.0
     for m in metrics:
-        seconds, flops, rollouts = m.get("time/total", seconds), m.get("flops", flops), m["step"]
+        seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
         scores = {k.split("/")[1]: v for k, v in m.items() if k.startswith("eval/") and k.endswith("/accuracy")}
         if scores:
-            points.append({"step": rollouts, "seconds": seconds, "flops": flops, **scores})
+            points.append({"step": m["step"], "seconds": seconds, "flops": flops, **scores})
     return points
 
 

@@ -7,73 +7,94 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..config import to_dict, yaml_text
 from ..errors import UserError, nearest
+from ..objectives import OBJECTIVES, make_objective
 from ..run import describe_environment, replace_file, versions
-from ..train_config import LFPOConfig
+from ..tasks import get_task
 from . import figures, tables
 from .gradients import gradient_quality
 from .grid import run_grid
 from .results import Results, load_results
-from .settings import BASE, Cell, CompareConfig, cell_config
+from .settings import BASE, Cell, CompareConfig, cell_config, recipe_name
 
 
 def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
     """`--objectives a,b` on the command line: only these labels of the file; a bare objective's name works too."""
-    from ..objectives import OBJECTIVES
-
     names = labels.split(",") if isinstance(labels, str) else labels
-    listed = values.get("objectives", {})
+    listed = values.get("objectives") or {}
+    if not isinstance(listed, dict):
+        raise UserError(f"lfpo compare: objectives: expected label: {{name: ...}} pairs, found {listed!r}")
     picked = {}
-    for name in (n.strip() for n in names):
-        if name not in listed and name not in OBJECTIVES and "." not in name:
-            raise UserError(f"--objectives: unknown {name!r}{nearest(name, [*listed, *OBJECTIVES])}")
+    for name in (str(n).strip() for n in names):
+        if name not in listed and name not in OBJECTIVES and not set(".:") & set(name):
+            known = list(dict.fromkeys([*listed, *OBJECTIVES]))
+            raise UserError(f"--objectives: unknown {name!r}{nearest(name, known)}")
         picked[name] = listed.get(name, {"name": name})
-    ablation = [label for label in values.get("ablation", []) if label in picked]
-    return {**values, "objectives": picked, "ablation": ablation}
+    ablation = [label for label in values.get("ablation") or [] if label in picked]
+    target = values.get("target") if values.get("target") in picked else None
+    return {**values, "objectives": picked, "ablation": ablation, "target": target}
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path:
     """Run what is missing of the grid and write everything; returns the path of the Markdown page."""
-    for recipe in config.recipes:  # every cell's settings are checked before any runs
-        for objective in config.objectives:
-            check_objective(cell_config(config, Cell(recipe, objective, config.learning_rates[0], 0)))
+    check(config)
     rates = run_grid(config, report)
     results = load_results(config, rates)
     root = Path(config.output_dir)
     for recipe in config.recipes:
         results.gradients[recipe] = cached_gradients(config, recipe, root)
     for recipe in config.recipes:
-        figures.convergence(results, recipe, config.sampler, root / f"convergence-{recipe}")
-        figures.straightness(results, recipe, root / f"straightness-{recipe}")
+        figures.convergence(results, recipe, config.sampler, root / f"convergence-{recipe_name(recipe)}")
+        figures.straightness(results, recipe, root / f"straightness-{recipe_name(recipe)}")
     made = all_tables(results)
     page = root / "README.md"
     replace_file(page, markdown_page(results, made))
     replace_file(root / "tables.tex", "\n".join(tables.latex(t) for t in made))
-    replace_file(root / "results.json", json.dumps(as_json(results, made), indent=1) + "\n")
+    replace_file(root / "results.json", json.dumps(as_json(results, made)) + "\n")
     report(f"wrote {page}")
     return page
 
 
-def check_objective(config: LFPOConfig) -> None:
-    from ..objectives import make_objective
-
-    make_objective(config.objective)
+def check(config: CompareConfig) -> None:
+    """Everything that can be wrong with a cell's settings, before any of them runs."""
+    samplers = {}
+    for recipe in config.recipes:
+        for label in config.objectives:
+            cell = Cell(recipe, label, config.learning_rates[0], 0)
+            settings = cell_config(config, cell)
+            if settings.task is None:
+                raise UserError(f"recipe {recipe}: has no 'task', whose verifier a comparison scores by")
+            samplers[recipe] = list(settings.eval_samplers)
+            objective = make_objective(settings.objective)
+            try:
+                sampler = settings.sampler.for_length(get_task(settings.task).gen_length)
+            except ValueError as error:
+                raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
+            if hasattr(objective, "check_sampler"):
+                objective.check_sampler(sampler)
+    if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
+        raise UserError(f"lfpo compare: the recipes' eval_samplers differ in name: {samplers}")
 
 
 def cached_gradients(config: CompareConfig, recipe: str, root: Path) -> list[dict[str, Any]]:
-    """Gradient quality on one recipe, computed once."""
-    file = root / f"gradients-{recipe}.json"
-    if not file.exists():
-        settings = cell_config(config, Cell(recipe, next(iter(config.objectives)), config.learning_rates[0], 0))
-        replace_file(file, json.dumps(gradient_quality(settings, config.objectives), indent=1) + "\n")
-    return json.loads(file.read_text())
+    """Gradient quality on one recipe, computed once for the same settings and objectives."""
+    file = root / f"gradients-{recipe_name(recipe)}.json"
+    settings = cell_config(config, Cell(recipe, next(iter(config.objectives)), config.learning_rates[0], 0))
+    question = {"settings": to_dict(settings), "objectives": config.objectives}
+    if file.exists() and (stored := json.loads(file.read_text()))["question"] == json.loads(json.dumps(question)):
+        return stored["rows"]
+    rows = gradient_quality(settings, config.objectives)
+    replace_file(file, json.dumps({"question": question, "rows": rows}, indent=1) + "\n")
+    return rows
 
 
 def all_tables(results: Results) -> list[tables.Table]:
     config = results.config
     samplers = [config.sampler]
     samplers += [s for s in next(iter(results.bases.values()))["eval"] if s != config.sampler]
-    main = [label for label in config.objectives if label not in config.ablation or label == "lfpo"]
+    # The ablation's first label is the whole method, which stands among the others too.
+    main = [label for label in config.objectives if label not in config.ablation[1:]]
     made = [tables.accuracy_table(results, main, s, f"Accuracy, sampler `{s}`") for s in samplers]
     for recipe in config.recipes:
         made += [tables.steps_table(results, main, recipe, s) for s in samplers[1:]]
@@ -90,8 +111,8 @@ def markdown_page(results: Results, made: list[tables.Table]) -> str:
     lines += [f"{describe_environment()}; {', '.join(f'{k} {v}' for k, v in versions().items())}.", ""]
     lines += [tables.markdown(t) for t in made]
     for recipe in config.recipes:
-        lines += [f"### Figures: {recipe}", "", f"![convergence](convergence-{recipe}.svg)", ""]
-        lines += [f"![straightness](straightness-{recipe}.svg)", ""]
+        lines += [f"### Figures: {recipe}", "", f"![convergence](convergence-{recipe_name(recipe)}.svg)", ""]
+        lines += [f"![straightness](straightness-{recipe_name(recipe)}.svg)", ""]
     lines += ["### Where the numbers come from", ""]
     lines += ["| task | objective | learning rate | knobs | runs |", "| --- | --- | ---: | --- | --- |"]
     for recipe in config.recipes:
@@ -101,7 +122,8 @@ def markdown_page(results: Results, made: list[tables.Table]) -> str:
             knobs = ", ".join(f"{k} {v}" for k, v in settings.items() if k != "name")
             runs = f"`{Path(_relative(results.cells[recipe, label][0], config)).parent}/seed-*`"
             lines.append(f"| {recipe} | {label} | {rate:g} | {knobs} | {runs} |")
-    return "\n".join([*lines, ""])
+    lines += ["", "### Settings", "", "Run by `lfpo compare` with these:", "", "```yaml"]
+    return "\n".join([*lines, yaml_text(to_dict(config)).rstrip(), "```", ""])
 
 
 def _relative(result: dict[str, Any], config: CompareConfig) -> str:

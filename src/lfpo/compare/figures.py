@@ -79,6 +79,6 @@ def _save(figure: Any, axis: Any, path: Path, title: str) -> None:
     figure.suptitle(title)
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    figure.savefig(path.with_suffix(".png"), dpi=130)
+    figure.savefig(path.with_name(path.name + ".svg"), metadata={"Date": None})
+    figure.savefig(path.with_name(path.name + ".png"), dpi=130)
     _pyplot().close(figure)

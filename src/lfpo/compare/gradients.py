@@ -26,9 +26,9 @@ def gradient_quality(
     gradient over its own random choices, and what one gradient costs.
 
     All use the same rollouts of a few prompts by the untrained model, where theta = theta_old.
-    noise: E|g - E g|^2 / |E g|^2, from `draws` gradients over the whole batch (unbiased in both parts).
-    noise_per_flop: noise x FLOPs of a gradient, the noise that a budget buys: averaging n gradients divides one by n
-    and multiplies the other by n. In units of 1e12.
+    noise: E|g - E g|^2 / |E g|^2, from `draws` gradients over the whole batch (unbiased in both parts); None where no
+    mean gradient can be told from zero. What a budget buys is noise x flops: averaging n gradients divides one by n
+    and multiplies the other by n.
     """
     few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
     trainer = LFPOTrainer(args=few)
@@ -46,22 +46,27 @@ def gradient_quality(
 
 def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
     objective, meter = make_objective(settings), Meter()
+    if hasattr(objective, "check_sampler"):
+        objective.check_sampler(trainer.sampler)
     signal = objective.signal(batch.rewards.total, batch.group)
     trainer.model.train()
     total, squares = None, 0.0
     for draw in range(draws):
         trainer.model.zero_grad()
-        views = objective.views(batch.trajectory, signal, [key(seed, "draw", draw) for seed in batch.seeds], 0)
+        seeds = [key(seed, "draw", draw) for seed in batch.seeds]
+        views = objective.views(batch.trajectory, signal, seeds, draw % objective.num_iterations)
         accumulate_gradients(
             objective, trainer.policies, views, signal, update_tokens=trainer.args.update_tokens, meter=meter
         )
-        gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).double()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainer.model.parameters()]
+        gradient = torch.cat([g.flatten() for g in grads]).double()
         squares += float(gradient.square().sum())
         total = gradient if total is None else total + gradient
     trainer.model.zero_grad()
     assert total is not None
     mean_square = float((total / draws).square().sum())
     variance = (squares / draws - mean_square) * draws / (draws - 1)
-    noise = variance / max(mean_square - variance / draws, 1e-30)
-    flops = meter.flops / draws
-    return {"label": label, "noise": noise, "flops": flops, "noise_per_flop": noise * flops / 1e12, "draws": draws}
+    # Without its own noise the squared mean would be too large by variance / draws.
+    signal_square = mean_square - variance / draws
+    noise = variance / signal_square if signal_square > 0 else None
+    return {"label": label, "noise": noise, "flops": meter.flops / draws, "draws": draws}

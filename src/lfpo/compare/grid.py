@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import load_yaml, to_dict, yaml_text
+from ..config import build, load_yaml, to_dict, yaml_text
 from ..errors import UserError
 from ..run import replace_file
+from ..train_config import LFPOConfig
 from .settings import BASE, Cell, CompareConfig, cell_config
 
 Report = Callable[[str], None]
@@ -84,6 +85,7 @@ def run_cells(config: CompareConfig, cells: Sequence[Cell], report: Report) -> N
     finally:
         for process, _ in running.values():
             process.terminate()
+            process.wait()
     if failed:
         log = failed[0].folder(Path(config.output_dir)) / "log.txt"
         raise UserError(f"{len(failed)} cells failed, the first with {last_line(log)!r}; see {log}; then run it again")
@@ -92,13 +94,7 @@ def run_cells(config: CompareConfig, cells: Sequence[Cell], report: Report) -> N
 def prepare(config: CompareConfig, cell: Cell) -> bool:
     """Write a cell's files and say whether it still has to run. A cell of other settings is an error, never reused."""
     folder = cell.folder(Path(config.output_dir))
-    text = yaml_text(to_dict(cell_config(config, cell)))
-    settings = folder / "config.yaml"
-    if settings.exists() and load_yaml(settings) != _as_read(text):
-        raise UserError(f"{folder}: was begun with other settings; give another output_dir, or delete that folder")
-    if (folder / "result.json").exists():
-        return False
-    folder.mkdir(parents=True, exist_ok=True)
+    settings = cell_config(config, cell)
     description = {
         "recipe": cell.recipe,
         "objective": cell.objective,
@@ -109,15 +105,19 @@ def prepare(config: CompareConfig, cell: Cell) -> bool:
         "sampler": config.sampler,
         "curve_problems": config.curve_problems,
     }
-    replace_file(folder / "cell.json", json.dumps(description, indent=1) + "\n")
-    replace_file(settings, text)
+    stored = folder / "cell.json"
+    if stored.exists() and (
+        json.loads(stored.read_text()) != description
+        or build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder)) != settings
+    ):
+        raise UserError(f"{folder}: was begun with other settings; give another output_dir, or delete that folder")
+    if (folder / "result.json").exists():
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    # cell.json comes last: once it is there, the folder says what it belongs to.
+    replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
+    replace_file(stored, json.dumps(description, indent=1) + "\n")
     return True
-
-
-def _as_read(text: str) -> Any:
-    import yaml
-
-    return yaml.safe_load(text)
 
 
 def start(config: CompareConfig, cell: Cell) -> subprocess.Popen[bytes]:

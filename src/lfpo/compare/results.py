@@ -58,25 +58,28 @@ def reach(results: Results, recipe: str, axis: str, sampler: str) -> dict[str, d
     """For each objective, the cost (axis "seconds" or "flops") at which each seed first reaches the target's level.
 
     The level is the best mean accuracy over seeds on the target's curve; costs are interpolated between evaluations.
-    A seed that never reaches it has None. "ratio" is the target's cost over the objective's, paired by seed.
+    A seed that never reaches it has None. "ratio" is the target's cost over the objective's, paired by seed, and only
+    where every seed of both gets there: a mean over those that do would flatter the unreliable.
     """
     target = results.config.target
-    curves = {o: [c["curve"] for c in results.cells[recipe, o]] for o in results.config.objectives}
-    if target not in curves:
+    if target is None:
         return {}
+    curves = {o: [c["curve"] for c in results.cells[recipe, o]] for o in results.config.objectives}
     steps = range(len(curves[target][0]))
     level = max(sum(c[i][sampler] for c in curves[target]) / len(curves[target]) for i in steps)
     costs = {o: [cost_of_level(c, level, axis, sampler) for c in cs] for o, cs in curves.items()}
     table = {}
     for objective, found in costs.items():
-        pairs = [(mine, other) for mine, other in zip(found, costs[target], strict=True) if mine and other]
-        ratio = over_seeds([other / mine for mine, other in pairs]) if pairs else None
-        table[objective] = {"level": level, "costs": found, "ratio": ratio and vars(ratio), "pairs": len(pairs)}
+        pairs = [(a, b) for a, b in zip(found, costs[target], strict=True) if a and b is not None]
+        ratio = vars(over_seeds([b / a for a, b in pairs])) if len(pairs) == len(found) else None
+        table[objective] = {"level": level, "costs": found, "ratio": ratio}
     return table
 
 
 def cost_of_level(curve: list[dict[str, float]], level: float, axis: str, sampler: str) -> float | None:
-    """Where a curve first crosses a level, or None."""
+    """What it cost a curve to reach a level for the first time (0 if it starts there), or None if it never does."""
+    if curve[0][sampler] >= level:
+        return curve[0][axis]
     for before, after in itertools.pairwise(curve):
         if after[sampler] >= level > before[sampler]:
             share = (level - before[sampler]) / (after[sampler] - before[sampler])

@@ -21,23 +21,24 @@ class CompareConfig:
     objectives: label -> objective settings ({name: ..., knob: ...}). On the command line a list of labels picks some.
     sampler: the eval sampler that learning curves, the ablation and the convergence figure are about. The recipes'
         other eval samplers are only used on the trained models. curve_problems: held-out problems behind each point.
-    ablation: labels whose rows also make the ablation table.
-    target: label whose best level the convergence figure measures the others against.
+    ablation: labels of the ablation table, the whole method first; the others stay out of the main tables.
+    target: label whose best level the convergence figure measures the others against, if any.
     learning_rates: tried for every objective on seed 0; the best on validation problems is taken (one: no tuning).
     seeds: runs of each objective and task at its learning rate, seeds 0, 1, ...
-    validation: problems from the training split, not trained on, that choose learning rates.
+    validation: problems of the training split, drawn with another seed, whose greedy accuracy chooses learning rates
+        (in a task of few problems some of them may be met in training).
     workers: cells run at once. threads: CPU threads of each.
     """
 
     output_dir: str
     recipes: list[str]
     objectives: dict[str, dict[str, Any]]
+    learning_rates: list[float]
     overrides: dict[str, Any] = field(default_factory=dict)
     sampler: str = "sampled"
     curve_problems: int = 100
     ablation: list[str] = field(default_factory=list)
-    target: str = "agrpo"
-    learning_rates: list[float] = field(default_factory=list)
+    target: str | None = None
     seeds: int = 3
     validation: int = 100
     workers: int = 2
@@ -51,6 +52,16 @@ class CompareConfig:
                 raise ValueError(f"{name!r} must be at least 1")
         if not self.learning_rates:
             raise ValueError("'learning_rates' needs at least one value")
+        self.output_dir = str(Path(self.output_dir).expanduser())
+        if len({recipe_name(r) for r in self.recipes}) < len(self.recipes):
+            raise ValueError(f"'recipes' {self.recipes} are not told apart by their file names")
+        for label, knobs in self.objectives.items():
+            if "name" not in knobs:
+                raise ValueError(f"objective {label!r} has no 'name'")
+            if label == BASE or "/" in label:
+                raise ValueError(f"{label!r} cannot be an objective's label")
+        if self.target is not None and self.target not in self.objectives:
+            raise ValueError(f"'target' {self.target!r} is not among the objectives")
         for label in self.ablation:
             if label not in self.objectives:
                 raise ValueError(f"'ablation' names {label!r}, which is not among the objectives")
@@ -66,9 +77,10 @@ class Cell:
     seed: int
 
     def folder(self, root: Path) -> Path:
+        cells = root / "cells" / recipe_name(self.recipe)
         if self.objective == BASE:
-            return root / "cells" / self.recipe / BASE
-        return root / "cells" / self.recipe / self.objective / f"lr-{self.learning_rate:g}" / f"seed-{self.seed}"
+            return cells / BASE
+        return cells / self.objective / f"lr-{self.learning_rate:g}" / f"seed-{self.seed}"
 
     @property
     def label(self) -> str:
@@ -78,6 +90,11 @@ class Cell:
 
 
 BASE = "base"
+
+
+def recipe_name(recipe: str) -> str:
+    """What a recipe is called in tables and file names: its own name, without folder and ending."""
+    return Path(recipe).stem
 
 
 def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:

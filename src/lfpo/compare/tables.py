@@ -113,7 +113,7 @@ def reach_table(results: Results, recipe: str, sampler: str) -> Table | None:
             costs = [c for c in table[label]["costs"] if c is not None]
             text = f"{sum(costs) / len(costs) / unit:.1f}" if costs else "never"
             missing = len(table[label]["costs"]) - len(costs)
-            entries.append(Entry(text, f"{missing} of {len(table[label]['costs'])} seeds never" if missing else ""))
+            entries.append(Entry(text, f"{len(costs)} of {len(table[label]['costs'])} seeds" if missing else ""))
             ratio = table[label]["ratio"]
             if ratio is None:
                 entries.append(Entry("-"))
@@ -127,8 +127,10 @@ def reach_table(results: Results, recipe: str, sampler: str) -> Table | None:
         f"Reaching the level of {target} on {recipe}",
         ["objective", "seconds", f"{target} takes x as long", "TFLOPs", f"{target} takes x as many"],
         rows,
-        f"Level: {100 * level:.1f} % ({sampler}), the best mean over seeds on {target}'s curve. Means over the seeds "
-        "that reach it; ratios paired by seed, with 95 % t-intervals.",
+        f"Level: {100 * level:.1f} % ({sampler}), the best mean over seeds on {target}'s curve, a "
+        f"maximum of noisy means over {results.config.curve_problems} problems. Costs are means over the seeds that "
+        "get there; ratios are paired by seed, with 95 % t-intervals, and given only where all seeds get there. Times "
+        "were taken while other cells ran beside.",
     )
 
 
@@ -137,9 +139,9 @@ def gradient_table(results: Results, recipe: str) -> Table:
     rows = [
         [
             Entry(g["label"]),
-            Entry(f"{g['noise']:.3f}"),
+            Entry("no signal" if g["noise"] is None else f"{g['noise']:.3f}"),
             Entry(f"{g['flops'] / 1e12:.4f}"),
-            Entry(f"{g['noise_per_flop']:.4f}"),
+            Entry("-" if g["noise"] is None else f"{g['noise'] * g['flops'] / 1e12:.4f}"),
         ]
         for g in results.gradients[recipe]
     ]
@@ -162,7 +164,10 @@ def _protocol(results: Results) -> str:
     config = results.config
     n = {len(next(iter(b["eval"].values()))["correct"]) for b in results.bases.values()}
     problems = " or ".join(str(x) for x in sorted(n))
-    return f"{config.seeds} seeds on {problems} held-out problems, 95 % bootstrap intervals over both"
+    return (
+        f"{config.seeds} seeds on {problems} held-out problems, 95 % bootstrap intervals over both (with so few seeds "
+        f"they are somewhat narrow), learning rates by greedy accuracy on {config.validation} validation problems"
+    )
 
 
 def markdown(table: Table) -> str:

@@ -24,15 +24,19 @@ def straightness(model: MaskedDiffusionLM, trajectory: Trajectory, *, update_tok
         rows += [row] * len(distinct)
         numbers += list(range(len(distinct)))
         steps.append(distinct)
+    was_training = model.training
+    model.eval()
     views = replay(trajectory, torch.tensor(rows, device=trajectory.tokens.device), torch.cat(steps))
     number_S = torch.tensor(numbers)
     total, count = torch.zeros(max(numbers) + 1), torch.zeros(max(numbers) + 1)
     for index in passes(views, update_tokens):
         part = views.select(index).trim()
         predictions = Predictions(part, {CURRENT: model})
-        agrees = (predictions.logits().argmax(-1) == predictions.labels_T).float().cpu()
+        logits = predictions.logits().index_fill(1, torch.tensor([model.mask_id], device=model.device), -torch.inf)
+        agrees = (logits.argmax(-1) == predictions.labels_T).float().cpu()
         sums = torch.zeros(len(part)).index_add(0, predictions.view_T.cpu(), agrees)
         share = sums / part.target.sum(-1).cpu()
         total.index_add_(0, number_S[index.cpu()], share)
         count.index_add_(0, number_S[index.cpu()], torch.ones(len(part)))
+    model.train(was_training)
     return [round(float(x), 4) for x in total / count]

@@ -1,4 +1,7 @@
-"""Countdown: reach the target from three numbers, each used exactly once, with + - *."""
+"""Countdown: reach the target from three numbers, each used exactly once, with + and -.
+
+The verifier accepts * too, which no problem here needs.
+"""
 
 from __future__ import annotations
 

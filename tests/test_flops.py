@@ -1,0 +1,79 @@
+"""Model FLOPs against a count of what the rollout and the update really compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.decoding import SamplerConfig
+from lfpo.flops import Meter, forward_flops, rollout_flops
+from lfpo.models import load_model
+from lfpo.objectives import make_objective
+from lfpo.predictions import BASE, CURRENT, OLD
+from lfpo.rollout import rollout
+from lfpo.update import accumulate_gradients
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
+
+
+def test_a_forward_by_hand(llada: Path):
+    model = load_model(llada)
+    config = model.backbone.config
+    d, layers = config.hidden_size, config.num_hidden_layers
+    weights = sum(p.numel() for p in model.backbone.model.layers.parameters())
+    expected = 2 * weights * 7 + 4 * layers * d * (3 * 3 + 4 * 4) + 2 * config.vocab_size * d * 5
+    assert forward_flops(model, torch.tensor([3, 4]), 5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 8},
+        {"steps": 4},
+        {"block_length": 4, "early_stop": "eos"},
+        {"threshold": 0.1, "block_length": 4, "early_stop": "eos"},
+        {"cfg_scale": 1.0, "steps": 4},
+    ],
+)
+def test_a_rollout_counts_every_position_it_predicts(llada: Path, monkeypatch: pytest.MonkeyPatch, settings: dict):
+    model = load_model(llada)
+    model.eos_id = 40  # frequent enough that some rows stop early
+    seen = {"positions": 0, "rows": 0}
+    head, hidden = model.head, model.hidden
+
+    def counting_head(x: torch.Tensor) -> torch.Tensor:
+        seen["positions"] += x.shape[0]
+        return head(x)
+
+    def counting_hidden(ids: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        seen["rows"] += len(ids)
+        return hidden(ids, mask)
+
+    monkeypatch.setattr(model, "head", counting_head)
+    monkeypatch.setattr(model, "hidden", counting_hidden)
+    t = rollout(model, PROMPTS, SamplerConfig(gen_length=8, temperature=3.0, **settings), [1, 2, 3])
+    assert int(t.nfe.sum()) == seen["rows"]
+    heads = 2 * model.backbone.config.vocab_size * model.backbone.config.hidden_size * seen["positions"]
+    bodies = sum(
+        int(n) * forward_flops(model, torch.tensor([len(p) + 8]), 0) for n, p in zip(t.nfe, PROMPTS, strict=True)
+    )
+    assert rollout_flops(model, t) == pytest.approx(bodies + heads)
+
+
+def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(llada: Path):
+    model = load_model(llada)
+    t = rollout(model, PROMPTS, SamplerConfig(gen_length=8, temperature=1.0), [1, 2, 3])
+    signal = torch.tensor([1.0, -1.0, 0.5])
+    forwards = {"wd1": 3, "lfpo": 4, "diffu_grpo": 5}  # current counts three; then old; then base
+    for name, times in forwards.items():
+        objective = make_objective({"name": name})
+        views = objective.views(t, signal, [1, 2, 3], 0)
+        once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
+        for tokens in (10**6, 1):
+            meter = Meter()
+            policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
+            accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, meter=meter)
+            assert meter.flops == pytest.approx(times * once)
