@@ -41,13 +41,14 @@ def main(folder: Path) -> None:
         torch.set_num_threads(config.threads or torch.get_num_threads())
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
-    result = {**cell, "curve": curve(metrics), **measure(model, tokenizer, config, cell["validation"])}
+    result = {**cell, "curve": curve(metrics), **measure(model, tokenizer, config)}
+    result["validation_accuracy"] = validate(model, tokenizer, config, cell)
     result |= {"environment": describe_environment(), "versions": versions()}
     replace_file(folder / "result.json", json.dumps(result, indent=1) + "\n")
 
 
-def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, validation: int) -> dict[str, Any]:
-    """Held-out results under every eval sampler, problem by problem; validation accuracy; straightness."""
+def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dict[str, Any]:
+    """Held-out results under every eval sampler, problem by problem, and straightness."""
     assert config.task is not None  # checked before any cell runs
     task = get_task(config.task)
     rows = [task.row("test", i) for i in range(config.eval_size)]
@@ -70,20 +71,25 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, valida
             "seconds": result.seconds_per_problem,
         }
     greedy = SamplerConfig(block_length=config.sampler.block_length).for_length(task.gen_length)
-    # Rows of the training split under another seed.
-    unseen = [task.row("train", i, seed=VALIDATION_SEED) for i in range(validation)]
-    checked = evaluate(model, tokenizer, unseen, task.correct, greedy, rollout_tokens=config.rollout_tokens)
     few = rows[:STRAIGHT_PROBLEMS]
     trajectory = evaluate(model, tokenizer, few, task.correct, greedy, rollout_tokens=config.rollout_tokens).trajectory
     return {
         "task": task.name,
         "eval": samplers,
-        "validation": checked.accuracy,
         "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
     }
 
 
 VALIDATION_SEED = 7919
+
+
+def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:
+    """Accuracy under the comparison's main sampler on rows of the training split drawn with another seed."""
+    assert config.task is not None
+    task = get_task(config.task)
+    rows = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
+    sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length)
+    return evaluate(model, tokenizer, rows, task.correct, sampler, rollout_tokens=config.rollout_tokens).accuracy
 
 
 def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:

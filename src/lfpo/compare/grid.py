@@ -46,7 +46,7 @@ def best_rate(config: CompareConfig, recipe: str, objective: str) -> float:
     if len(config.learning_rates) == 1:
         return config.learning_rates[0]
     scores = {rate: read_result(config, Cell(recipe, objective, rate, 0)) for rate in config.learning_rates}
-    return max(sorted(scores), key=lambda rate: scores[rate]["validation"])
+    return max(sorted(scores), key=lambda rate: scores[rate]["validation_accuracy"])
 
 
 def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any]:

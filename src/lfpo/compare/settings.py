@@ -25,7 +25,7 @@ class CompareConfig:
     target: label whose best level the convergence figure measures the others against, if any.
     learning_rates: tried for every objective on seed 0; the best on validation problems is taken (one: no tuning).
     seeds: runs of each objective and task at its learning rate, seeds 0, 1, ...
-    validation: problems of the training split, drawn with another seed, whose greedy accuracy chooses learning rates
+    validation: problems of the training split, drawn with another seed, whose accuracy chooses learning rates
         (in a task of few problems some of them may be met in training).
     workers: cells run at once. threads: CPU threads of each.
     """

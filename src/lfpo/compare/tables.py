@@ -166,7 +166,8 @@ def _protocol(results: Results) -> str:
     problems = " or ".join(str(x) for x in sorted(n))
     return (
         f"{config.seeds} seeds on {problems} held-out problems, 95 % bootstrap intervals over both (with so few seeds "
-        f"they are somewhat narrow), learning rates by greedy accuracy on {config.validation} validation problems"
+        f"they are somewhat narrow), learning rates by accuracy ({config.sampler}) on {config.validation} "
+        "validation problems"
     )
 
 
