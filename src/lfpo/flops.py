@@ -53,5 +53,4 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
         distinct = ~first.any(-1)  # the first position of each step stands for it
         predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, None, :]).sum())
     guidance = 2 if t.sampler.cfg_scale else 1
-    bodies = sum(int(n) * forward_flops(model, length[None], 0) for n, length in zip(t.nfe, lengths, strict=True))
-    return bodies + forward_flops(model, lengths[:0], guidance * int(predicted))
+    return forward_flops(model, lengths.repeat_interleave(t.nfe), guidance * int(predicted))

@@ -38,6 +38,12 @@ class Views:
     def __len__(self) -> int:
         return len(self.row)
 
+    def units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The unit of each view counted from 0 [S], and the first view of each unit [U], ascending by unit."""
+        numbers, unit_S = self.unit.unique(return_inverse=True)
+        index = torch.arange(len(self), device=unit_S.device)
+        return unit_S, torch.full_like(numbers, len(self)).scatter_reduce(0, unit_S, index, "amin")
+
     def select(self, index: torch.Tensor) -> Views:
         tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in tensors})

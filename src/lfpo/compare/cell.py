@@ -22,6 +22,7 @@ from ..tasks import get_task
 from ..train_config import LFPOConfig
 
 STRAIGHT_PROBLEMS = 50
+VALIDATION_SEED = 7919
 
 
 def main(folder: Path) -> None:
@@ -78,9 +79,6 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dic
         "eval": samplers,
         "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
     }
-
-
-VALIDATION_SEED = 7919
 
 
 def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:

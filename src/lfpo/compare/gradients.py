@@ -10,6 +10,7 @@ import torch
 
 from ..flops import Meter
 from ..objectives import make_objective
+from ..predictions import BASE
 from ..rng import key
 from ..train import LFPOTrainer
 from ..train_config import LFPOConfig
@@ -39,8 +40,7 @@ def gradient_quality(
         for stratified in (True, False):
             name = f"lfpo K={k}, {'stratified' if stratified else 'uniform'}"
             settings[name] = {**lfpo, "timesteps": k, "stratified": stratified}
-    if "base" not in trainer.policies:
-        trainer.policies["base"] = trainer.reference
+    trainer.policies.setdefault(BASE, trainer.reference)  # nothing was trained yet
     return [_measure(trainer, batch, label, s, draws) for label, s in settings.items()]
 
 

@@ -40,7 +40,7 @@ def accuracy_table(results: Results, labels: Sequence[str], sampler: str, title:
         means = [average(results, label, sampler) for label in labels]
         columns.append([(e.mean, f"{100 * e.mean:.1f}", f"{100 * e.low:.1f} to {100 * e.high:.1f}") for e in means])
     ranks = [_ranks([value for value, _, _ in column]) for column in columns]
-    base = [sum(b["eval"][sampler]["correct"]) / len(b["eval"][sampler]["correct"]) for b in results.bases.values()]
+    base = [b["eval"][sampler]["accuracy"] for b in results.bases.values()]
     base += [sum(base) / len(base)] if len(recipes) > 1 else []
     rows = [[Entry("base"), *(Entry(f"{100 * b:.1f}") for b in base)]]
     for i, label in enumerate(labels):
@@ -57,7 +57,7 @@ def steps_table(results: Results, labels: Sequence[str], recipe: str, sampler: s
     rows = [
         [
             Entry("base"),
-            Entry(f"{100 * sum(base['correct']) / n:.1f}"),
+            Entry(f"{100 * base['accuracy']:.1f}"),
             Entry(f"{sum(base['steps']) / n:.2f}"),
             Entry(f"{sum(base['nfe']) / n:.2f}"),
             Entry(f"{1000 * base['seconds']:.1f}"),

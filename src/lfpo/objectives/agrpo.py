@@ -85,7 +85,7 @@ class AGRPO:
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform
-        counted = trajectory.counted[row]
+        counted = trajectory.rows(torch.tensor([row])).counted[0]
         step = torch.searchsorted(distinct, trajectory.reveal_step[row][counted].cpu())
         entropy = torch.zeros(len(distinct)).index_add(0, step, trajectory.entropy[row][counted].cpu())
         mean = entropy / torch.bincount(step, minlength=len(distinct))
@@ -103,7 +103,10 @@ class AGRPO:
         return noised(trajectory, row_S, rows.masked_before(step_S), target, weight_SC=weight)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        losses = clipped_losses(self, predictions, signal_B, predictions.views.sampler)
+        def logp(policy: str) -> torch.Tensor:
+            return predictions.logp(policy, predictions.views.sampler)
+
+        losses = clipped_losses(self, logp, predictions.of_rollouts(signal_B))
         return (predictions.weight_T * losses).sum()
 
     def normalizer(self, views: Views) -> float:

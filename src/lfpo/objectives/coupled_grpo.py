@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..predictions import BASE, OLD, Predictions
+from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
 from .checks import at_least_one, in_unit_interval, not_negative
-from .policy_gradient import clipped_surrogate, k3
+from .policy_gradient import clipped_losses
 
 
 @dataclass(frozen=True)
@@ -82,33 +82,22 @@ class CoupledGRPO:
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
         views = predictions.views
-        advantage = signal_B.to(views.weight.device)[views.row[first_views(views)]][:, None]
-        logp, scored = joined(predictions, predictions.logp())
-        old, _ = joined(predictions, predictions.logp(OLD))
-        loss = clipped_surrogate(logp, old, advantage, self.epsilon, self.epsilon_high)
-        if self.needs_base:
-            base, _ = joined(predictions, predictions.logp(BASE))
-            loss = loss + self.beta * k3(logp, base)
+        unit_S, first_U = views.units()
+        shape = (len(first_U), views.labels.shape[1])
+        place = (unit_S[predictions.view_T], predictions.column_T)
+
+        def joined(policy: str) -> torch.Tensor:
+            """Weighted sum over a unit's views of each token's log-probability, [U, L]."""
+            logp_T = predictions.logp(policy)
+            weighted = logp_T * predictions.weight_T.to(logp_T.dtype)
+            return logp_T.new_zeros(shape).index_put(place, weighted, accumulate=True)
+
+        advantage_U = signal_B.to(views.weight.device)[views.row[first_U]]
+        loss = clipped_losses(self, joined, advantage_U[:, None])
+        scored = torch.zeros(shape, dtype=torch.bool, device=loss.device)
+        scored[place] = True
         return (loss * scored).sum()
 
     def normalizer(self, views: Views) -> float:
         """All completion tokens up to their first EOS; each is a target of two of the three views."""
         return float(views.target.sum()) / 2
-
-
-def first_views(views: Views) -> torch.Tensor:
-    """Index of the first view of each unit, ascending by unit, [U]."""
-    units, unit_S = views.unit.unique(return_inverse=True)
-    index = torch.arange(len(views), device=unit_S.device)
-    return torch.full_like(units, len(views)).scatter_reduce(0, unit_S, index, "amin")
-
-
-def joined(predictions: Predictions, logp_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted sums over a unit's views of each token's log-probability, and which tokens have any; both [U, L]."""
-    views = predictions.views
-    units, unit_S = views.unit.unique(return_inverse=True)
-    place = (unit_S[predictions.view_T], predictions.column_T)
-    zero = logp_T.new_zeros((len(units), views.labels.shape[1]))
-    weighted = logp_T * predictions.weight_T.to(logp_T.dtype)
-    scored = torch.zeros_like(zero, dtype=torch.bool).index_put(place, torch.ones_like(logp_T, dtype=torch.bool))
-    return zero.index_put(place, weighted, accumulate=True), scored

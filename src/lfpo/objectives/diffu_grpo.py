@@ -50,7 +50,8 @@ class DiffuGRPO:
         return prompt_masked_views(trajectory, seeds, iteration, self.p_mask_prompt)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        return (predictions.weight_T * clipped_losses(self, predictions, signal_B)).sum()
+        losses = clipped_losses(self, predictions.logp, predictions.of_rollouts(signal_B))
+        return (predictions.weight_T * losses).sum()
 
     def normalizer(self, views: Views) -> float:
         """All completion tokens up to their first EOS."""

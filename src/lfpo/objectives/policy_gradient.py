@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from ..decoding import SamplerConfig
-from ..predictions import BASE, OLD, Predictions
+from ..predictions import BASE, CURRENT, OLD
 
 
 class Clipping(Protocol):
@@ -23,17 +23,15 @@ class Clipping(Protocol):
     def beta(self) -> float: ...
 
 
-def clipped_losses(
-    knobs: Clipping, predictions: Predictions, signal_B: torch.Tensor, sampler: SamplerConfig | None = None
-) -> torch.Tensor:
-    """Clipped surrogate plus beta times k3 to the base policy, at each target [T]; every token has its own ratio.
+def clipped_losses(knobs: Clipping, logp_of: Callable[[str], torch.Tensor], advantage: torch.Tensor) -> torch.Tensor:
+    """Clipped surrogate plus beta times k3 to the base policy, elementwise; every token has its own ratio.
 
-    sampler: take log-probabilities as this sampler draws (see Predictions.logp).
+    logp_of: log-probabilities under a policy ("current", "old", "base"), in the shape that the advantage broadcasts to.
     """
-    logp, old = predictions.logp(sampler=sampler), predictions.logp(OLD, sampler)
-    loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), knobs.epsilon, knobs.epsilon_high)
+    logp = logp_of(CURRENT)
+    loss = clipped_surrogate(logp, logp_of(OLD), advantage, knobs.epsilon, knobs.epsilon_high)
     if knobs.beta > 0:
-        loss = loss + knobs.beta * k3(logp, predictions.logp(BASE, sampler))
+        loss = loss + knobs.beta * k3(logp, logp_of(BASE))
     return loss
 
 

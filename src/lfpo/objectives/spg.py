@@ -14,7 +14,6 @@ from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
 from .checks import at_least_one, in_unit_interval
-from .coupled_grpo import first_views
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,12 @@ class SPG:
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
         views = predictions.views
-        units, unit_S = views.unit.unique(return_inverse=True)
+        unit_S, first_U = views.units()
         unit_T = unit_S[predictions.view_T]
-        first = first_views(views)
-        advantage_U = signal_B.to(views.weight.device)[views.row[first]]
-        lengths_U = views.length[first]
+        advantage_U = signal_B.to(views.weight.device)[views.row[first_U]]
+        lengths_U = views.length[first_U]
         logp = predictions.logp()
-        lower = self._elbo(logp, predictions, unit_S, len(units))
+        lower = self._elbo(logp, predictions, unit_S, len(first_U))
         if self.bound == "elbo":
             bound = lower
         elif self.bound == "none":
@@ -143,4 +141,5 @@ class SPG:
 
     def normalizer(self, views: Views) -> float:
         """Summed lengths of the rollouts."""
-        return float(views.length[first_views(views)].sum())
+        _, first_U = views.units()
+        return float(views.length[first_U].sum())

@@ -77,7 +77,8 @@ class UniGRPO:
         return noised(trajectory, rows, masked_BC, masked_BC & scored)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        return (predictions.weight_T * clipped_losses(self, predictions, signal_B)).sum()
+        losses = clipped_losses(self, predictions.logp, predictions.of_rollouts(signal_B))
+        return (predictions.weight_T * losses).sum()
 
     def normalizer(self, views: Views) -> float:
         """All masked positions."""
