@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lfpo.batching import left_pad
-from lfpo.decoding import SamplerConfig
+from lfpo.sampler import SamplerConfig
 from lfpo.trajectory import Trajectory
 
 LETTERS = "abe_"  # e: the end of sequence, which is padding too; _: the mask token
@@ -44,6 +44,7 @@ def rollouts(
         entropy=torch.zeros(size, length) if entropy is None else torch.tensor(entropy),
         scheduled_steps=steps.max(-1).values + 1,
         nfe=torch.full((size,), length),
+        queries=torch.zeros(size, dtype=torch.long),
         sampler=SamplerConfig(gen_length=length, **sampler),
         mask_id=MASK,
         eos_id=EOS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.decoding import SamplerConfig
+from lfpo.sampler import SamplerConfig
 from lfpo.trajectory import Trajectory
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "peers.json").read_text())
@@ -63,6 +63,7 @@ def trajectory(completion_ids: Any = None, reveal_step: Any = None, **sampler: A
         entropy=torch.zeros(size, length),
         scheduled_steps=torch.full((size,), length),
         nfe=torch.full((size,), length),
+        queries=torch.zeros(size, dtype=torch.long),
         sampler=SamplerConfig(gen_length=length, **sampler),
         mask_id=MASK,
         eos_id=EOS,

@@ -16,10 +16,10 @@ from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
 from lfpo.compare.settings import Cell, CompareConfig, cell_config
 from lfpo.compare.statistics import average_over_tasks, over_seeds, over_seeds_and_problems
-from lfpo.decoding import SamplerConfig
 from lfpo.errors import UserError
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
+from lfpo.sampler import SamplerConfig
 from lfpo.trajectory import Trajectory
 
 
@@ -186,6 +186,7 @@ def test_straightness_of_a_known_model(llada: Path):
         entropy=torch.zeros(1, 4),
         scheduled_steps=torch.tensor([4]),
         nfe=torch.tensor([4]),
+        queries=torch.tensor([0]),
         sampler=SamplerConfig(),
         mask_id=model.mask_id,
         eos_id=model.eos_id,

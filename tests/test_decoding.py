@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfpo.config import build
-from lfpo.decoding import SamplerConfig, above_threshold, reveal_counts, top_k_per_row
+from lfpo.decoding import above_threshold, reveal_counts, top_k_per_row
 from lfpo.errors import UserError
+from lfpo.sampler import SamplerConfig
 
 
 def test_llada_schedule_reveals_early_then_idles():

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lfpo.config import load_yaml
-from lfpo.decoding import SamplerConfig
 from lfpo.eval import evaluate, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import mean_interval
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
+from lfpo.sampler import SamplerConfig
 from lfpo.tasks import TASKS, get_task
 
 

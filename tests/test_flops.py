@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.decoding import SamplerConfig
 from lfpo.flops import Meter, forward_flops, rollout_flops
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
 from lfpo.predictions import BASE, CURRENT, OLD
 from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
 from lfpo.update import accumulate_gradients
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]

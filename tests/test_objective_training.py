@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lfpo.collect import collect
-from lfpo.decoding import SamplerConfig
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.predictions import BASE, CURRENT, OLD
 from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
 from lfpo.train import LFPOTrainer
 from lfpo.update import accumulate_gradients, passes
 from test_train import ROWS, config, even_letters, metrics

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from letters import Table, rollouts, spell
-from lfpo.decoding import SamplerConfig, kept_tokens
+from lfpo.decoding import kept_tokens
 from lfpo.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES, Objective, make_objective
@@ -25,6 +25,7 @@ from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.wd1 import WD1
 from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
 from lfpo.update import accumulate_gradients
 from lfpo.views import Views, noised
 

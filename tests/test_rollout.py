@@ -6,10 +6,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lfpo.decoding import SamplerConfig
 from lfpo.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
 from reference_sampler import generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
@@ -132,13 +132,17 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
 
-    def forward(self, input_ids_BL, attention_mask_BL=None, positions_BL=None):
+    def hidden(self, input_ids_BL, attention_mask_BL=None, memory=None):
+        """Its states are the logits themselves."""
         length = len(self.script)
         logits = torch.zeros(*input_ids_BL.shape, self.vocab_size)
         for j, (token, p) in enumerate(zip(self.script, self.sure, strict=True)):
             at = input_ids_BL.shape[1] - length + j
             logits[:, at, token] = float(torch.tensor(p * (self.vocab_size - 1) / (1 - p)).log())
-        return logits[positions_BL]
+        return logits
+
+    def head(self, hidden):
+        return hidden
 
 
 def test_eos_stop_ends_when_everything_before_it_is_revealed(llada: Path):

@@ -15,10 +15,10 @@ import torch
 
 import tiny
 from lfpo.checkpoint import latest_checkpoint
-from lfpo.decoding import SamplerConfig
 from lfpo.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import LFPO
+from lfpo.sampler import SamplerConfig
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.decoding import SamplerConfig
 from lfpo.rng import generator
+from lfpo.sampler import SamplerConfig
 from lfpo.trajectory import Trajectory, stratified_indices
 from lfpo.views import replay
 
@@ -23,6 +23,7 @@ def make(tokens: list[list[int]], reveal: list[list[int]]) -> Trajectory:
         entropy=torch.zeros(b, len(tokens[0])),
         scheduled_steps=torch.tensor([max(r) + 1 for r in reveal]),
         nfe=torch.zeros(b, dtype=torch.long),
+        queries=torch.zeros(b, dtype=torch.long),
         sampler=SamplerConfig(),
         mask_id=MASK,
         eos_id=EOS,

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lfpo.batching import left_pad, pack_by_tokens
-from lfpo.decoding import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import LFPO
 from lfpo.ops.rectified import rectified_loss
 from lfpo.predictions import CURRENT, OLD
 from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
 from lfpo.update import accumulate_gradients, ema_update
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]

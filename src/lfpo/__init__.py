@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decoding import SamplerConfig
     from .models import load_model, load_tokenizer, save_model
+    from .sampler import SamplerConfig
     from .train import LFPOTrainer
     from .train_config import LFPOConfig
 

@@ -19,6 +19,7 @@ USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
   eval            accuracy, steps and forwards of a model on a task
   compare CONFIG  objectives on the same base, rollouts and sampler; tables and figures
   report RUN      (re)write a run's report.html
+  bench NAME      measure speed and memory; NAME: rollout
   demo            train the embedded model by LFPO and show before and after
   doctor          what this machine has, and whether lfpo works on it
 
@@ -177,6 +178,15 @@ def doctor(rest: list[str]) -> None:
     run_doctor()
 
 
+def bench(rest: list[str]) -> None:
+    from .bench.rollout import BenchRolloutConfig, run_bench_rollout
+
+    if not rest or rest[0] != "rollout":
+        raise UserError(f"lfpo bench needs the name of a benchmark (rollout){', found ' + rest[0] if rest else ''}")
+    config, _ = _configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
+    print(f"wrote {run_bench_rollout(config)}")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "sft": sft,
@@ -184,6 +194,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "compare": compare,
     "report": report,
+    "bench": bench,
     "demo": demo,
     "doctor": doctor,
 }

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from .decoding import SamplerConfig
 from .models import MaskedDiffusionLM
 from .prompts import PromptSource, as_completions, columns_of, decode_completions, encode_rows
 from .rewards import Rewards, score
 from .rng import key
 from .rollout import rollout
+from .sampler import SamplerConfig
 from .tasks import Row
 from .trajectory import Trajectory
 

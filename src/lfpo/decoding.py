@@ -1,129 +1,89 @@
-"""Which positions a denoising step reveals: the sampler's settings, its schedules and its reveal rules.
+"""Which positions a denoising step reveals: the schedules, the reveal rules and the sets that tokens are drawn from.
 
-Pure functions of confidences and counts; the loop that calls them is in `rollout.py`.
+Pure functions of scores and counts; `rollout.py` calls them. "Eligible" positions are the masked ones of a row's active
+block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
-
 import torch
 
 
-@dataclass(frozen=True)
-class SamplerConfig:
-    """How a completion is denoised, by the field names of LLaDA's published sampler.
-
-    gen_length: completion length in tokens (None: the task's own).
-    block_length: semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion).
-    steps: scheduled steps in all, a multiple of the number of blocks; may exceed gen_length (None: gen_length).
-    temperature: 0 takes the argmax; otherwise Gumbel noise in float64.
-    top_k, top_p: draw only from the k most probable tokens, or from the smallest set of probability p, both taken after
-        the temperature (None: from all; without effect at temperature 0).
-    cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a state.
-    remasking: reveal the most confident drawn tokens, or random positions.
-    schedule: "llada" reveals as early as the steps allow and then idles in each block, "uniform" spreads the reveals
-        over the block's steps. They differ where steps is not gen_length.
-    threshold: reveal every position whose drawn token is at least this probable, and always the most probable one
-        (Fast-dLLM, arXiv 2505.22618). It decides the number of steps itself, so `steps` must be left out.
-    early_stop: "eos" ends a row once its first EOS and everything before it is revealed; "confidence" commits a whole
-        block as soon as all its masked positions clear `early_stop_threshold`; "both" does both.
-    """
-
-    gen_length: int | None = None
-    block_length: int | None = None
-    steps: int | None = None
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    cfg_scale: float = 0.0
-    remasking: Literal["low_confidence", "random"] = "low_confidence"
-    schedule: Literal["llada", "uniform"] = "llada"
-    threshold: float | None = None
-    early_stop: Literal["none", "eos", "confidence", "both"] = "none"
-    early_stop_threshold: float = 0.9
-
-    ALIASES: ClassVar[dict[str, str]] = {
-        "max_completion_length": "gen_length",  # TRL
-        "diffusion_steps": "steps",  # d1
-        "block_size": "block_length",  # dllm
-    }
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature {self.temperature} must not be negative")
-        if self.cfg_scale < 0:
-            raise ValueError(f"cfg_scale {self.cfg_scale} must not be negative")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k} must be at least 1")
-        for name in ("threshold", "early_stop_threshold", "top_p"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"{name} {value} must be above 0 and at most 1")
-        if self.threshold is not None:
-            if self.steps is not None:
-                raise ValueError("threshold decides the number of steps itself; leave 'steps' out")
-            if self.remasking == "random":
-                raise ValueError("threshold reveals by confidence; remasking 'random' does not go with it")
-            if self.judges_confidence:
-                raise ValueError("threshold and early_stop 'confidence' are two rules for the same thing; give one")
-        if self.gen_length is not None:
-            self._check_lengths(self.gen_length)
-
-    def _check_lengths(self, gen_length: int) -> None:
-        if gen_length < 1:
-            raise ValueError(f"gen_length {gen_length} must be at least 1")
-        block = gen_length if self.block_length is None else self.block_length
-        if block < 1 or gen_length % block:
-            raise ValueError(f"block_length {block} does not divide gen_length {gen_length}")
-        blocks = gen_length // block
-        if self.steps is not None and (self.steps < 1 or self.steps % blocks):
-            raise ValueError(f"steps {self.steps} is not a multiple of the number of blocks, {blocks}")
-
-    def for_length(self, default: int) -> SamplerConfig:
-        """The same settings with gen_length, block_length and (without a threshold) steps filled in."""
-        length = self.gen_length or default
-        steps = None if self.threshold is not None else (self.steps or length)
-        return replace(self, gen_length=length, block_length=self.block_length or length, steps=steps)
-
-    @property
-    def stops_at_eos(self) -> bool:
-        return self.early_stop in ("eos", "both")
-
-    @property
-    def judges_confidence(self) -> bool:
-        return self.early_stop in ("confidence", "both")
-
-
-def reveal_counts(block_length: int, steps: int, schedule: str) -> torch.Tensor:
+def reveal_counts(block_length: int, steps: int, schedule: str, eps: float = 1e-3) -> torch.Tensor:
     """How many tokens each of a block's `steps` reveals, [steps], summing to block_length.
 
     "llada": block_length // steps each, and one more in each of the first block_length % steps.
     "uniform": after step s, floor((s + 1) * block_length / steps) are revealed.
+    "dream": int(masked * (1 - t_next / t)) along t = 1 .. eps, and what is left at the last step.
     """
     step = torch.arange(steps)
     if schedule == "llada":
         return block_length // steps + (step < block_length % steps).long()
-    done = (step + 1) * block_length // steps
-    return torch.diff(done, prepend=torch.zeros(1, dtype=done.dtype))
+    if schedule == "uniform":
+        done = (step + 1) * block_length // steps
+        return torch.diff(done, prepend=torch.zeros(1, dtype=done.dtype))
+    time = torch.linspace(1, eps, steps + 1)  # float32, as Dream has it: the rounding decides some counts
+    counts, masked = [], block_length
+    for i in range(steps):
+        k = int(masked * (1 - time[i + 1] / time[i])) if i < steps - 1 else masked
+        counts.append(k)
+        masked -= k
+    return torch.tensor(counts)
+
+
+def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
+    """The step at which Dream's "origin" reveals each position, from one uniform number in [0, 1) for each.
+
+    It reveals a masked position with probability 1 - t_next / t at each step, and all at the last one; so a position is
+    still masked after step i with probability t_(i + 1) = 1 - (i + 1)(1 - eps) / steps, whatever happens to others.
+    """
+    return ((1 - uniform) / (1 - eps) * steps).long().clamp(max=steps - 1)
 
 
 def top_k_per_row(score_BC: torch.Tensor, eligible_BC: torch.Tensor, k_B: torch.Tensor) -> torch.Tensor:
     """The k_B[b] eligible positions of each row with the highest score, as a bool mask; ties go to the left."""
-    score = score_BC.masked_fill(~eligible_BC, -torch.inf)
-    order = score.argsort(dim=-1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
+    rank = _ranked(score_BC, eligible_BC)[1]
     return eligible_BC & (rank < k_B[:, None])
 
 
 def above_threshold(confidence_BC: torch.Tensor, eligible_BC: torch.Tensor, threshold: float) -> torch.Tensor:
     """Eligible positions at or above the threshold, and always each row's most confident one."""
-    at_least_one = torch.ones(len(confidence_BC), dtype=torch.long, device=confidence_BC.device)
-    best = top_k_per_row(confidence_BC, eligible_BC, at_least_one)
-    return best | (eligible_BC & (confidence_BC >= threshold))
+    rank = _ranked(confidence_BC, eligible_BC)[1]
+    return eligible_BC & ((confidence_BC >= threshold) | (rank == 0))
+
+
+def within_factor(confidence_BC: torch.Tensor, eligible_BC: torch.Tensor, factor: float) -> torch.Tensor:
+    """The longest run of the most confident eligible positions whose n-th has confidence >= 1 - factor / (n + 1).
+
+    The first is always revealed.
+    """
+    order, rank = _ranked(confidence_BC, eligible_BC)
+    ordered = confidence_BC.gather(1, order)
+    n = torch.arange(1, ordered.shape[1] + 1, device=ordered.device)
+    fails = ordered < 1 - factor / (n + 1)
+    fails[:, 0] = False
+    return eligible_BC & (rank < _before_first(fails)[:, None])
+
+
+def within_entropy(entropy_BC: torch.Tensor, eligible_BC: torch.Tensor, bound: float) -> torch.Tensor:
+    """The n least uncertain eligible positions: the most whose entropies, without the largest, sum to at most bound."""
+    order, rank = _ranked(-entropy_BC, eligible_BC)
+    ordered = entropy_BC.gather(1, order)
+    others = ordered.cumsum(-1) - ordered  # ascending, so the n-th is the largest; 0 for the first
+    return eligible_BC & (rank < _before_first(others > bound)[:, None])
+
+
+def _ranked(score_BC: torch.Tensor, eligible_BC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns from the best eligible one to the worst, then the others; and each column's place in that order."""
+    score = score_BC.masked_fill(~eligible_BC, -torch.inf)
+    order = score.argsort(dim=-1, descending=True, stable=True)
+    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return order, torch.empty_like(order).scatter_(1, order, place)
+
+
+def _before_first(true_BC: torch.Tensor) -> torch.Tensor:
+    """How many columns stand before the first True one, [B]; all of them where there is none."""
+    return (true_BC.int().cumsum(-1) == 0).sum(-1)
 
 
 def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:

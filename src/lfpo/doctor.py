@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from .decoding import SamplerConfig
 from .errors import UserError
 from .models import load_model, load_tokenizer
 from .rollout import rollout
+from .sampler import SamplerConfig
 from .tasks import get_task
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")

@@ -18,17 +18,21 @@ class Meter:
     flops: float = 0.0
 
 
-def forward_flops(model: MaskedDiffusionLM, lengths: torch.Tensor, predicted: int) -> float:
+def forward_flops(
+    model: MaskedDiffusionLM, lengths: torch.Tensor, predicted: int, queries: torch.Tensor | None = None
+) -> float:
     """FLOPs of one forward over rows of the given lengths [B], with the head at `predicted` positions.
 
+    queries: tokens of each row that are run, the others being known from a cache (None: all).
     Two for each weight and token in the body, 4 L D a token and layer for attention, two for each weight of the head.
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
     body = sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name)
     n = lengths.double()
-    attention = 4 * config.num_hidden_layers * config.hidden_size * float((n * n).sum())
-    return 2 * body * float(n.sum()) + attention + 2 * head * predicted
+    run = n if queries is None else queries.double()
+    attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())
+    return 2 * body * float(run.sum()) + attention + 2 * head * predicted
 
 
 def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
@@ -53,4 +57,4 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
         distinct = ~first.any(-1)  # the first position of each step stands for it
         predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, None, :]).sum())
     guidance = 2 if t.sampler.cfg_scale else 1
-    return forward_flops(model, lengths.repeat_interleave(t.nfe), guidance * int(predicted))
+    return forward_flops(model, lengths, guidance * int(predicted), t.queries)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional as F
 
-from .decoding import SamplerConfig, kept_tokens
+from .decoding import kept_tokens
 from .models import MaskedDiffusionLM
 from .ops.rectified import printed_loss, rectified_loss
+from .sampler import SamplerConfig
 from .views import Views
 
 CURRENT, OLD, BASE = "current", "old", "base"

@@ -26,3 +26,30 @@ def generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Ge
 def python_rng(*parts: int | str) -> random.Random:
     """A `random.Random` seeded by `key(*parts)`."""
     return random.Random(key(*parts))
+
+
+GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
+
+
+def uniform(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
+    """Float64 in [0, 1), a pure function of int64 seeds and counters (all broadcast together, counters from 0).
+
+    SplitMix64's finaliser (Steele et al. 2014), chained over the counters. It needs no generator state, so that a
+    number depends on what it is for and on nothing else, and it is the same on every device.
+    """
+    x = _mix(seed)
+    for counter in counters:
+        x = _mix(x + GOLDEN * (torch.as_tensor(counter, device=seed.device) + 1))
+    return _shift(x, 11).double() * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finaliser; int64 products wrap around."""
+    x = (x ^ _shift(x, 30)) * -4658895280553007687
+    x = (x ^ _shift(x, 27)) * -7723592293110705685
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unsigned right shift; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,28 +1,35 @@
-"""The denoising loop: prompts in, trajectories out. Exact: no approximation is made anywhere here.
+"""The denoising loop: prompts in, trajectories out. Exact, unless the sampler's settings ask for a cache.
 
 Each row has its own clock. A model does not see the time, so steps that reveal nothing need no forward: a row jumps to
-its next step that does. Logits are computed only at the masked positions of each row's active block, and finished rows
-leave the batch. Noise comes from one generator per row, so a row's result does not depend on its batch mates.
+its next step that does. Logits are computed only for each row's active block. Finished rows leave and waiting prompts
+take their places. Noise is a pure function of a row's seed, so a row's result does not depend on its batch mates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from .batching import left_pad, pack_by_tokens
-from .decoding import SamplerConfig, above_threshold, kept_tokens, reveal_counts, top_k_per_row
+from .decoding import above_threshold, origin_steps, reveal_counts, top_k_per_row, within_entropy, within_factor
+from .drawing import Drawn, draw
 from .errors import UserError
+from .lanes import Lanes, finished_trajectory, join, new_lanes
 from .models import MaskedDiffusionLM
+from .reading import Reader
+from .rng import uniform
+from .sampler import SamplerConfig
 from .trajectory import Trajectory
 
-DRAW_ELEMENTS = 2**24  # logits drawn from at once, 128 MiB in float64
+# Purposes of a row's random numbers.
+TOKENS, ORDER, PLAN = range(3)
+# How often finished rows are looked for: on a GPU, looking means waiting for it.
+LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
 Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
+@torch.no_grad()
 def rollout(
     model: MaskedDiffusionLM,
     prompts: Sequence[Sequence[int]],
@@ -31,21 +38,47 @@ def rollout(
     *,
     rollout_tokens: int = 16384,
     observer: Observer | None = None,
+    share_first: bool = True,
 ) -> Trajectory:
     """Denoise one completion for each prompt (token ids), seeds[i] deciding row i's noise.
 
     rollout_tokens: rows x length run at once; bounds memory and never changes a result beyond rounding.
     observer: called before each forward with (row indices [b], their states [b, C], their clocks [b]).
+    share_first: rows with the same prompt share their first forward; False is for measuring what that saves.
     Raises UserError for an empty prompt, one holding the mask token, or one longer than the context allows.
     """
     sampler = sampler.for_length(128)
     assert sampler.gen_length is not None
     check_prompts(prompts, model, sampler.gen_length)
-    groups = pack_by_tokens([len(p) + sampler.gen_length for p in prompts], rollout_tokens)
-    width = max(len(p) for p in prompts)
-    parts = [_denoise(model, [prompts[i] for i in g], sampler, [seeds[i] for i in g], g, observer) for g in groups]
-    order = torch.tensor([i for group in groups for i in group]).argsort()
-    return _join(parts, width, model.pad_id).rows(order)
+    # Longest first: memory is highest at the start, and rows of like length run together.
+    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    every = new_lanes(prompts, seeds, sampler, model)
+    if sampler.alg == "origin":
+        noise = uniform(every.seed[:, None], PLAN, torch.arange(sampler.gen_length, device=model.device))
+        every.plan = origin_steps(noise, _steps_per_block(sampler), sampler.eps)
+    counts = reveal_schedule(sampler).to(model.device)
+    reader = Reader(model, sampler, prompts, share_first)
+    rows: list[int] = []
+    lanes, done, step = every.select([]), [], 0
+    was_training = model.training
+    model.eval()
+    while waiting or rows:
+        room = max(1, rollout_tokens // (len(prompts[(rows or waiting)[0]]) + sampler.gen_length)) - len(rows)
+        if waiting and room > 0:
+            rows, waiting, entering = rows + waiting[:room], waiting[room:], waiting[:room]
+            lanes = join([lanes, every.select(entering)])
+        if observer is not None:
+            live = ~lanes.done
+            observer(lanes.row[live].cpu(), lanes.tokens[live].clone(), lanes.clock[live].clone())
+        _step(model, lanes, reader.hidden(lanes, rows), sampler, counts)
+        step += 1
+        if step % LOOK_EVERY.get(model.device.type, 1) == 0 and any(ended := lanes.done.tolist()):
+            stay = [i for i, over in enumerate(ended) if not over]
+            done.append(lanes.select([i for i, over in enumerate(ended) if over]))
+            lanes, rows = lanes.select(stay), [rows[i] for i in stay]
+            reader.keep(stay)
+    model.train(was_training)
+    return finished_trajectory(join(done), sampler, model)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
@@ -63,246 +96,117 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, ge
             )
 
 
-@dataclass
-class _State:
-    """The rows being denoised. clock, block and block_step are per row; done rows no longer run."""
-
-    prompt_ids: torch.Tensor
-    prompt_mask: torch.Tensor
-    tokens: torch.Tensor  # [B, C], the mask token where nothing is revealed yet
-    reveal_step: torch.Tensor
-    confidence: torch.Tensor
-    entropy: torch.Tensor
-    clock: torch.Tensor  # scheduled steps spent
-    block: torch.Tensor  # active block
-    block_step: torch.Tensor  # steps of the active block spent
-    nfe: torch.Tensor
-    done: torch.Tensor
+def _steps_per_block(sampler: SamplerConfig) -> int:
+    assert sampler.steps and sampler.gen_length and sampler.block_length
+    return sampler.steps * sampler.block_length // sampler.gen_length
 
 
-@torch.no_grad()
-def _denoise(
-    model: MaskedDiffusionLM,
-    prompts: list[Sequence[int]],
-    sampler: SamplerConfig,
-    seeds: list[int],
-    numbers: list[int],
-    observer: Observer | None,
-) -> Trajectory:
-    device, size = model.device, len(prompts)
-    assert sampler.gen_length and sampler.block_length
-    generators = [torch.Generator(device=device).manual_seed(s) for s in seeds]
-    ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
-    shape = (size, sampler.gen_length)
-    zeros = torch.zeros(size, dtype=torch.long, device=device)
-    state = _State(
-        prompt_ids=ids,
-        prompt_mask=mask,
-        tokens=torch.full(shape, model.mask_id, device=device),
-        reveal_step=torch.full(shape, -1, device=device),
-        confidence=torch.zeros(shape, dtype=torch.float32, device=device),
-        entropy=torch.zeros(shape, dtype=torch.float32, device=device),
-        clock=zeros.clone(),
-        block=zeros.clone(),
-        block_step=zeros.clone(),
-        nfe=zeros.clone(),
-        done=torch.zeros(size, dtype=torch.bool, device=device),
-    )
-    counts = None
-    if sampler.steps is not None:
-        steps_per_block = sampler.steps * sampler.block_length // sampler.gen_length
-        counts = reveal_counts(sampler.block_length, steps_per_block, sampler.schedule).to(device)
-    was_training = model.training
-    model.eval()
-    while not bool(state.done.all()):
-        active = (~state.done).nonzero().squeeze(-1)
-        if observer is not None:
-            rows = torch.tensor([numbers[i] for i in active.tolist()])
-            observer(rows, state.tokens[active].clone(), state.clock[active].clone())
-        _step(model, state, active, sampler, counts, generators)
-    model.train(was_training)
-    never = state.reveal_step < 0
-    return Trajectory(
-        prompt_ids=state.prompt_ids,
-        prompt_mask=state.prompt_mask,
-        tokens=state.tokens.masked_fill(never, model.pad_id),
-        reveal_step=state.reveal_step,
-        confidence=state.confidence,
-        entropy=state.entropy,
-        scheduled_steps=state.clock,
-        nfe=state.nfe,
-        sampler=sampler,
-        mask_id=model.mask_id,
-        eos_id=model.eos_id,
-    )
+def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
+    """Tokens that each step of a block reveals; empty where confidences decide."""
+    if sampler.paces_itself:
+        return torch.zeros(0, dtype=torch.long)
+    assert sampler.block_length
+    schedule = sampler.schedule or ("dream" if sampler.alg else "llada")
+    return reveal_counts(sampler.block_length, _steps_per_block(sampler), schedule, sampler.eps)
 
 
 def _step(
     model: MaskedDiffusionLM,
-    state: _State,
-    active: torch.Tensor,
+    lanes: Lanes,
+    hidden: list[torch.Tensor],
     sampler: SamplerConfig,
-    counts: torch.Tensor | None,
-    generators: list[torch.Generator],
+    counts: torch.Tensor,
 ) -> None:
-    """One forward for every active row, then the reveal it leads to, at that row's own scheduled step."""
+    """What follows a forward: each row reveals tokens at its own scheduled step. Rows that are done stay as they are.
+
+    hidden: states [A, block_length, D] of each row's active block (two of them with guidance).
+    """
     assert sampler.gen_length and sampler.block_length
-    tokens_AC = state.tokens[active]
-    block_of_C = torch.arange(sampler.gen_length, device=active.device) // sampler.block_length
-    eligible_AC = (tokens_AC == model.mask_id) & (block_of_C == state.block[active, None])
-    logits_TV = _logits(model, state, active, tokens_AC, eligible_AC, sampler.cfg_scale)
-    state.nfe[active] += 2 if sampler.cfg_scale else 1
-
-    rows = active.tolist()
-    sizes = eligible_AC.sum(-1).tolist()
-    drawn_T, confidence_T = _draw(logits_TV, sampler, model.mask_id, [generators[r] for r in rows], sizes)
-    drawn_AC = tokens_AC.masked_scatter(eligible_AC, drawn_T)
-    confidence_AC = torch.zeros(tokens_AC.shape, dtype=torch.float64, device=active.device)
-    confidence_AC = confidence_AC.masked_scatter(eligible_AC, confidence_T)
-    score_AC = confidence_AC
-    if sampler.remasking == "random":
-        noise = [
-            torch.rand(n, generator=generators[r], dtype=torch.float64, device=active.device)
-            for r, n in zip(rows, sizes, strict=True)
-        ]
-        score_AC = torch.zeros_like(confidence_AC).masked_scatter(eligible_AC, torch.cat(noise))
-
-    if counts is None:
-        assert sampler.threshold is not None
-        reveal = above_threshold(confidence_AC, eligible_AC, sampler.threshold)
+    alive, size = ~lanes.done, sampler.block_length
+    column = torch.arange(sampler.gen_length, device=alive.device)
+    in_block = (column // size == lanes.block[:, None]) & alive[:, None]
+    eligible = in_block & (lanes.tokens == model.mask_id)
+    if alive.is_cuda:  # all positions of the block, masked or not: a number known without asking the device
+        start = lanes.block.clamp(max=sampler.gen_length // size - 1) * size
+        row_T = torch.arange(len(alive), device=alive.device).repeat_interleave(size)
+        column_T = (start[:, None] + column[:size]).flatten()
     else:
-        # The next step of the block that reveals something; the idle ones before it pass without a forward.
-        block_step = state.block_step[active]
-        pending = (counts > 0) & (torch.arange(len(counts), device=active.device) >= block_step[:, None])
-        at_step = pending.int().argmax(-1)
-        reveal = top_k_per_row(score_AC, eligible_AC, counts[at_step])
+        row_T, column_T = eligible.nonzero().unbind(-1)
+    noise_T = uniform(lanes.seed[row_T], TOKENS, lanes.nfe[row_T], column_T)
+    drawn = draw(model, [h[row_T, column_T % size] for h in hidden], sampler, noise_T)
+    token, confidence, entropy, score = _spread(drawn, lanes, row_T, column_T)
+    if sampler.remasking == "random" or sampler.alg_temp:
+        noise = uniform(lanes.seed[:, None], ORDER, lanes.nfe[:, None], column)
+        # Scores over alg_temp plus Gumbel noise: the best k are k draws without replacement.
+        gumbel = -(-noise.clamp(min=1e-300).log()).log()
+        score = score / sampler.alg_temp + gumbel if sampler.alg_temp else noise
+
+    if sampler.threshold is not None:
+        reveal = above_threshold(confidence, eligible, sampler.threshold)
+    elif sampler.factor is not None:
+        reveal = within_factor(confidence, eligible, sampler.factor)
+    elif sampler.entropy_bound is not None:
+        reveal = within_entropy(entropy, eligible, sampler.entropy_bound)
+    else:
+        reveal, at_step = _scheduled(lanes, eligible, score, counts)
         if sampler.judges_confidence:
             # A new state is judged at the first step that meets it; then the whole block is committed there.
-            sure = ((confidence_AC >= sampler.early_stop_threshold) | ~eligible_AC).all(-1)
-            reveal = torch.where(sure[:, None], eligible_AC, reveal)
-            at_step = torch.where(sure, block_step, at_step)
-        state.clock[active] += at_step - block_step
-        state.block_step[active] = at_step
+            sure = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
+            reveal = torch.where(sure[:, None], eligible, reveal)
+            at_step = torch.where(sure, lanes.block_step, at_step)
+        lanes.clock += torch.where(alive, at_step - lanes.block_step, 0)
+        lanes.block_step = torch.where(alive, at_step, lanes.block_step)
 
-    clock = state.clock[active]
-    state.tokens[active] = torch.where(reveal, drawn_AC, tokens_AC)
-    state.confidence[active] = torch.where(reveal, confidence_AC.float(), state.confidence[active])
-    revealed_T = reveal[eligible_AC]
-    entropy_AC = torch.zeros_like(state.entropy[active]).masked_scatter(reveal, _entropy(logits_TV[revealed_T]))
-    state.entropy[active] = torch.where(reveal, entropy_AC, state.entropy[active])
-    state.reveal_step[active] = torch.where(reveal, clock[:, None], state.reveal_step[active])
-    state.clock[active] += 1
-    state.block_step[active] += 1
-    _advance(model, state, active, (eligible_AC & ~reveal).sum(-1) == 0, sampler, counts)
+    lanes.tokens = torch.where(reveal, token, lanes.tokens)
+    lanes.confidence = torch.where(reveal, confidence.float(), lanes.confidence)
+    lanes.entropy = torch.where(reveal, entropy.float(), lanes.entropy)
+    lanes.reveal_step = torch.where(reveal, lanes.clock[:, None], lanes.reveal_step)
+    lanes.nfe += alive * (2 if sampler.cfg_scale else 1)
+    lanes.clock += alive
+    lanes.block_step += alive
+    _advance(model, lanes, alive & ((eligible & ~reveal).sum(-1) == 0), sampler, counts)
+
+
+def _spread(drawn: Drawn, lanes: Lanes, row_T: torch.Tensor, column_T: torch.Tensor) -> list[torch.Tensor]:
+    """The fields of `drawn` as [A, C], zero where nothing was drawn."""
+    found = []
+    for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
+        whole = torch.zeros(lanes.tokens.shape, dtype=value.dtype, device=value.device)
+        whole[row_T, column_T] = value
+        found.append(whole)
+    return found
+
+
+def _scheduled(
+    lanes: Lanes, eligible: torch.Tensor, score: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each row's next step that reveals something reveals, and which step of the block that is; the idle ones
+    before it pass without a forward."""
+    if lanes.plan is not None:
+        due = torch.where(eligible, lanes.plan, len(counts))
+        at_step = due.amin(-1)
+        return eligible & (due == at_step[:, None]), at_step
+    pending = (counts > 0) & (torch.arange(len(counts), device=counts.device) >= lanes.block_step[:, None])
+    at_step = pending.int().argmax(-1)
+    return top_k_per_row(score, eligible, counts[at_step]), at_step
 
 
 def _advance(
-    model: MaskedDiffusionLM,
-    state: _State,
-    active: torch.Tensor,
-    complete: torch.Tensor,
-    sampler: SamplerConfig,
-    counts: torch.Tensor | None,
+    model: MaskedDiffusionLM, lanes: Lanes, complete: torch.Tensor, sampler: SamplerConfig, counts: torch.Tensor
 ) -> None:
     """Move rows whose block is complete to the next block, and mark finished rows."""
     assert sampler.gen_length and sampler.block_length
     stopped = torch.zeros_like(complete)
     if sampler.stops_at_eos:
         # Every position before the first EOS is revealed exactly when no mask stands before it.
-        ends = (state.tokens[active] == model.eos_id).int().cumsum(-1) > 0
-        masks = (state.tokens[active] == model.mask_id).int().cumsum(-1) > 0
+        ends = (lanes.tokens == model.eos_id).int().cumsum(-1) > 0
+        masks = (lanes.tokens == model.mask_id).int().cumsum(-1) > 0
         stopped = (ends & ~masks).any(-1)
-    if counts is not None and not sampler.judges_confidence:
+    if not sampler.paces_itself and not sampler.judges_confidence:
         # The schedule's remaining steps reveal nothing, but they are spent. (Under confidence stopping a complete
         # block has nothing left to wait for, so the next one starts at once.)
-        idle = len(counts) - state.block_step[active]
-        state.clock[active] += torch.where(complete & ~stopped, idle, 0)
-    state.block[active] += complete.long()
-    state.block_step[active] = torch.where(complete, 0, state.block_step[active])
-    state.done[active] = stopped | (state.block[active] * sampler.block_length >= sampler.gen_length)
-
-
-def _logits(
-    model: MaskedDiffusionLM,
-    state: _State,
-    active: torch.Tensor,
-    tokens_AC: torch.Tensor,
-    eligible_AC: torch.Tensor,
-    cfg_scale: float,
-) -> torch.Tensor:
-    """Logits [T, V] at the eligible positions, row-major, guided when cfg_scale > 0."""
-    prompt_ids, prompt_mask = state.prompt_ids[active], state.prompt_mask[active]
-    attention = torch.cat([prompt_mask, torch.ones_like(tokens_AC)], dim=1)
-    positions = torch.nn.functional.pad(eligible_AC, (prompt_ids.shape[1], 0))
-    logits = model(torch.cat([prompt_ids, tokens_AC], dim=1), attention, positions)
-    if cfg_scale:
-        blank = torch.full_like(prompt_ids, model.mask_id)
-        unguided = model(torch.cat([blank, tokens_AC], dim=1), attention, positions)
-        logits = unguided + (cfg_scale + 1) * (logits - unguided)
-    return logits
-
-
-def _draw(
-    logits_TV: torch.Tensor,
-    sampler: SamplerConfig,
-    mask_id: int,
-    generators: list[torch.Generator],
-    sizes: list[int],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for each position and its probability at temperature 1 (float64), both [T].
-
-    The mask token is never drawn. sizes[i] positions belong to generators[i]. Rows go in chunks: a float64 copy of all
-    logits of a large vocabulary would be the largest tensor of the whole rollout.
-    """
-    vocabulary = logits_TV.shape[1]
-    drawn, confidence, start = [], [], 0
-    while start < len(sizes):
-        stop = start + 1
-        while stop < len(sizes) and sum(sizes[start : stop + 1]) * vocabulary <= DRAW_ELEMENTS:
-            stop += 1
-        first, count = sum(sizes[:start]), sum(sizes[start:stop])
-        logits = logits_TV[first : first + count].double()
-        scores = logits.clone()
-        scores[:, mask_id] = -torch.inf
-        if sampler.temperature > 0:
-            scores = scores / sampler.temperature
-            if sampler.top_k is not None or sampler.top_p is not None:
-                scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
-            uniform = [
-                torch.rand((n, vocabulary), generator=g, dtype=torch.float64, device=logits.device)
-                for g, n in zip(generators[start:stop], sizes[start:stop], strict=True)
-            ]
-            # argmax(z / T + Gumbel) is a draw from softmax(z / T); clamped because rand may return exactly 0.
-            scores = scores - torch.log(-torch.log(torch.cat(uniform).clamp(min=1e-300)))
-        tokens = scores.argmax(-1)
-        drawn.append(tokens)
-        confidence.append((logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(-1)).exp())
-        start = stop
-    return torch.cat(drawn), torch.cat(confidence)
-
-
-def _entropy(logits_TV: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of the prediction at temperature 1, [T]."""
-    logp = logits_TV.float().log_softmax(-1)
-    return -(logp.exp() * logp).sum(-1)
-
-
-def _join(parts: list[Trajectory], width: int, pad_id: int) -> Trajectory:
-    """Concatenate trajectories of groups, widening prompts on the left to a common width."""
-
-    def widen(x: torch.Tensor, value: int) -> torch.Tensor:
-        return torch.nn.functional.pad(x, (width - x.shape[1], 0), value=value)
-
-    first = parts[0]
-    joined = {
-        name: torch.cat([getattr(p, name) for p in parts])
-        for name in ("tokens", "reveal_step", "confidence", "entropy", "scheduled_steps", "nfe")
-    }
-    return Trajectory(
-        prompt_ids=torch.cat([widen(p.prompt_ids, pad_id) for p in parts]),
-        prompt_mask=torch.cat([widen(p.prompt_mask, 0) for p in parts]),
-        sampler=first.sampler,
-        mask_id=first.mask_id,
-        eos_id=first.eos_id,
-        **joined,
-    )
+        lanes.clock += torch.where(complete & ~stopped, len(counts) - lanes.block_step, 0)
+    lanes.block += complete
+    lanes.block_step = torch.where(complete, 0, lanes.block_step)
+    lanes.age = torch.where(complete, -1, lanes.age)
+    lanes.done |= stopped | (lanes.block * sampler.block_length >= sampler.gen_length)

@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from .decoding import SamplerConfig
 from .errors import UserError
 from .models import load_model, load_tokenizer
 from .prompts import encode_rows
 from .rng import key
 from .rollout import rollout
+from .sampler import SamplerConfig
 from .tasks import get_task
 from .trajectory import Trajectory
 

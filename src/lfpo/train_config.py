@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .decoding import SamplerConfig
+from .sampler import SamplerConfig
 
 
 def _default_eval_samplers() -> dict[str, SamplerConfig]:

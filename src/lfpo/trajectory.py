@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .decoding import SamplerConfig
+from .sampler import SamplerConfig
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Trajectory:
     entropy [B, C]: entropy in nats of the prediction the token was drawn from, at temperature 1; 0 for never.
     scheduled_steps [B]: steps of the schedule spent ("inference steps" in the paper), idle ones included.
     nfe [B]: forwards really run for the row; guidance counts two a state.
+    queries [B]: tokens that went through those forwards; prompt and completion at each, fewer with a cache.
     """
 
     prompt_ids: torch.Tensor
@@ -35,6 +36,7 @@ class Trajectory:
     entropy: torch.Tensor
     scheduled_steps: torch.Tensor
     nfe: torch.Tensor
+    queries: torch.Tensor
     sampler: SamplerConfig
     mask_id: int
     eos_id: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .decoding import SamplerConfig
+from .sampler import SamplerConfig
 from .trajectory import Trajectory
 
 

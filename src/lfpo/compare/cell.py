@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ..config import build, load_yaml
-from ..decoding import SamplerConfig
 from ..errors import UserError
 from ..eval import evaluate
 from ..eval.straightness import straightness
 from ..models import MaskedDiffusionLM, load_model, load_tokenizer
 from ..run import Run, describe_environment, replace_file, versions
+from ..sampler import SamplerConfig
 from ..tasks import get_task
 from ..train_config import LFPOConfig
 

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..decoding import SamplerConfig
 from ..errors import UserError
 from ..models import load_model, load_tokenizer
 from ..run import describe_environment, versions
+from ..sampler import SamplerConfig
 from ..tasks import TASKS, get_task
 from .evaluate import EvalResult, evaluate
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..decoding import SamplerConfig
 from ..models import MaskedDiffusionLM
 from ..prompts import decode_completions, encode_rows
 from ..rng import key
 from ..rollout import rollout
+from ..sampler import SamplerConfig
 from ..tasks import Row
 from ..trajectory import Trajectory
 

@@ -28,7 +28,7 @@ def bidirectional_attention(
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D].
 
-    attention_mask: [B, 1, L, L] bool, True where a key may be seen, or None when nothing is padded.
+    attention_mask: bool, broadcast to [B, 1, L, L], True where a key may be seen; None when nothing is padded.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)
     output = F.scaled_dot_product_attention(

@@ -102,24 +102,33 @@ def load_model(
     return _finish(backbone, family, config, source)
 
 
-def init_model(config: dict[str, Any], *, seed: int, tokenizer: Any = None) -> MaskedDiffusionLM:
-    """A randomly initialised float32 model of a family's config.json (`model_type` says which family)."""
+def init_model(
+    config: dict[str, Any],
+    *,
+    seed: int,
+    tokenizer: Any = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> MaskedDiffusionLM:
+    """A randomly initialised model of a family's config.json (`model_type` says which family)."""
     family = family_of(config, "init config")
     try:
         backbone = build_backbone(family, config)
     except KeyError as error:
         raise UserError(f"init config: field {error} is missing") from error
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
     std = float(config.get("init_std", 0.02))
     state = {}
     for key, value in backbone.state_dict().items():
+        weight = torch.empty(value.shape, dtype=dtype, device=device)
         if key.endswith("bias"):
-            state[key] = torch.zeros(value.shape)
+            state[key] = weight.zero_()
         elif value.ndim == 1:
-            state[key] = torch.ones(value.shape)
+            state[key] = weight.fill_(1)
         else:
-            state[key] = torch.empty(value.shape).normal_(std=std, generator=generator)
+            state[key] = weight.normal_(std=std, generator=generator)
     _assign(backbone, state, "init config")
+    backbone.to(device)  # the rotary buffers
     return _finish(backbone, family, config, None, tokenizer)
 
 

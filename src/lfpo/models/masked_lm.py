@@ -12,6 +12,7 @@ from torch import nn
 from .attention import NAME as ATTENTION
 from .attention import FullPrecisionRope
 from .family import Family
+from .memory import KeyValueMemory
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -57,23 +58,66 @@ class MaskedDiffusionLM(nn.Module):
     def max_length(self) -> int:
         return int(self.backbone.config.max_position_embeddings)
 
-    def hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor | None = None) -> torch.Tensor:
+    def hidden(
+        self,
+        input_ids_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor | None = None,
+        memory: KeyValueMemory | None = None,
+    ) -> torch.Tensor:
         """Final hidden states [B, L, D]; `head(hidden[b, i])` are the logits of token i.
 
         attention_mask_BL: 1 or True for real tokens. Padding may stand left, right or both: masked keys are never
         attended, and positions are counted from each row's first real token. None means nothing is padded.
+        memory: an empty one, to be filled with all keys and values.
         """
         position_ids = mask = None
-        if attention_mask_BL is not None and not bool(attention_mask_BL.all()):
-            mask = attention_mask_BL.long()
-            position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+        # On a GPU looking into the mask would wait for the device; a mask without zeros is only a little slower there.
+        if attention_mask_BL is not None and (attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
+            position_ids = _positions(attention_mask_BL)
+            mask = attention_mask_BL.bool()[:, None, None, :]
+        if memory is not None and mask is None:
+            mask = torch.ones_like(input_ids_BL, dtype=torch.bool)[:, None, None, :]
+            position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
         hidden = self.backbone.model(
-            input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, use_cache=False
+            input_ids=input_ids_BL,
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=memory,
+            use_cache=False,
         ).last_hidden_state
         if self.family.shift:
             # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
         return hidden
+
+    def window_hidden(
+        self,
+        input_ids_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor,
+        start_B: torch.Tensor,
+        width: int,
+        memory: KeyValueMemory,
+    ) -> torch.Tensor:
+        """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1, with the keys and
+        values of all other tokens as `memory` has them; it takes over those of the window.
+
+        Columns past L, for rows whose window is shorter, give meaningless predictions and touch nothing. start_B must
+        be at least 1: with the logit shift the token before the window is run too, as it holds the first prediction.
+        """
+        length = input_ids_BL.shape[1]
+        first = start_B - int(self.family.shift)
+        columns = first[:, None] + torch.arange(width + int(self.family.shift), device=first.device)
+        columns = columns.clamp(max=length)  # the scratch column
+        memory.columns = columns
+        seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
+        hidden = self.backbone.model(
+            input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
+            attention_mask=seen[:, None, None, :],
+            position_ids=_positions(seen).gather(1, columns),
+            past_key_values=memory,
+            use_cache=False,
+        ).last_hidden_state
+        return hidden[:, :width]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]."""
@@ -92,6 +136,11 @@ class MaskedDiffusionLM(nn.Module):
     def frozen_copy(self) -> MaskedDiffusionLM:
         """A deep copy without gradients: the reference policy."""
         return copy.deepcopy(self).requires_grad_(False).eval()
+
+
+def _positions(attention_mask_BL: torch.Tensor) -> torch.Tensor:
+    """Places counted from each row's first real token."""
+    return (attention_mask_BL.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def build_backbone(family: Family, config: dict[str, Any]) -> nn.Module:

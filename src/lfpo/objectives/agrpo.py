@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from ..decoding import SamplerConfig
 from ..errors import UserError
 from ..predictions import Predictions
 from ..rng import generator
+from ..sampler import SamplerConfig
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages

@@ -1,0 +1,67 @@
+"""What the machine can do, and what a piece of code took of it."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of one large square product, the best of a few."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    seconds = [timed(lambda: a @ b, device)[1] for _ in range(10)]
+    return 2 * n**3 / min(seconds)
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """The result of `work` and its wall time in seconds, the device's own queue included."""
+    synchronize(device)
+    started = time.perf_counter()
+    result = work()
+    synchronize(device)
+    return result, time.perf_counter() - started
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that `work` takes at its peak above what was held before: of the GPU's allocator, or of the process on
+    Linux. None where neither can be told."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not status.exists():
+        return None
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed must not be there for the taking
+        clear.write_text("5")  # the peak counts from now
+    except (OSError, AttributeError):
+        return None
+    before = _kilobytes(status, "VmRSS")
+    work()
+    return max(0, _kilobytes(status, "VmHWM") - before) * 1024
+
+
+def _kilobytes(status: Path, name: str) -> int:
+    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name + ":"))
+
+
+def spread(seconds: list[float]) -> tuple[float, float, float]:
+    """Median, least and most."""
+    return statistics.median(seconds), min(seconds), max(seconds)

@@ -1,0 +1,299 @@
+"""`lfpo bench rollout`: the plain loop, each exact technique added in turn, and each approximation, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..config import to_dict
+from ..flops import forward_flops, rollout_flops
+from ..models import MaskedDiffusionLM, load_model, load_tokenizer
+from ..prompts import decode_completions, encode_rows
+from ..rollout import rollout
+from ..run import describe_environment, replace_file, versions
+from ..sampler import SamplerConfig
+from ..tasks import get_task
+from ..trajectory import Trajectory
+from .layouts import LAYOUTS, random_model, random_prompts
+from .machine import matmul_peak, peak_memory, spread, timed
+from .plain import plain_rollout
+
+
+@dataclass
+class BenchRolloutConfig:
+    """Configuration of `lfpo bench rollout`.
+
+    model: checkpoint folder, hub id, "embedded", or a layout with random weights: llada-8b, dream-7b. A random model
+        never clears a threshold nor ends with EOS, so only fixed numbers of tokens a step are measured there.
+    layers: keep only the first layers of a layout, to try it where the whole does not fit.
+    tasks: prompts are taken from these in turn (layouts: random tokens, of 3/4 to all of prompt_length). n: how many.
+    generations: completions of each prompt.
+    gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks).
+    tokens_per_step: for layouts, how many tokens each step reveals.
+    repeats: timings of each mode, taken in turn so that a slow moment of the machine falls on all; the median counts.
+    rollout_tokens, threads, dtype: as in training. output: folder for rollout.json and rollout.svg.
+    """
+
+    model: str = "embedded"
+    layers: int | None = None
+    tasks: list[str] = field(default_factory=lambda: ["words", "countdown", "expression"])
+    n: int = 64
+    generations: int = 1
+    prompt_length: int = 256
+    gen_length: int | None = None
+    block_length: int = 8
+    tokens_per_step: list[int] = field(default_factory=lambda: [1, 3])
+    repeats: int = 3
+    rollout_tokens: int = 16384
+    threads: int = 1
+    dtype: str = "float32"
+    output: str = "runs/bench"
+
+    def __post_init__(self) -> None:
+        for name in ("n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name!r} must be at least 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
+        if not self.tasks and self.model not in LAYOUTS:
+            raise ValueError("'tasks' must name at least one task")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One row of the table. group: rows are compared with the first of their group."""
+
+    group: str
+    label: str
+    run: Callable[[], Trajectory | tuple[torch.Tensor, int]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all modes work on. score: share of right completions, None for random weights."""
+
+    model: MaskedDiffusionLM
+    prompts: list[list[int]]
+    gen_length: int
+    score: Callable[[torch.Tensor], float] | None
+
+
+def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None) -> Path:
+    """Measure, print and write; returns the path of the JSON."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    problem = layout_problem(config) if config.model in LAYOUTS else task_problem(config)
+    modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
+    device = problem.model.device
+    peak = matmul_peak(device, problem.model.dtype)
+    memory = {mode: peak_memory(mode.run, device) for mode in modes}  # the warm-up, too
+    seconds: dict[Mode, list[float]] = {mode: [] for mode in modes}
+    results = {}
+    for _ in range(config.repeats):
+        for mode in modes:
+            results[mode], taken = timed(mode.run, device)
+            seconds[mode].append(taken)
+    first = {mode.group: mode for mode in reversed(modes)}
+    rows = [
+        describe(problem, mode, results[mode], results[first[mode.group]], seconds[mode], memory[mode], peak)
+        for mode in modes
+    ]
+    for row, mode in zip(rows, modes, strict=True):
+        row["speedup"] = spread(seconds[first[mode.group]])[0] / row["seconds"]
+    _print(rows, peak, console or Console())
+    return write(config, rows, peak)
+
+
+def task_problem(config: BenchRolloutConfig) -> Problem:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(config.model, dtype=getattr(torch, config.dtype), device=device)
+    tokenizer = load_tokenizer(config.model)
+    tasks = [get_task(name) for name in config.tasks]
+    gen_length = config.gen_length or max(task.gen_length for task in tasks)
+    owners = [tasks[i % len(tasks)] for i in range(config.n)]
+    rows = [task.row("test", i // len(tasks)) for i, task in enumerate(owners)]
+    prompts = encode_rows(rows, tokenizer, model, gen_length)
+
+    def score(tokens_BC: torch.Tensor) -> float:
+        texts = decode_completions(tokenizer, tokens_BC, model.eos_id)
+        right = [owners[i // config.generations].correct(t, rows[i // config.generations]) for i, t in enumerate(texts)]
+        return sum(right) / len(right)
+
+    return Problem(model, [p for p in prompts for _ in range(config.generations)], gen_length, score)
+
+
+def layout_problem(config: BenchRolloutConfig) -> Problem:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = random_model(config.model, config.layers, device, getattr(torch, config.dtype))
+    prompts = random_prompts(config.n, config.prompt_length, model)
+    return Problem(model, [p for p in prompts for _ in range(config.generations)], config.gen_length or 256, None)
+
+
+def _engine(config: BenchRolloutConfig, problem: Problem, *, share_first: bool = True, **settings: Any) -> Callable:
+    sampler = SamplerConfig(gen_length=problem.gen_length, block_length=config.block_length, **settings)
+    seeds = list(range(len(problem.prompts)))
+    return lambda: rollout(
+        problem.model,
+        problem.prompts,
+        sampler,
+        seeds,
+        rollout_tokens=config.rollout_tokens,
+        share_first=share_first,
+    )
+
+
+def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Callable:
+    return lambda: plain_rollout(
+        problem.model,
+        problem.prompts,
+        gen_length=problem.gen_length,
+        block_length=config.block_length,
+        steps=steps,
+        **switches,
+    )
+
+
+def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
+    """Exact techniques at steps = gen_length and four times that, then approximations."""
+    modes = []
+    for factor in (1, 4):
+        steps = factor * problem.gen_length
+        group = f"exact, {steps} steps for {problem.gen_length} tokens"
+        ladder: list[tuple[str, Callable]] = [
+            ("plain loop", _plain(config, problem, steps)),
+            ("+ no forward for idle steps", _plain(config, problem, steps, skip_idle=True)),
+            ("+ logits where masked", _plain(config, problem, steps, skip_idle=True, masked_logits=True)),
+            ("+ own clocks, like lengths", _engine(config, problem, steps=steps, share_first=False)),
+            ("+ shared first forward", _engine(config, problem, steps=steps)),
+            ("+ EOS stop", _engine(config, problem, steps=steps, early_stop="eos")),
+        ]
+        if config.generations == 1:
+            del ladder[4]
+        modes += [Mode(group, label, run) for label, run in ladder]
+    group = "approximate, against the exact engine"
+    approximations: dict[str, dict[str, Any]] = {
+        "exact, EOS stop": {},
+        "threshold 0.9": {"threshold": 0.9},
+        "factor 1": {"factor": 1.0},
+        "entropy bound 0.2": {"entropy_bound": 0.2},
+        "prefix cache": {"cache": "prefix"},
+        "prefix cache, refresh 4": {"cache": "prefix", "cache_refresh": 4},
+        "dual cache": {"cache": "dual"},
+        "dual cache, refresh 4": {"cache": "dual", "cache_refresh": 4},
+        "threshold 0.9, dual cache": {"threshold": 0.9, "cache": "dual"},
+    }
+    for label, settings in approximations.items():
+        modes.append(Mode(group, label, _engine(config, problem, early_stop="eos", **settings)))
+    return modes
+
+
+def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
+    modes = []
+    for tokens in config.tokens_per_step:
+        blocks = problem.gen_length // config.block_length
+        steps = max(1, config.block_length // tokens) * blocks
+        group = f"{problem.gen_length} tokens in {steps} steps"
+        modes += [
+            Mode(group, "plain loop", _plain(config, problem, steps)),
+            Mode(group, "engine, exact", _engine(config, problem, steps=steps)),
+            Mode(group, "prefix cache", _engine(config, problem, steps=steps, cache="prefix")),
+            Mode(group, "dual cache", _engine(config, problem, steps=steps, cache="dual")),
+        ]
+    return modes
+
+
+def describe(
+    problem: Problem,
+    mode: Mode,
+    result: Trajectory | tuple[torch.Tensor, int],
+    reference: Trajectory | tuple[torch.Tensor, int],
+    seconds: list[float],
+    memory: int | None,
+    peak: float,
+) -> dict[str, Any]:
+    """The numbers of one mode. same: share of the reference's tokens, up to its first EOS, that are equal."""
+    model = problem.model
+    tokens, expected = _tokens(result), _tokens(reference)
+    lengths = _lengths(tokens, model.eos_id)
+    counted = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(expected, model.eos_id)[:, None]
+    if isinstance(result, Trajectory):
+        nfe, flops = float(result.nfe.float().mean()), rollout_flops(model, result)
+    else:
+        size, longest = len(problem.prompts), max(len(p) for p in problem.prompts) + problem.gen_length
+        nfe = float(result[1])
+        flops = nfe * forward_flops(model, torch.full((size,), longest), 0)
+    median, least, most = spread(seconds)
+    return {
+        "group": mode.group,
+        "mode": mode.label,
+        "seconds": median,
+        "seconds_least": least,
+        "seconds_most": most,
+        "tokens_per_second": float(lengths.sum()) / median,
+        "nfe": nfe,
+        "same": float((tokens == expected)[counted].double().mean()),
+        "accuracy": problem.score(tokens) if problem.score else None,
+        "peak_memory": memory,
+        "share_of_peak": flops / median / peak,
+    }
+
+
+def _tokens(result: Trajectory | tuple[torch.Tensor, int]) -> torch.Tensor:
+    return result.tokens if isinstance(result, Trajectory) else result[0]
+
+
+def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
+    ends = tokens_BC == eos_id
+    return torch.where(ends.any(-1), ends.int().argmax(-1) + 1, tokens_BC.shape[1])
+
+
+def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> None:
+    table = Table(title="Rollout", caption=f"matmul peak {peak / 1e9:,.0f} GFLOP/s", box=box.SIMPLE, padding=(0, 1))
+    for name in ("", "seconds", "x", "tokens/s", "NFE", "same", "accuracy", "peak MiB", "of peak"):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    group = ""
+    for row in rows:
+        if row["group"] != group:
+            group = row["group"]
+            table.add_section()
+            table.add_row(f"[bold]{group}[/]")
+        memory, accuracy = row["peak_memory"], row["accuracy"]
+        table.add_row(
+            row["mode"],
+            f"{row['seconds']:.2f}",
+            f"{row['speedup']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['nfe']:.1f}",
+            f"{100 * row['same']:.1f} %",
+            "-" if accuracy is None else f"{100 * accuracy:.1f} %",
+            "-" if memory is None else f"{memory / 2**20:,.0f}",
+            f"{100 * row['share_of_peak']:.0f} %",
+        )
+    # Numbers cut short are worth nothing: a log file gets the width the table needs.
+    console.print(table, width=max(console.width, 104))
+
+
+def write(config: BenchRolloutConfig, rows: list[dict[str, Any]], peak: float) -> Path:
+    from .figure import speedup_figure
+
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "config": to_dict(config),
+        "matmul_peak": peak,
+        "rows": rows,
+        "environment": describe_environment(),
+        "versions": versions(),
+    }
+    path = folder / "rollout.json"
+    replace_file(path, json.dumps(result, indent=1) + "\n")
+    speedup_figure(rows, folder / "rollout.svg")
+    return path
