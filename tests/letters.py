@@ -69,3 +69,11 @@ class Table(nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
+
+    @property
+    def vocab_size(self) -> int:
+        return len(LETTERS) - 1
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        return torch.eye(self.vocab_size, dtype=torch.float64)

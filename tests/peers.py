@@ -38,6 +38,14 @@ class ClosedFormModel(nn.Module):
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        return torch.eye(VOCAB, dtype=torch.float64)
+
 
 def policies(*, shift: bool = False) -> dict[str, Any]:
     """Current, old and base policy of the golden file."""

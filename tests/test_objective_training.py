@@ -79,6 +79,7 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
     "agrpo": {"mc_samples": 2, "num_iterations": 2},
     "wd1": {"num_iterations": 1},
     "rejection": {"min_reward": 0.4},
+    "trace_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
 }
 
 

@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "LFPOConfig": "train_config",
     "LFPOTrainer": "train",
-    "SamplerConfig": "decoding",
+    "SamplerConfig": "sampler",
     "load_model": "models",
     "load_tokenizer": "models",
     "save_model": "models",

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 
 from .decoding import kept_tokens
 from .models import MaskedDiffusionLM
-from .ops.rectified import printed_loss, rectified_loss
+from .ops.chunked import in_chunks
+from .ops.fused import rectified_sum
+from .ops.rectified import printed_loss
 from .sampler import SamplerConfig
 from .views import Views
 
@@ -31,56 +33,73 @@ class Predictions:
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
-        self._logits: dict[str, torch.Tensor] = {}
+        self._hidden: dict[str, torch.Tensor] = {}
 
     @property
     def used(self) -> list[str]:
         """The policies that were run."""
-        return list(self._logits)
+        return list(self._hidden)
 
     def of_rollouts(self, value_B: torch.Tensor) -> torch.Tensor:
         """A number for each rollout, spread to its targets [T]."""
         return value_B.to(self.labels_T.device)[self.views.row][self.view_T]
 
-    def logits(self, policy: str = CURRENT) -> torch.Tensor:
-        """Logits [T, V]. The body may run in bfloat16; the head does not, because rounding its output would swallow the
-        small differences between policies that the objectives live on."""
-        if policy not in self._logits:
+    def hidden(self, policy: str = CURRENT) -> torch.Tensor:
+        """States [T, D] that the head turns into logits. The body may run in bfloat16; the head does not, because
+        rounding its output would swallow the small differences between policies that the objectives live on."""
+        if policy not in self._hidden:
             model = self.policies[policy]
             with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
                 with torch.autocast(model.device.type, torch.bfloat16, enabled=self.autocast):
                     hidden_TD = model.hidden(self.views.input_ids, self.views.attention_mask)[self.views.target]
-                self._logits[policy] = model.head(hidden_TD.to(model.dtype))
-        return self._logits[policy]
+                self._hidden[policy] = hidden_TD.to(model.dtype)
+        return self._hidden[policy]
+
+    def logits(self, policy: str = CURRENT) -> torch.Tensor:
+        """Logits [T, V], all at once: for small vocabularies, and for what the functions below cannot say."""
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            return self.policies[policy].head(self.hidden(policy))
 
     def logp(self, policy: str = CURRENT, sampler: SamplerConfig | None = None) -> torch.Tensor:
         """Log-probability of each target's token [T]: the model's own, or as a sampler draws.
 
         sampler: takes its temperature, and restricts every policy to the tokens that top-k and top-p of theta_old keep.
         """
-        scores = self.logits(policy)
-        if sampler is not None:
-            keep = kept_tokens(self._drawable() / sampler.temperature, sampler.top_k, sampler.top_p)
-            # The token was drawn, so it was kept; rounding must not say otherwise.
-            keep = keep.scatter(1, self.labels_T[:, None], True)
-            scores = (scores / sampler.temperature).masked_fill(~keep, -torch.inf)
-        return -F.cross_entropy(scores, self.labels_T, reduction="none")
+        model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
 
-    def _drawable(self) -> torch.Tensor:
-        """Logits of theta_old without the mask token, which the sampler never draws."""
-        logits = self.logits(OLD)
-        mask = torch.arange(logits.shape[1], device=logits.device) == self.views.mask_id
-        return logits.masked_fill(mask, -torch.inf)
+        def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return -F.cross_entropy(_wide(model.head(hidden)), labels, reduction="none")
 
-    def rectified(
+        def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
+            assert sampler is not None and old is not None
+            scores = _wide(model.head(hidden)) / sampler.temperature
+            with torch.no_grad():
+                drawn = _wide(old.head(hidden_old))
+                # The sampler never draws the mask token.
+                mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
+                drawable = drawn.masked_fill(mask, -torch.inf)
+                keep = kept_tokens(drawable / sampler.temperature, sampler.top_k, sampler.top_p)
+                # The token was drawn, so it was kept; rounding must not say otherwise.
+                keep = keep.scatter(1, labels[:, None], True)
+            return -F.cross_entropy(scores.masked_fill(~keep, -torch.inf), labels, reduction="none")
+
+        rows = [self.hidden(policy), self.labels_T]
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            if sampler is None:
+                return in_chunks(plain, rows, model.vocab_size)
+            return in_chunks(as_drawn, [*rows, self.hidden(OLD)], model.vocab_size)
+
+    def rectified_sum(
         self, r_T: torch.Tensor, *, beta: float, positive_weight: float = 1.0, negative_weight: float = 1.0
     ) -> torch.Tensor:
-        """LFPO's loss at each target [T]; see ops.rectified.rectified_loss."""
-        return rectified_loss(
-            self.logits(),
-            self.logits(OLD),
+        """LFPO's loss, summed over the targets; see ops.rectified.rectified_loss."""
+        return rectified_sum(
+            self.hidden(),
+            self.hidden(OLD),
+            self.policies[CURRENT].head_weight,
+            self.policies[OLD].head_weight,
             self.labels_T,
-            r_T.to(self.logits().dtype),
+            r_T,
             beta=beta,
             positive_weight=positive_weight,
             negative_weight=negative_weight,
@@ -90,12 +109,16 @@ class Predictions:
         self, r_T: torch.Tensor, *, beta: float, through: bool, positive_weight: float, negative_weight: float
     ) -> torch.Tensor:
         """The loss of Eq. 10 to the letter [T]; see ops.rectified.printed_loss."""
-        return printed_loss(
-            self.logits(),
-            self.logits(OLD),
-            r_T.to(self.logits().dtype),
-            beta=beta,
-            through=through,
-            positive_weight=positive_weight,
-            negative_weight=negative_weight,
-        )
+        model, old = self.policies[CURRENT], self.policies[OLD]
+
+        def printed(hidden: torch.Tensor, hidden_old: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            z, z_ref = _wide(model.head(hidden)), _wide(old.head(hidden_old))
+            weights = {"positive_weight": positive_weight, "negative_weight": negative_weight}
+            return printed_loss(z, z_ref, r.to(z.dtype), beta=beta, through=through, **weights)
+
+        return in_chunks(printed, [self.hidden(), self.hidden(OLD), r_T], model.vocab_size)
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    """At least float32: sums over a vocabulary lose too much in less."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

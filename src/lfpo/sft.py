@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.nn import functional as F
 
 from . import distributed
 from .batching import left_pad, pack_by_tokens
@@ -28,6 +27,7 @@ from .checkpoint import (
 from .data import load_jsonl
 from .errors import UserError
 from .models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from .ops.fused import cross_entropy_sum
 from .optim import build_adamw, lr_at, set_lr
 from .prompts import encode_prompt
 from .rng import generator, python_rng
@@ -224,9 +224,8 @@ def accumulate_sft_gradients(
         if not masked.any():
             continue
         ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
-        logits_TV = model(ids.masked_fill(masked, model.mask_id), attention, masked)
-        wide = torch.promote_types(logits_TV.dtype, torch.float32)
-        loss = (F.cross_entropy(logits_TV.to(wide), ids[masked], reduction="none") * weight[masked]).sum()
+        hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
+        loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked])
         loss.backward()
         total += loss.item()
     return total

@@ -35,7 +35,7 @@ def speedup_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 if row["accuracy"] is not None:
                     text += f", accuracy {100 * row['accuracy']:.0f} %"
                 axes.annotate(text, (row["speedup"], i), (4, 0), textcoords="offset points", va="center", fontsize=8)
-            axes.set_xlim(0, 1.6 * max(r["speedup"] for r in own))
+            axes.set_xlim(0, 1.9 * max(r["speedup"] for r in own))
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(axis="x", alpha=0.25)
             axes.set_axisbelow(True)

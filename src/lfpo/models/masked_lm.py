@@ -123,6 +123,11 @@ class MaskedDiffusionLM(nn.Module):
         """Logits [..., V] of hidden states [..., D]."""
         return self.backbone.lm_head(hidden)
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The head [V, D]; it has no bias in any family."""
+        return self.backbone.lm_head.weight
+
     def forward(
         self,
         input_ids_BL: torch.Tensor,

@@ -81,7 +81,7 @@ class LFPO:
         r_T = predictions.of_rollouts(signal_B)
         weights = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
         if self.reading == "rectified":
-            return predictions.rectified(r_T, beta=self.beta, **weights).sum()
+            return predictions.rectified_sum(r_T, beta=self.beta, **weights)
         through = self.reading == "printed_through"
         return predictions.printed(r_T, beta=self.beta, through=through, **weights).sum()
 
