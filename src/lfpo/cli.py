@@ -19,7 +19,7 @@ USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
   eval            accuracy, steps and forwards of a model on a task
   compare CONFIG  objectives on the same base, rollouts and sampler; tables and figures
   report RUN      (re)write a run's report.html
-  bench NAME      measure speed and memory; NAME: rollout
+  bench NAME      measure speed and memory; NAME: rollout, update
   demo            train the embedded model by LFPO and show before and after
   doctor          what this machine has, and whether lfpo works on it
 
@@ -179,12 +179,19 @@ def doctor(rest: list[str]) -> None:
 
 
 def bench(rest: list[str]) -> None:
-    from .bench.rollout import BenchRolloutConfig, run_bench_rollout
+    name = rest[0] if rest else ""
+    if name == "rollout":
+        from .bench.rollout import BenchRolloutConfig, run_bench_rollout
 
-    if not rest or rest[0] != "rollout":
-        raise UserError(f"lfpo bench needs the name of a benchmark (rollout){', found ' + rest[0] if rest else ''}")
-    config, _ = _configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
-    print(f"wrote {run_bench_rollout(config)}")
+        config, _ = _configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
+        print(f"wrote {run_bench_rollout(config)}")
+    elif name == "update":
+        from .bench.update import BenchUpdateConfig, run_bench_update
+
+        config, _ = _configure(BenchUpdateConfig, rest[1:], takes_file=False, command="bench update")
+        print(f"wrote {run_bench_update(config)}")
+    else:
+        raise UserError(f"lfpo bench needs the name of a benchmark, rollout or update, found {name!r}")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -56,4 +56,4 @@ def random_prompts(n: int, longest: int, model: MaskedDiffusionLM) -> list[list[
     """Random ordinary tokens, of three quarters of `longest` to all of it."""
     rng = python_rng("bench prompts", n, longest)
     lengths = [rng.randint(max(1, 3 * longest // 4), longest) for _ in range(n)]
-    return [[rng.randrange(100, min(100_000, model.eos_id)) for _ in range(length)] for length in lengths]
+    return [[rng.randrange(100, min(100_000, model.vocab_size - 3)) for _ in range(length)] for length in lengths]

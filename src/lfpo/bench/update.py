@@ -1,0 +1,245 @@
+"""`lfpo bench update`: what the loss and an update step take, in plain form and as they are done here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..config import to_dict
+from ..models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from ..objectives import make_objective
+from ..ops.fused import rectified_sum
+from ..ops.rectified import rectified_loss
+from ..predictions import CURRENT, OLD, Predictions
+from ..prompts import encode_rows
+from ..rng import key
+from ..rollout import rollout
+from ..run import describe_environment, replace_file, versions
+from ..sampler import SamplerConfig
+from ..tasks import get_task
+from ..trajectory import Trajectory
+from ..update import accumulate_gradients
+from .layouts import LAYOUTS, random_prompts
+from .machine import peak_memory, spread, timed
+
+
+@dataclass
+class BenchUpdateConfig:
+    """Configuration of `lfpo bench update`.
+
+    tokens, vocabulary, width: masked tokens, vocabulary and width of the loss alone. dtype: of its states and head.
+    sizes: timesteps K times rollouts N of one step, on a random model of two layers with that vocabulary and a quarter
+        of that width, 64 tokens a rollout, at a budget of update_tokens a pass.
+    model: the model of the steps over ragged prompts, three embedded tasks in turn.
+    repeats: timings of each case, taken in turn; the median counts. threads: CPU threads.
+    output: folder for update.json and update.svg.
+    """
+
+    tokens: int = 2048
+    vocabulary: int = 126464
+    width: int = 1024
+    dtype: str = "float32"
+    sizes: tuple[int, ...] = (8, 32, 128, 256)
+    update_tokens: int = 256
+    model: str = "embedded"
+    repeats: int = 3
+    threads: int = 1
+    output: str = "runs/bench"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "vocabulary", "width", "update_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name!r} must be at least 1")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError("'sizes' must hold positive numbers")
+
+
+def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
+    """Measure, print and write; returns the path of the JSON."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    console = console or Console()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = measure("loss", loss_cases(config, device), device, config.repeats)
+    rows += measure("update step", step_cases(config, device), device, config.repeats)
+    rows += measure("ragged prompts", padding_cases(config, device), device, config.repeats)
+    _print(rows, console)
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {"config": to_dict(config), "rows": rows, "environment": describe_environment(), "versions": versions()}
+    path = folder / "update.json"
+    replace_file(path, json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def measure(
+    group: str, cases: dict[str, Callable[[], float]], device: torch.device, repeats: int
+) -> list[dict[str, Any]]:
+    """Peak memory and median time of each case, and both against the group's first. Each case returns its loss."""
+    memory = {label: peak_memory(work, device) for label, work in cases.items()}
+    seconds: dict[str, list[float]] = {label: [] for label in cases}
+    losses = {}
+    for _ in range(repeats):
+        for label, work in cases.items():
+            losses[label], taken = timed(work, device)
+            seconds[label].append(taken)
+    first = next(iter(cases))
+    rows = []
+    for label in cases:
+        median, least, most = spread(seconds[label])
+        held, base = memory[label], memory[first]
+        rows.append(
+            {
+                "group": group,
+                "case": label,
+                "loss": losses[label],
+                "seconds": median,
+                "seconds_least": least,
+                "seconds_most": most,
+                "time_ratio": median / spread(seconds[first])[0],
+                "peak_memory": held,
+                "memory_ratio": held / base if held is not None and base else None,
+            }
+        )
+    return rows
+
+
+def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
+    """Loss and the states' gradient: heads of their own or one shared, r anywhere in [0, 1] or 0 and 1."""
+    rng = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, config.dtype)
+
+    def random(*shape: int, std: float) -> torch.Tensor:
+        return (torch.randn(*shape, generator=rng) * std).to(device, dtype)
+
+    hidden = random(config.tokens, config.width, std=0.5)
+    reference = hidden + random(config.tokens, config.width, std=0.05)
+    head = random(config.vocabulary, config.width, std=0.05)
+    own = head + random(1, config.width, std=0.001)
+    y = torch.randint(config.vocabulary, (config.tokens,), generator=rng).to(device)
+    r = torch.rand(config.tokens, generator=rng).to(device)
+
+    def plain(head_ref: torch.Tensor, r_T: torch.Tensor) -> float:
+        states = hidden.detach().requires_grad_()
+        z, z_ref = (states @ head.T).float(), (reference @ head_ref.T).float()
+        loss = rectified_loss(z, z_ref, y, r_T, beta=0.3).sum()
+        loss.backward()
+        return loss.item()
+
+    def fused(head_ref: torch.Tensor, r_T: torch.Tensor) -> float:
+        states = hidden.detach().requires_grad_()
+        loss = rectified_sum(states, reference, head, head_ref, y, r_T, beta=0.3)
+        loss.backward()
+        return loss.item()
+
+    binary = (r > 0.5).float()
+    return {
+        "plain": lambda: plain(own, r),
+        "fused": lambda: fused(own, r),
+        "fused, one head": lambda: fused(head, r),
+        "fused, one head, r 0 or 1": lambda: fused(head, binary),
+    }
+
+
+def step_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
+    """Gradients of one LFPO step over more and more states, at a fixed number of tokens a pass."""
+    shape = {
+        "n_layers": 2,
+        "d_model": config.width // 4,
+        "n_heads": 4,
+        "mlp_hidden_size": config.width,
+        "vocab_size": config.vocabulary,
+    }
+    ids = {f"{name}_token_id": config.vocabulary - 1 - i for i, name in enumerate(("mask", "eos", "pad"))}
+    model = init_model({**LAYOUTS["llada-8b"], **shape, **ids}, seed=0, device=device)
+    cases = {}
+    for size in config.sizes:
+        timesteps = min(8, size)
+        prompts = random_prompts(size // timesteps, 32, model)
+        sampler = SamplerConfig(gen_length=32, temperature=1.0, steps=8)
+        batch = rollout(model, prompts, sampler, list(range(len(prompts))))
+        cases[f"K x N = {size}"] = _step(config, model, batch, timesteps)
+    return cases
+
+
+def padding_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
+    """The same step over prompts of several tasks: all padded to the longest, or like lengths together."""
+    model = load_model(config.model, device=device)
+    batch = _task_rollouts(config, model, ["choice", "words", "sudoku"], 48)
+    objective, policies, signal, views = _parts(model, batch, 4)
+    width = views.input_ids.shape[1]
+    rows = max(1, config.update_tokens // width)
+
+    def padded() -> float:
+        model.zero_grad()
+        total = 0.0
+        for index in torch.arange(len(views), device=model.device).split(rows):
+            predictions = Predictions(views.select(index), policies)
+            loss = objective.loss(predictions, signal) / objective.normalizer(views)
+            loss.backward()
+            total += loss.item()
+        return total
+
+    return {"padded to the longest": padded, "like lengths together": _step(config, model, batch, 4)}
+
+
+def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: list[str], n: int) -> Trajectory:
+    tokenizer = load_tokenizer(config.model)
+    chosen = [get_task(name) for name in tasks]
+    gen_length = max(task.gen_length for task in chosen)
+    rows = [chosen[i % len(chosen)].row("train", i) for i in range(n)]
+    prompts = encode_rows(rows, tokenizer, model, gen_length)
+    sampler = SamplerConfig(gen_length=gen_length, temperature=1.0, threshold=0.5)
+    return rollout(model, prompts, sampler, list(range(n)))
+
+
+def _parts(model: MaskedDiffusionLM, batch: Trajectory, timesteps: int) -> tuple[Any, dict[str, Any], Any, Any]:
+    objective = make_objective({"name": "lfpo", "timesteps": timesteps})
+    policies = {CURRENT: model, OLD: model.frozen_copy()}
+    signal = torch.linspace(0, 1, len(batch), device=model.device)
+    views = objective.views(batch, signal, [key("bench", i) for i in range(len(batch))], 0)
+    return objective, policies, signal, views
+
+
+def _step(
+    config: BenchUpdateConfig, model: MaskedDiffusionLM, batch: Trajectory, timesteps: int
+) -> Callable[[], float]:
+    objective, policies, signal, views = _parts(model, batch, timesteps)
+
+    def step() -> float:
+        model.zero_grad()
+        return accumulate_gradients(objective, policies, views, signal, update_tokens=config.update_tokens)
+
+    return step
+
+
+def _print(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="Update", box=box.SIMPLE, padding=(0, 1))
+    for name in ("", "seconds", "time x", "peak MiB", "memory x", "loss"):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    group = ""
+    for row in rows:
+        if row["group"] != group:
+            group = row["group"]
+            table.add_section()
+            table.add_row(f"[bold]{group}[/]")
+        held, ratio = row["peak_memory"], row["memory_ratio"]
+        table.add_row(
+            row["case"],
+            f"{row['seconds']:.2f}",
+            f"{row['time_ratio']:.2f}",
+            "-" if held is None else f"{held / 2**20:,.0f}",
+            "-" if ratio is None else f"{ratio:.3f}",
+            f"{row['loss']:.4f}",
+        )
+    console.print(table, width=max(console.width, 84))
