@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .errors import UserError
+from .lora import load_adapter, save_adapter
 from .models import MaskedDiffusionLM, load_model, save_model
 from .models.loading import read_json
 
@@ -44,9 +45,9 @@ def save_checkpoint(
         root.mkdir(parents=True, exist_ok=True)
         for leftover in root.glob(".*.partial"):
             shutil.rmtree(leftover)
-        save_model(model, partial / "model", tokenizer)
+        _save_policy(model, partial / "model", tokenizer)
         if reference is not None:
-            save_model(reference, partial / "reference", tokenizer)
+            _save_policy(reference, partial / "reference", tokenizer)
         _save_optimizer(optimizer, partial / "optimizer")
         _write_json(partial / "state.json", {"step": step, **state})
         _write_json(partial / "manifest.json", _hash_files(partial))
@@ -121,8 +122,24 @@ def load_state(path: Path) -> dict[str, Any]:
     return read_json(path / "state.json")
 
 
+def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
+    """All weights, or of a LoRA policy only its adapter: the base does not change."""
+    if policy.adapter is None:
+        save_model(policy, folder, tokenizer)
+    else:
+        save_adapter(policy, folder)
+
+
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy a saved model's weights into `model`, in place (optimisers keep their parameters)."""
+    """Copy a saved policy's weights into `model`, in place (optimisers keep their parameters)."""
+    if (folder / "adapter_config.json").exists() != (model.adapter is not None):
+        found = (
+            "all weights, and the configuration has" if model.adapter else "an adapter, and the configuration has no"
+        )
+        raise UserError(f"{folder}: holds {found} 'lora'; resume with the configuration it was saved under")
+    if model.adapter is not None:
+        load_adapter(model, folder)
+        return
     saved = load_model(folder, dtype=model.dtype).state_dict()
     for name, tensor in model.state_dict().items():
         if name not in saved or saved[name].shape != tensor.shape:

@@ -44,6 +44,7 @@ def collect(
     n_generations: int,
     seed: int,
     rollout_tokens: int,
+    rollout_compile: bool,
     reward_weights: Sequence[float],
 ) -> Batch:
     """Sample `n_generations` rollouts for each of the iteration's prompts from `policy` and score them."""
@@ -56,7 +57,7 @@ def collect(
     seeds = [key(seed, iteration, b, "rollout") for b in range(len(rows))]
 
     started = time.perf_counter()
-    trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens)
+    trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens, compiled=rollout_compile)
     sampled = time.perf_counter()
     texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
     rewards = score(

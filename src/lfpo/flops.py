@@ -28,7 +28,7 @@ def forward_flops(
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
-    body = sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name)
+    body = sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name and _runs(model, name))
     n = lengths.double()
     run = n if queries is None else queries.double()
     attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())
@@ -38,7 +38,14 @@ def forward_flops(
 def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
     """FLOPs of predicting the targets of some views; a backward pass costs two forwards."""
     once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
-    return 3 * once if backward else once
+    if not backward:
+        return once
+    return 3 * once if model.adapter is None else 2 * once  # frozen weights have no gradient of their own
+
+
+def _runs(model: MaskedDiffusionLM, name: str) -> bool:
+    """Whether a parameter takes part in this policy's forward: of several adapters only its own does."""
+    return "lora_" not in name or f".{model.adapter}." in name
 
 
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:

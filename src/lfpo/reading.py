@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional as F
 
 from .lanes import Lanes
 from .models import MaskedDiffusionLM
@@ -13,6 +14,7 @@ from .sampler import SamplerConfig
 
 # Tokens of one piece of a forward. A CPU is as fast with few as with many; a GPU needs many to be busy.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
+LENGTH_BUCKET = 64  # compiled forwards come in multiples of this length
 
 
 class Reader:
@@ -27,12 +29,13 @@ class Reader:
         sampler: SamplerConfig,
         prompts: Sequence[Sequence[int]],
         share_first: bool,
+        compiled: bool,
     ):
         assert sampler.block_length and sampler.gen_length
         self.model, self.sampler = model, sampler
         self.prompts = [tuple(p) for p in prompts]
         self.longest = max(len(p) for p in prompts)
-        self.share_first = share_first
+        self.share_first, self.compiled = share_first, compiled
         self.block_length, self.blocks = sampler.block_length, sampler.gen_length // sampler.block_length
         self.started: set[int] = set()  # rows that have had their first forward
         self.memory = KeyValueMemory()
@@ -78,9 +81,20 @@ class Reader:
             index = self._tensor(sole[piece])
             start = size - max(lengths[piece])
             padded = min(lengths[piece]) < max(lengths[piece])
-            hidden = self.model.hidden(ids[index, start:], mask[index, start:] if padded else None)
+            if self.compiled:
+                hidden = self._bucketed(ids[index, start:], mask[index, start:])
+            else:
+                hidden = self.model.hidden(ids[index, start:], mask[index, start:] if padded else None)
             states.append(hidden.gather(1, (columns[index] - start)[..., None].expand(-1, -1, hidden.shape[-1])))
         return torch.cat(states)
+
+    def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The compiled forward of rows padded to one of few shapes, and the part of it that was asked for."""
+        size, length = ids.shape
+        rows, left = bucket(size) - size, -length % LENGTH_BUCKET
+        ids = F.pad(torch.cat([ids, ids[:1].expand(rows, -1)]), (left, 0), value=self.model.pad_id)
+        mask = F.pad(torch.cat([mask, mask[:1].expand(rows, -1)]), (left, 0))
+        return self.model.hidden(ids, mask, compiled=True)[:size, left:]
 
     def _shared(
         self, lanes: Sequence[int], rows: Sequence[int], fresh: Sequence[bool]
@@ -146,6 +160,11 @@ class Reader:
 
     def _tensor(self, index: Sequence[int]) -> torch.Tensor:
         return torch.tensor(index, dtype=torch.long, device=self.model.device)
+
+
+def bucket(rows: int) -> int:
+    """The next power of two."""
+    return 1 << (rows - 1).bit_length()
 
 
 def pieces(lengths: Sequence[int], budget: int) -> list[slice]:

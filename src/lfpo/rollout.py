@@ -39,11 +39,13 @@ def rollout(
     rollout_tokens: int = 16384,
     observer: Observer | None = None,
     share_first: bool = True,
+    compiled: bool = False,
 ) -> Trajectory:
     """Denoise one completion for each prompt (token ids), seeds[i] deciding row i's noise.
 
     rollout_tokens: rows x length run at once; bounds memory and never changes a result beyond rounding.
     observer: called before each forward with (row indices [b], their states [b, C], their clocks [b]).
+    compiled: run forwards through torch.compile, padded to few shapes; worth it on a GPU and in long runs.
     share_first: rows with the same prompt share their first forward; False is for measuring what that saves.
     Raises UserError for an empty prompt, one holding the mask token, or one longer than the context allows.
     """
@@ -57,7 +59,7 @@ def rollout(
         noise = uniform(every.seed[:, None], PLAN, torch.arange(sampler.gen_length, device=model.device))
         every.plan = origin_steps(noise, _steps_per_block(sampler), sampler.eps)
     counts = reveal_schedule(sampler).to(model.device)
-    reader = Reader(model, sampler, prompts, share_first)
+    reader = Reader(model, sampler, prompts, share_first, compiled)
     rows: list[int] = []
     lanes, done, step = every.select([]), [], 0
     was_training = model.training

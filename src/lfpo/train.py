@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .display import Display
 from .errors import UserError
 from .eval import evaluate
 from .flops import Meter, rollout_flops
+from .lora import attach, settings_of
 from .models import MaskedDiffusionLM, load_model, load_tokenizer
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
@@ -47,6 +49,7 @@ class LFPOTrainer:
         or the task's own.
     args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
         None uses args.task or args.data_file.
+    peft_config: a peft LoraConfig; the same as args.lora.
     """
 
     def __init__(
@@ -57,8 +60,12 @@ class LFPOTrainer:
         train_dataset: Sequence[dict[str, Any]] | None = None,
         eval_dataset: Sequence[dict[str, Any]] | None = None,
         tokenizer: Any = None,
+        peft_config: Any = None,
     ):
-        self.args = args = args or LFPOConfig(output_dir="runs/lfpo")
+        args = args or LFPOConfig(output_dir="runs/lfpo")
+        if peft_config is not None:
+            args = replace(args, lora=settings_of(peft_config))
+        self.args = args
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)
@@ -83,11 +90,14 @@ class LFPOTrainer:
             self.model, self.tokenizer = model.to(device), tokenizer
         else:
             name = model or args.model
-            self.model, self.tokenizer = load_model(name, device=device), tokenizer or load_tokenizer(name)
-        self.reference = self.model.frozen_copy()
+            self.model = load_model(name, dtype=getattr(torch, args.dtype), device=device)
+            self.tokenizer = tokenizer or load_tokenizer(name)
+        self.reference = self.model.frozen_copy() if args.lora is None else attach(self.model, args.lora)
         self.policies = {CURRENT: self.model, OLD: self.reference}
         if self.objective.needs_base:
-            self.policies[BASE] = self.model.frozen_copy()
+            self.policies[BASE] = self.model.frozen_copy() if args.lora is None else self.model.with_adapter(BASE)
+        if args.gradient_checkpointing:
+            self.model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
         self.optimizer = build_adamw(
             self.model,
             learning_rate=args.learning_rate,
@@ -155,6 +165,7 @@ class LFPOTrainer:
             n_generations=self.args.num_generations,
             seed=self.args.seed,
             rollout_tokens=self.args.rollout_tokens,
+            rollout_compile=self.args.rollout_compile,
             reward_weights=self.reward_weights,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from .lora import LoraSettings
 from .sampler import SamplerConfig
 
 
@@ -27,8 +28,12 @@ class LFPOConfig:
     prompts_per_iteration, num_generations: B prompts and N rollouts each, an iteration.
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
+    lora: {r, lora_alpha, target_modules}, to train an adapter instead of all weights (see lfpo.lora).
+    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32.
+    gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
+    rollout_compile: run rollouts through torch.compile (a GPU's; seconds to minutes of compiling at first).
     ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
     max_grad_norm: gradients are scaled down to this norm (0: never).
     threads: CPU threads for torch (0: leave as it is).
@@ -48,6 +53,9 @@ class LFPOConfig:
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
+    lora: LoraSettings | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0
 
@@ -61,6 +69,7 @@ class LFPOConfig:
     bf16: bool = True
     update_tokens: int = 8192
     rollout_tokens: int = 16384
+    rollout_compile: bool = False
 
     seed: int = 0
     threads: int = 0
@@ -94,6 +103,10 @@ class LFPOConfig:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
+        if self.dtype == "bfloat16" and self.lora is None:
+            raise ValueError(
+                "'dtype' bfloat16 goes with 'lora': trained weights must be float32, or rounding swallows small steps"
+            )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
         if self.learning_rate <= 0:

@@ -8,6 +8,7 @@ import torch
 
 from .batching import pack_by_tokens
 from .flops import Meter, update_flops
+from .lora import factors
 from .models import MaskedDiffusionLM
 from .objectives import Objective
 from .predictions import CURRENT, Predictions
@@ -63,5 +64,10 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
 @torch.no_grad()
 def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
     """theta_old <- decay theta_old + (1 - decay) theta (Algorithm 1, line 17), in the reference's own dtype."""
-    for old, new in zip(reference.parameters(), model.parameters(), strict=True):
+    for old, new in zip(own_parameters(reference), own_parameters(model), strict=True):
         old.lerp_(new.to(old.dtype), 1 - decay)
+
+
+def own_parameters(policy: MaskedDiffusionLM) -> list[torch.nn.Parameter]:
+    """What distinguishes a policy from others on the same base: its adapter, or all of its weights."""
+    return list(policy.parameters()) if policy.adapter is None else [p for _, p in factors(policy)]

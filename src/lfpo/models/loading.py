@@ -242,7 +242,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     tied = model.backbone.config.tie_word_embeddings
     state = {
         model.family.to_checkpoint(k): v.detach().contiguous().cpu()
-        for k, v in model.backbone.state_dict().items()
+        for k, v in model.weights().items()
         if not (tied and k == "lm_head.weight")
     }
     save_torch_state_dict(state, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class MaskedDiffusionLM(nn.Module):
 
     mask_id, eos_id, pad_id: token ids. max_length: the longest prompt + completion the model takes, in tokens.
     config: the family's own config.json. source: the folder it came from (None for a fresh model).
+    adapter: which LoRA adapter of the backbone this policy is (see lfpo.lora); None where there are none.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class MaskedDiffusionLM(nn.Module):
         self.config = config
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.source = source
+        self.adapter: str | None = None
+        self._compiled: list[Any] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -63,12 +67,15 @@ class MaskedDiffusionLM(nn.Module):
         input_ids_BL: torch.Tensor,
         attention_mask_BL: torch.Tensor | None = None,
         memory: KeyValueMemory | None = None,
+        *,
+        compiled: bool = False,
     ) -> torch.Tensor:
         """Final hidden states [B, L, D]; `head(hidden[b, i])` are the logits of token i.
 
         attention_mask_BL: 1 or True for real tokens. Padding may stand left, right or both: masked keys are never
         attended, and positions are counted from each row's first real token. None means nothing is padded.
         memory: an empty one, to be filled with all keys and values.
+        compiled: run the body through torch.compile, which builds a program for each shape it meets.
         """
         position_ids = mask = None
         # On a GPU looking into the mask would wait for the device; a mask without zeros is only a little slower there.
@@ -78,13 +85,14 @@ class MaskedDiffusionLM(nn.Module):
         if memory is not None and mask is None:
             mask = torch.ones_like(input_ids_BL, dtype=torch.bool)[:, None, None, :]
             position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
-        hidden = self.backbone.model(
-            input_ids=input_ids_BL,
-            attention_mask=mask,
-            position_ids=position_ids,
-            past_key_values=memory,
-            use_cache=False,
-        ).last_hidden_state
+        with self._as_policy():
+            hidden = (self._compiled_body() if compiled else self.backbone.model)(
+                input_ids=input_ids_BL,
+                attention_mask=mask,
+                position_ids=position_ids,
+                past_key_values=memory,
+                use_cache=False,
+            ).last_hidden_state
         if self.family.shift:
             # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
@@ -110,14 +118,24 @@ class MaskedDiffusionLM(nn.Module):
         columns = columns.clamp(max=length)  # the scratch column
         memory.columns = columns
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
-        hidden = self.backbone.model(
-            input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
-            attention_mask=seen[:, None, None, :],
-            position_ids=_positions(seen).gather(1, columns),
-            past_key_values=memory,
-            use_cache=False,
-        ).last_hidden_state
+        with self._as_policy():
+            hidden = self.backbone.model(
+                input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
+                attention_mask=seen[:, None, None, :],
+                position_ids=_positions(seen).gather(1, columns),
+                past_key_values=memory,
+                use_cache=False,
+            ).last_hidden_state
         return hidden[:, :width]
+
+    def _compiled_body(self) -> Any:
+        """The body compiled for fixed shapes; on a GPU each shape's program is replayed as one CUDA graph."""
+        if self._compiled is None:
+            torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+            mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+            # In a list: a submodule would be copied, saved and trained a second time.
+            self._compiled = [torch.compile(self.backbone.model, dynamic=False, mode=mode)]
+        return self._compiled[0]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]."""
@@ -138,9 +156,34 @@ class MaskedDiffusionLM(nn.Module):
         hidden = self.hidden(input_ids_BL, attention_mask_BL)
         return self.head(hidden if positions_BL is None else hidden[positions_BL])
 
+    def _as_policy(self) -> contextlib.AbstractContextManager[None]:
+        """Switches the backbone to this policy's adapter for a forward; the current one is where it rests."""
+        if self.adapter in (None, "current"):
+            return contextlib.nullcontext()
+        from ..lora import using
+
+        assert self.adapter is not None
+        return using(self.backbone, self.adapter)
+
+    def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
+        """The policy that another adapter makes of the same backbone, in memory once; "base" is none of them."""
+        other = copy.copy(self)
+        other.adapter = adapter
+        return other
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The backbone's state dict, this policy's adapter added in."""
+        if self.adapter is None:
+            return self.backbone.state_dict()
+        from ..lora import merged_state
+
+        return merged_state(self)
+
     def frozen_copy(self) -> MaskedDiffusionLM:
         """A deep copy without gradients: the reference policy."""
-        return copy.deepcopy(self).requires_grad_(False).eval()
+        copied = copy.copy(self)
+        copied._compiled = None
+        return copy.deepcopy(copied).requires_grad_(False).eval()
 
 
 def _positions(attention_mask_BL: torch.Tensor) -> torch.Tensor:
