@@ -1,4 +1,4 @@
-"""Reward functions that go wrong, named by dotted path in tests."""
+"""Reward functions, named by dotted path in tests: some that go wrong, and one that any model can earn."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ def wrong_length(prompts, completions, **columns):
 
 def not_a_number(prompts, completions, **columns):
     return [float("nan")] * len(completions)
+
+
+def even_tokens(prompts, completions, completion_ids, **columns):
+    """Varies even where a random model is right about nothing."""
+    return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]

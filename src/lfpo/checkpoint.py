@@ -18,10 +18,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from . import distributed
 from .errors import UserError
 from .lora import load_adapter, save_adapter
 from .models import MaskedDiffusionLM, load_model, save_model
 from .models.loading import read_json
+from .sharding import like, whole
 
 
 def save_checkpoint(
@@ -34,11 +36,17 @@ def save_checkpoint(
     state: dict[str, Any],
     reference: MaskedDiffusionLM | None = None,
     keep: int = 2,
+    write: bool = True,
 ) -> Path:
     """Write `checkpoints/step-N` and remove all but the newest `keep`. Raises UserError when it cannot be written.
 
     state: JSON data of the caller (step counters, data position, seeds).
+    write: False on all processes but one; they only take part in putting together what is split over them.
     """
+    moments = _optimizer_tensors(optimizer)
+    if not write:
+        distributed.barrier()
+        return run_dir / "checkpoints" / f"step-{step}"
     root = run_dir / "checkpoints"
     final, partial = root / f"step-{step}", root / f".step-{step}.partial"
     try:
@@ -48,7 +56,8 @@ def save_checkpoint(
         _save_policy(model, partial / "model", tokenizer)
         if reference is not None:
             _save_policy(reference, partial / "reference", tokenizer)
-        _save_optimizer(optimizer, partial / "optimizer")
+        (partial / "optimizer").mkdir()
+        save_file(moments, partial / "optimizer" / "optimizer.safetensors")
         _write_json(partial / "state.json", {"step": step, **state})
         _write_json(partial / "manifest.json", _hash_files(partial))
         for path in [*partial.rglob("*"), partial]:
@@ -72,12 +81,16 @@ def save_checkpoint(
             + (f"{good.name} is intact: " if good else "none exists yet: ")
             + "free disk space or check permissions, then run the same command with --resume"
         ) from error
+    distributed.barrier()
     return final
 
 
-def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any) -> Path:
+def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, write: bool = True) -> Path:
     """Write the trained model to `run_dir/model`, replacing an earlier one only once the new one is whole."""
     final, partial = run_dir / "model", run_dir / ".model.partial"
+    if not write:
+        distributed.barrier()
+        return final
     try:
         shutil.rmtree(partial, ignore_errors=True)
         save_model(model, partial, tokenizer)
@@ -87,6 +100,7 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any) -> Pat
         good = latest_checkpoint(run_dir)
         kept = f"{good / 'model'} holds the last saved weights" if good else "no checkpoint was saved"
         raise UserError(f"{final}: the trained model could not be written ({error}); {kept}") from error
+    distributed.barrier()
     return final
 
 
@@ -150,21 +164,20 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Restore per-parameter state; hyperparameters stay as the current configuration has them."""
     tensors = load_file(path / "optimizer" / "optimizer.safetensors")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, field = name.partition(".")
-        state.setdefault(int(index), {})[field] = tensor
+        state.setdefault(int(index), {})[field] = like(tensor, parameters[int(index)])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    tensors = {
-        f"{index}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{index}.{name}": whole(torch.as_tensor(value).detach()).contiguous().cpu()
         for index, fields in optimizer.state_dict()["state"].items()
         for name, value in fields.items()
     }
-    save_file(tensors, folder / "optimizer.safetensors")
 
 
 def _numbered(root: Path) -> list[Path]:

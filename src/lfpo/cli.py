@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +35,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        rank = int(os.environ.get("RANK", "0"))
+        # Of several processes the first speaks for all, until they have rollouts of their own to stumble over.
+        if rank == 0 or _at_work():
+            print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _at_work() -> bool:
+    """Whether this is one of several processes that are already at work (without importing torch to find out)."""
+    module = sys.modules.get("lfpo.distributed")
+    return module is not None and module.at_work
 
 
 def _run(arguments: list[str]) -> int:
@@ -103,12 +113,15 @@ def train(rest: list[str]) -> None:
     from .train_config import LFPOConfig
 
     config, resume = _configure(LFPOConfig, rest, takes_file=True, command="train")
+    from . import distributed
     from .report import write_report
     from .train import LFPOTrainer
 
     trainer = LFPOTrainer(args=config)
     folder = trainer.train(resume=resume)
-    print(f"model   {folder}\nreport  {write_report(trainer.run)}")
+    if trainer.rank == 0:
+        print(f"model   {folder}\nreport  {write_report(trainer.run)}")
+    distributed.stop()
 
 
 def sft(rest: list[str]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from . import distributed
 from .models import MaskedDiffusionLM
 from .prompts import PromptSource, as_completions, columns_of, decode_completions, encode_rows
 from .rewards import Rewards, score
@@ -16,7 +17,7 @@ from .rng import key
 from .rollout import rollout
 from .sampler import SamplerConfig
 from .tasks import Row
-from .trajectory import Trajectory
+from .trajectory import Trajectory, join
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,19 @@ def collect(
     rollout_compile: bool,
     reward_weights: Sequence[float],
 ) -> Batch:
-    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy` and score them."""
+    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy` and score them.
+
+    Of several processes each takes its share of the prompts; all return the whole batch.
+    """
     assert sampler.gen_length is not None
-    first = iteration * n_prompts
-    prompt_rows = [source.train_row(i) for i in range(first, first + n_prompts)]
+    rank, world = distributed.start()
+    mine = torch.arange(n_prompts).tensor_split(world)[rank].tolist()
+    prompt_rows = [source.train_row(iteration * n_prompts + i) for i in mine]
     encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length)
     rows = [row for row in prompt_rows for _ in range(n_generations)]
     ids = [p for p in encoded for _ in range(n_generations)]
-    seeds = [key(seed, iteration, b, "rollout") for b in range(len(rows))]
+    numbers = [i * n_generations + j for i in mine for j in range(n_generations)]
+    seeds = [key(seed, iteration, b, "rollout") for b in numbers]
 
     started = time.perf_counter()
     trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens, compiled=rollout_compile)
@@ -68,15 +74,35 @@ def collect(
         trajectory.completion_ids(),
         columns_of(rows),
     )
-    return Batch(
+    batch = Batch(
         rows=rows,
         trajectory=trajectory,
         completions=texts,
         rewards=rewards,
-        group=torch.arange(n_prompts).repeat_interleave(n_generations),
+        group=torch.tensor(mine).repeat_interleave(n_generations),
         seeds=seeds,
         rollout_seconds=sampled - started,
         reward_seconds=time.perf_counter() - sampled,
+    )
+    return batch if world == 1 else _joined(batch, policy)
+
+
+def _joined(batch: Batch, policy: MaskedDiffusionLM) -> Batch:
+    """The batches of all processes as one, by rank. The times are those of the slowest."""
+    parts = distributed.gather(replace(batch, trajectory=batch.trajectory.to("cpu")))
+    rewards = [p.rewards for p in parts]
+    return Batch(
+        rows=[row for p in parts for row in p.rows],
+        trajectory=join([p.trajectory for p in parts], policy.pad_id).to(policy.device),
+        completions=[text for p in parts for text in p.completions],
+        rewards=Rewards(
+            torch.cat([r.total for r in rewards]),
+            {name: [v for r in rewards for v in r.parts[name]] for name in rewards[0].parts},
+        ),
+        group=torch.cat([p.group for p in parts]),
+        seeds=[s for p in parts for s in p.seeds],
+        rollout_seconds=max(p.rollout_seconds for p in parts),
+        reward_seconds=max(p.reward_seconds for p in parts),
     )
 
 

@@ -5,12 +5,19 @@ Every function also works in a single process, where there is nothing to share.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+
+at_work = False  # whether processes have begun to do different things
 
 
 def start() -> tuple[int, int]:
@@ -21,6 +28,19 @@ def start() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def device() -> torch.device:
+    """This process's own."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after a failure (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 def stop() -> None:
     """Leave the process group, once every process has come this far."""
     if dist.is_initialized():
@@ -28,11 +48,29 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
+def gather(value: T) -> list[T]:
+    """Every process's value, by rank, on every process. For small things: they travel pickled between processes."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def barrier() -> None:
+    """Wait until every process has come here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over processes, in one message."""
+    """Replace each gradient by its sum over processes, in one message. Sharded ones are left out: FSDP has summed
+    them."""
     if not dist.is_initialized():
         return
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    if not trained:
+        return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
     dist.all_reduce(flat)
     for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
@@ -46,3 +84,19 @@ def sum_number(value: float) -> float:
     tensor = torch.tensor(value, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
     dist.all_reduce(tensor)
     return float(tensor)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale gradients down to a norm of at most max_norm (0: leave them); returns the norm before. Sharded and whole
+    parameters may stand side by side, which torch's own function does not take."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return 0.0
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    squares = [g.detach().double().square().sum() for g in local]
+    whole = sum(float(s) for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
+    parts = sum(float(s) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
+    norm = math.sqrt(whole + (sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
+    if max_norm and norm > max_norm:
+        torch._foreach_mul_(local, max_norm / (norm + 1e-6))
+    return norm

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 from .errors import UserError, nearest
 from .models import MaskedDiffusionLM
 from .predictions import CURRENT, OLD
+from .rng import generator
 
 # What d1 and those after it list, in Llama's names (arXiv 2504.12216's code).
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
@@ -62,10 +64,11 @@ def settings_of(peft_config: Any) -> LoraSettings:
     )
 
 
-def attach(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
+def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -> MaskedDiffusionLM:
     """Give `model` two new adapters that change nothing yet, freeze its own weights, and return the reference policy,
-    which shares them. Only the adapter "current" trains.
+    which shares them. Only the adapter "current" trains; its factors are float32 whatever the weights are.
 
+    A starts as peft's does (uniform within 1 / sqrt(inputs)) but from `seed`, B at zero.
     Raises UserError for a target name that matches nothing.
     """
     try:
@@ -77,10 +80,16 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         r=settings.r, lora_alpha=settings.lora_alpha, target_modules=target_names(model, settings.target_modules)
     )
     model.requires_grad_(False)
-    for name in (CURRENT, OLD):
-        inject_adapter_in_model(config, model.backbone, adapter_name=name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are what is wanted
+        for name in (CURRENT, OLD):
+            inject_adapter_in_model(config, model.backbone, adapter_name=name)
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
-    for (_, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
+    for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
+        mine.data, theirs.data = mine.data.float(), theirs.data.float()
+        if "lora_A" in name:
+            uniform = torch.rand(mine.shape, generator=generator(seed, "lora", name))
+            mine.data.copy_((2 * uniform - 1) / mine.shape[1] ** 0.5)
         theirs.data.copy_(mine.data)
     _switch(model.backbone, CURRENT)
     return reference
@@ -142,7 +151,7 @@ def merged_state(policy: MaskedDiffusionLM) -> dict[str, torch.Tensor]:
     """The backbone's weights with the policy's adapter added, under the names they have without adapters."""
     state = {
         name.replace(".base_layer.", "."): value
-        for name, value in policy.backbone.state_dict().items()
+        for name, value in policy.backbone.named_parameters(remove_duplicate=False)
         if "lora_" not in name
     }
     for name, module in policy.backbone.named_modules():

@@ -12,10 +12,15 @@ def build_adamw(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; norms and biases (vectors) are not decayed."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    # Layers apart from the rest: they are what FSDP splits, and one group cannot hold split and whole parameters.
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [p for n, p in trainable if ("layers." in n) == in_layers and (p.ndim >= 2) == matrix],
+            "weight_decay": weight_decay if matrix else 0.0,
+        }
+        for in_layers in (True, False)
+        for matrix in (True, False)
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas, fused=True)
 

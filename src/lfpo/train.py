@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
+from . import distributed
 from .checkpoint import (
     export_model,
     latest_checkpoint,
@@ -33,7 +36,8 @@ from .predictions import BASE, CURRENT, OLD
 from .prompts import PromptSource, as_completions, list_source, task_source
 from .rewards import RewardFunction, score
 from .rng import generator, key
-from .run import open_run
+from .run import Run, open_run
+from .sharding import gathered, shard
 from .tasks import get_task
 from .train_config import LFPOConfig
 from .update import accumulate_gradients, ema_update
@@ -66,6 +70,14 @@ class LFPOTrainer:
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
         self.args = args
+        self.rank, self.world = distributed.start()
+        if self.world > args.prompts_per_iteration:
+            raise UserError(
+                f"{self.world} processes for {args.prompts_per_iteration} prompts_per_iteration: each needs one at "
+                "least; start fewer processes or take more prompts"
+            )
+        if args.fsdp and not torch.distributed.is_initialized():
+            raise UserError("fsdp needs several processes: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)
@@ -83,7 +95,7 @@ class LFPOTrainer:
             raise UserError(f"sampler: {error}") from error
         if hasattr(self.objective, "check_sampler"):
             self.objective.check_sampler(self.sampler)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = distributed.device()
         if isinstance(model, MaskedDiffusionLM):
             if tokenizer is None:
                 raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
@@ -92,29 +104,32 @@ class LFPOTrainer:
             name = model or args.model
             self.model = load_model(name, dtype=getattr(torch, args.dtype), device=device)
             self.tokenizer = tokenizer or load_tokenizer(name)
-        self.reference = self.model.frozen_copy() if args.lora is None else attach(self.model, args.lora)
+        self.reference = (
+            self.model.frozen_copy() if args.lora is None else attach(self.model, args.lora, seed=args.seed)
+        )
         self.policies = {CURRENT: self.model, OLD: self.reference}
         if self.objective.needs_base:
             self.policies[BASE] = self.model.frozen_copy() if args.lora is None else self.model.with_adapter(BASE)
         if args.gradient_checkpointing:
             self.model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
-        self.optimizer = build_adamw(
-            self.model,
-            learning_rate=args.learning_rate,
-            weight_decay=args.weight_decay,
-            betas=(args.adam_beta1, args.adam_beta2),
-        )
-        self.autocast = args.bf16 and device == "cuda"
+        self.autocast = args.bf16 and device.type == "cuda"
         self.skipped = self.skipped_in_a_row = 0
         # Training time and arithmetic so far, evaluation aside, carried over a resume.
-        self.seconds, self.meter = 0.0, Meter()
+        self.seconds, self.meter, self.update_meter = 0.0, Meter(), Meter()
 
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run."""
         args = self.args
-        self.run = open_run(Path(args.output_dir), args, resume=resume, kind="train")
+        resume = resume or distributed.restarted()
+        if self.rank == 0:
+            self.run = open_run(Path(args.output_dir), args, resume=resume, kind="train")
+        else:
+            self.run = Run(Path(args.output_dir).expanduser(), silent=True)
+            display = Display(args.max_steps, Console(quiet=True))
+        distributed.barrier()
         display = display or Display(args.max_steps)
-        first = self._restore(display.note) if resume else 0
+        first = self._restore(display.note) if resume else self._build(None)
+        distributed.at_work = self.world > 1
         with display:
             if first == 0:
                 self._log({"step": 0, **self._evaluate()}, display)
@@ -132,6 +147,8 @@ class LFPOTrainer:
                     for inner in range(self.objective.num_iterations)
                     for number, block in enumerate(order.tensor_split(args.optimizer_steps_per_iteration))
                 ]
+                self.meter.flops += distributed.sum_number(self.update_meter.flops)
+                self.update_meter.flops = 0.0
                 # Phase 3: the reference follows (line 17).
                 ema_update(self.reference, self.model, args.ema_decay)
                 if torch.cuda.is_available():
@@ -151,28 +168,53 @@ class LFPOTrainer:
                 self._log({**metrics, "time/total": self.seconds, "flops": self.meter.flops}, display)
                 if step % args.save_steps == 0 or step == args.max_steps:
                     self._save(step)
-        return export_model(self.run.dir, self.model, self.tokenizer)
+        with self._whole(self.model):
+            return export_model(self.run.dir, self.model, self.tokenizer, write=self.rank == 0)
+
+    def _whole(self, policy: MaskedDiffusionLM) -> contextlib.AbstractContextManager[None]:
+        """Where weights are split over processes: whole meanwhile."""
+        return gathered(policy) if self.args.fsdp else contextlib.nullcontext()
+
+    def _build(self, checkpoint: Path | None) -> int:
+        """Split weights where asked for, and make the optimiser, which must come after; returns 0."""
+        args = self.args
+        if args.fsdp:
+            for policy in {id(p.backbone): p for p in (*self.policies.values(), self.reference)}.values():
+                shard(policy)
+        self.optimizer = build_adamw(
+            self.model,
+            learning_rate=args.learning_rate,
+            weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
+        )
+        if checkpoint is not None:
+            load_optimizer(self.optimizer, checkpoint)
+        return 0
 
     def sample_rollouts(self, iteration: int) -> Batch:
         """Phase 1: scored rollouts for one iteration's prompts, from theta_old."""
-        return collect(
-            self.source,
-            self.reference,
-            self.tokenizer,
-            self.sampler,
-            iteration=iteration,
-            n_prompts=self.args.prompts_per_iteration,
-            n_generations=self.args.num_generations,
-            seed=self.args.seed,
-            rollout_tokens=self.args.rollout_tokens,
-            rollout_compile=self.args.rollout_compile,
-            reward_weights=self.reward_weights,
-        )
+        with self._whole(self.reference):
+            return collect(
+                self.source,
+                self.reference,
+                self.tokenizer,
+                self.sampler,
+                iteration=iteration,
+                n_prompts=self.args.prompts_per_iteration,
+                n_generations=self.args.num_generations,
+                seed=self.args.seed,
+                rollout_tokens=self.args.rollout_tokens,
+                rollout_compile=self.args.rollout_compile,
+                reward_weights=self.reward_weights,
+            )
 
     def _optimizer_step(
         self, batch: Batch, signal: torch.Tensor, block: torch.Tensor, iteration: int, inner: int, number: int
     ) -> dict[str, float]:
-        """One update from the rollouts listed in `block`; a non-finite gradient is counted, never applied."""
+        """One update from the rollouts listed in `block`; a non-finite gradient is counted, never applied.
+
+        Of several processes each computes its share of the block's rollouts.
+        """
         args, passes = self.args, self.objective.num_iterations
         lr = lr_at(
             (iteration * passes + inner) * args.optimizer_steps_per_iteration + number,
@@ -182,19 +224,27 @@ class LFPOTrainer:
             warmup_steps=args.warmup_steps,
         )
         set_lr(self.optimizer, lr)
-        seeds = [key(batch.seeds[b], iteration) for b in block.tolist()]
-        views = self.objective.views(batch.trajectory.rows(block), signal[block], seeds, inner)
+        # Every process takes part in a split model's forwards, also when it has no rollouts of its own: then with
+        # those of another, which count nothing.
+        idle = self.rank >= len(block)
+        mine = block[:1] if idle else block[self.rank :: self.world]
+        seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
+        views = self.objective.views(batch.trajectory.rows(mine), signal[mine], seeds, inner)
         self.model.train()
         loss = accumulate_gradients(
             self.objective,
             self.policies,
             views,
-            signal[block],
+            signal[mine],
             update_tokens=args.update_tokens,
             autocast=self.autocast,
-            meter=self.meter,
+            meter=self.update_meter,
+            idle=idle,
+            in_step=args.fsdp,
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or float("inf")))
+        loss = distributed.sum_number(loss)
+        distributed.sum_gradients(self.model.parameters())
+        norm = distributed.clip_gradients(self.model.parameters(), args.max_grad_norm)
         if torch.isfinite(torch.tensor([norm, loss])).all():
             self.optimizer.step()
             self.skipped_in_a_row = 0
@@ -218,15 +268,16 @@ class LFPOTrainer:
         started = time.perf_counter()
         for name, sampler in self.eval_samplers.items():
             correct = self.source.correct or (lambda text, row: False)
-            result = evaluate(
-                self.model,
-                self.tokenizer,
-                rows,
-                correct,
-                sampler,
-                seed=self.args.seed,
-                rollout_tokens=self.args.rollout_tokens,
-            )
+            with self._whole(self.model):
+                result = evaluate(
+                    self.model,
+                    self.tokenizer,
+                    rows,
+                    correct,
+                    sampler,
+                    seed=self.args.seed,
+                    rollout_tokens=self.args.rollout_tokens,
+                )
             metrics |= {f"eval/{name}/steps": result.mean_steps, f"eval/{name}/nfe": result.mean_nfe}
             if self.source.correct:
                 metrics |= {f"eval/{name}/accuracy": result.accuracy}
@@ -248,21 +299,23 @@ class LFPOTrainer:
         display.update(metrics)
 
     def _save(self, step: int) -> None:
-        save_checkpoint(
-            self.run.dir,
-            step,
-            model=self.model,
-            reference=self.reference,
-            tokenizer=self.tokenizer,
-            optimizer=self.optimizer,
-            state={
-                "skipped": self.skipped,
-                "skipped_in_a_row": self.skipped_in_a_row,
-                "seconds": self.seconds,
-                "flops": self.meter.flops,
-            },
-            keep=self.args.save_total_limit,
-        )
+        with self._whole(self.model), self._whole(self.reference):
+            save_checkpoint(
+                self.run.dir,
+                step,
+                model=self.model,
+                reference=self.reference,
+                tokenizer=self.tokenizer,
+                optimizer=self.optimizer,
+                state={
+                    "skipped": self.skipped,
+                    "skipped_in_a_row": self.skipped_in_a_row,
+                    "seconds": self.seconds,
+                    "flops": self.meter.flops,
+                },
+                keep=self.args.save_total_limit,
+                write=self.rank == 0,
+            )
 
     def _restore(self, report: Callable[[str], None]) -> int:
         """Load the newest whole checkpoint; returns the number of iterations it has behind it (0: none yet)."""
@@ -270,10 +323,10 @@ class LFPOTrainer:
         if checkpoint is None:
             self.run.truncate_metrics(-1)
             report(f"no checkpoint in {self.run.dir} yet; starting from the beginning")
-            return 0
+            return self._build(None)
         load_weights(self.model, checkpoint / "model")
         load_weights(self.reference, checkpoint / "reference")
-        load_optimizer(self.optimizer, checkpoint)
+        self._build(checkpoint)
         state = load_state(checkpoint)
         self.skipped, self.skipped_in_a_row = state["skipped"], state["skipped_in_a_row"]
         self.seconds, self.meter.flops = state["seconds"], state["flops"]

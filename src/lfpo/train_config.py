@@ -30,6 +30,8 @@ class LFPOConfig:
     sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
     lora: {r, lora_alpha, target_modules}, to train an adapter instead of all weights (see lfpo.lora).
     dtype: of the weights; bfloat16 goes with lora, whose factors stay float32.
+    fsdp: split weights, gradients and optimiser state over the processes of `torchrun` (PyTorch's FSDP2); without it
+        each process holds all of them. What is learned is the same.
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
@@ -55,6 +57,7 @@ class LFPOConfig:
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    fsdp: bool = False
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0

@@ -7,9 +7,12 @@ revealed earlier and masks the rest. No states are stored.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from .sampler import SamplerConfig
 
@@ -43,6 +46,10 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def to(self, device: torch.device | str) -> Trajectory:
+        tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
+        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def rows(self, index: torch.Tensor) -> Trajectory:
         """The trajectory of some rows, in the order of `index`."""
@@ -80,6 +87,19 @@ class Trajectory:
         end = int(eos[0]) + 1 if len(eos) else self.tokens.shape[1]
         steps = self.reveal_step[row, :end]
         return torch.unique(steps[steps >= 0])
+
+
+def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
+    """Trajectories of the same sampler one after another, prompts padded on the left to a common width."""
+    width = max(p.prompt_ids.shape[1] for p in parts)
+
+    def widened(name: str, value: torch.Tensor) -> torch.Tensor:
+        fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
+        return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
+
+    tensors = [f.name for f in dataclasses.fields(Trajectory) if f.type == "torch.Tensor"]
+    joined: dict[str, Any] = {n: torch.cat([widened(n, getattr(p, n)) for p in parts]) for n in tensors}
+    return dataclasses.replace(parts[0], **joined)
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:

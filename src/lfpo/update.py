@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from . import distributed
 from .batching import pack_by_tokens
 from .flops import Meter, update_flops
 from .lora import factors
@@ -24,23 +25,34 @@ def accumulate_gradients(
     update_tokens: int,
     autocast: bool = False,
     meter: Meter | None = None,
+    idle: bool = False,
+    in_step: bool = False,
 ) -> float:
     """Add the gradient of one optimiser step's loss to the current policy and return the loss.
 
     Each pass contributes a sum, divided by the normaliser of the whole, so `update_tokens` (tokens in one pass) decides
     memory and never the result beyond rounding.
+    Of several processes each brings the views of its own rollouts; the normaliser is that of all, so their gradients
+    and losses add up to those of one process with all views.
     policies: see Predictions. signal_B: one number for each rollout that `views.row` points to. meter: counts FLOPs.
+    idle: these views count nothing; they are another process's. in_step: run as many passes as every other process,
+        which a model split over processes needs.
     """
-    if not len(views) or not views.target.any():
+    empty = not len(views) or not views.target.any()
+    normalizer = distributed.sum_number(0.0 if empty or idle else objective.normalizer(views))
+    if not normalizer:
         return 0.0
-    normalizer = objective.normalizer(views)
+    parts = [] if empty else [views.select(index).trim() for index in passes(views, update_tokens)]
+    parts = [part for part in parts if part.target.any()]
+    weights = [0.0 if idle else 1.0] * len(parts)
+    if in_step:
+        # Once more through the first part, weighing nothing, until every process has run as many passes.
+        missing = max(distributed.gather(len(parts))) - len(parts)
+        parts, weights = parts + parts[:1] * missing, weights + [0.0] * missing
     loss_sum = 0.0
-    for index in passes(views, update_tokens):
-        part = views.select(index).trim()
-        if not part.target.any():
-            continue
+    for part, weight in zip(parts, weights, strict=True):
         predictions = Predictions(part, policies, autocast=autocast)
-        loss = objective.loss(predictions, signal_B) / normalizer
+        loss = weight * objective.loss(predictions, signal_B) / normalizer
         loss.backward()
         if meter is not None:
             for policy in predictions.used:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from .. import distributed
 from ..models import MaskedDiffusionLM
 from ..prompts import decode_completions, encode_rows
 from ..rng import key
 from ..rollout import rollout
 from ..sampler import SamplerConfig
 from ..tasks import Row
-from ..trajectory import Trajectory
+from ..trajectory import Trajectory, join
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,21 @@ def evaluate(
 ) -> EvalResult:
     """Sample `n_samples` completions a row and verify each. sampler.gen_length must be set.
 
+    Of several processes each takes its share of the rows; all return the whole result.
+
     The completions of row i are entries i * n_samples ... of `completions`; their noise is keyed by (seed, i, sample).
     """
     assert sampler.gen_length is not None
-    prompts = encode_rows(rows, tokenizer, model, sampler.gen_length)
+    rank, world = distributed.start()
+    mine = torch.arange(len(rows)).tensor_split(world)[rank].tolist()
+    prompts = encode_rows([rows[i] for i in mine], tokenizer, model, sampler.gen_length)
     repeated = [p for p in prompts for _ in range(n_samples)]
-    seeds = [key(seed, "eval", i, j) for i in range(len(rows)) for j in range(n_samples)]
+    seeds = [key(seed, "eval", i, j) for i in mine for j in range(n_samples)]
     started = time.perf_counter()
-    trajectory = rollout(model, repeated, sampler, seeds, rollout_tokens=rollout_tokens)
-    seconds = time.perf_counter() - started
+    own = [rollout(model, repeated, sampler, seeds, rollout_tokens=rollout_tokens).to("cpu")] if mine else []
+    parts = distributed.gather((own, time.perf_counter() - started))
+    seconds = max(taken for _, taken in parts)
+    trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id).to(model.device)
     texts = decode_completions(tokenizer, trajectory.tokens, model.eos_id)
     verdicts = [correct(text, rows[i // n_samples]) for i, text in enumerate(texts)]
     hits = [sum(verdicts[i * n_samples : (i + 1) * n_samples]) for i in range(len(rows))]

@@ -232,6 +232,11 @@ def load_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """With storage of its own: weights that FSDP put together are views of a padded buffer, which cannot be saved."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
 def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a checkpoint under the family's own key names, config and tokenizer files; `load_model` reads it back.
 
@@ -241,7 +246,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     folder.mkdir(parents=True, exist_ok=True)
     tied = model.backbone.config.tie_word_embeddings
     state = {
-        model.family.to_checkpoint(k): v.detach().contiguous().cpu()
+        model.family.to_checkpoint(k): _alone(v.detach().contiguous().cpu())
         for k, v in model.weights().items()
         if not (tied and k == "lm_head.weight")
     }

@@ -174,7 +174,8 @@ class MaskedDiffusionLM(nn.Module):
     def weights(self) -> dict[str, torch.Tensor]:
         """The backbone's state dict, this policy's adapter added in."""
         if self.adapter is None:
-            return self.backbone.state_dict()
+            # Not state_dict(), which splits weights again that FSDP has just put together.
+            return {n: p.detach() for n, p in self.backbone.named_parameters(remove_duplicate=False)}
         from ..lora import merged_state
 
         return merged_state(self)

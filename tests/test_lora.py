@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from lfpo.checkpoint import latest_checkpoint
+from lfpo.errors import UserError
+from lfpo.lora import LoraSettings, attach, factors, load_adapter, save_adapter, settings_of, target_names
+from lfpo.models import MaskedDiffusionLM, load_model, save_model
+from lfpo.predictions import BASE
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+from lfpo.update import ema_update, own_parameters
+
+SMALL = LoraSettings(r=2, lora_alpha=4)
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+
+
+def moved(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
+    """Give the current adapter values that change something."""
+    rng = torch.Generator().manual_seed(0)
+    for _, p in factors(model):
+        p.data.add_(torch.randn(p.shape, generator=rng) * 0.3)
+    return model
+
+
+def test_three_policies_share_one_backbone(checkpoint: Path):
+    plain, model = load_model(checkpoint), load_model(checkpoint)
+    reference = attach(model, SMALL)
+    with torch.no_grad():
+        assert torch.equal(model(IDS), plain(IDS))
+        assert torch.equal(reference(IDS), plain(IDS))
+        moved(model)
+        assert not torch.allclose(model(IDS), plain(IDS), atol=1e-3)
+        assert torch.equal(reference(IDS), plain(IDS))
+        assert torch.equal(model.with_adapter(BASE)(IDS), plain(IDS))
+        # The reference takes over the current factors; the base never does.
+        ema_update(reference, model, 0.0)
+        assert torch.equal(reference(IDS), model(IDS))
+        assert torch.equal(model.with_adapter(BASE)(IDS), plain(IDS))
+    assert reference.backbone is model.backbone
+
+
+def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkpoint: Path):
+    model = load_model(checkpoint)
+    reference = attach(model, SMALL)
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(".current." in n for n in trained)
+    loss = model(IDS).square().mean() + 0 * reference(IDS).sum() + 0 * model.with_adapter(BASE)(IDS).sum()
+    loss.backward()
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == trained
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in factors(model))
+    assert all(p.grad is None for p in own_parameters(reference))
+
+
+def test_ema_averages_the_factors(llada: Path):
+    model = load_model(llada)
+    reference = attach(model, SMALL)
+    before = [p.detach().clone() for p in own_parameters(reference)]
+    moved(model)
+    ema_update(reference, model, 0.75)
+    for old, mine, now in zip(before, own_parameters(model), own_parameters(reference), strict=True):
+        torch.testing.assert_close(now, 0.75 * old + 0.25 * mine)
+
+
+def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path, tmp_path: Path):
+    model = load_model(checkpoint)
+    attach(model, SMALL)
+    moved(model)
+    save_model(model, tmp_path / "merged")
+    merged = load_model(tmp_path / "merged")
+    assert merged.state_dict().keys() == load_model(checkpoint).state_dict().keys()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(IDS), model(IDS), atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path):
+    model = load_model(llada)
+    attach(model, SMALL)
+    moved(model)
+    save_adapter(model, tmp_path / "adapter")
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(load_model(llada).backbone, str(tmp_path / "adapter"))
+    with torch.no_grad():
+        # peft's model has the plain backbone inside, which is bidirectional already.
+        torch.testing.assert_close(loaded(input_ids=IDS).logits, model(IDS), atol=1e-5, rtol=1e-5)
+    other = load_model(llada)
+    attach(other, SMALL)
+    load_adapter(other, tmp_path / "adapter")
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(model), factors(other), strict=True))
+    wider = load_model(llada)
+    attach(wider, LoraSettings(r=3))
+    with pytest.raises(UserError, match="other layers or rank"):
+        load_adapter(wider, tmp_path / "adapter")
+
+
+def test_target_names_are_those_that_exist(llada: Path, dream: Path):
+    every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    first, second = load_model(llada), load_model(dream)
+    assert target_names(first, "all-linear") == target_names(second, "all-linear") == every
+    # d1's list in LLaDA's own names: its attn_out, ff_proj and ff_out are not in it.
+    assert target_names(first, "as-published") == ["k_proj", "q_proj", "up_proj", "v_proj"]
+    assert target_names(second, "as-published") == every
+    assert target_names(first, ["attn_out", "q_proj", "ff_proj"]) == ["gate_proj", "o_proj", "q_proj"]
+    with pytest.raises(UserError, match=r"'o_prj' is no linear layer of this model.*o_proj"):
+        target_names(first, ["q_proj", "o_prj"])
+    with pytest.raises(UserError, match="'all'"):
+        target_names(first, "all")
+    with pytest.raises(UserError, match="empty"):
+        target_names(first, [])
+
+
+def test_a_peft_config_says_the_same_as_the_settings():
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj", "q_proj"])
+    assert settings_of(config) == LoraSettings(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    with pytest.raises(UserError, match="lora_dropout"):
+        settings_of(LoraConfig(lora_dropout=0.05))
+
+
+def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+    return LFPOConfig(
+        output_dir=str(folder),
+        model=str(model),
+        task="choice",
+        prompts_per_iteration=4,
+        num_generations=4,
+        eval_size=2,
+        save_steps=1,
+        learning_rate=1e-2,
+        reward_funcs=["reward_samples.even_tokens"],
+        lora=SMALL,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("objective", ["lfpo", "coupled_grpo"])
+def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, llada: Path, tmp_path: Path):
+    settings: dict[str, Any] = {"objective": {"name": objective}, "ema_decay": 0.5}
+    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
+    whole.train()
+    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **settings)).train()
+    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=2, **settings))
+    resumed.train(resume=True)
+    for policy, other in ((whole.model, resumed.model), (whole.reference, resumed.reference)):
+        assert all(torch.equal(a, b) for a, b in zip(own_parameters(policy), own_parameters(other), strict=True))
+    start = load_model(llada)
+    base = whole.model.with_adapter(BASE)
+    with torch.no_grad():
+        assert torch.equal(base(IDS), start(IDS))
+        assert not torch.equal(whole.model(IDS), start(IDS))
+        torch.testing.assert_close(load_model(tmp_path / "whole/model")(IDS), whole.model(IDS), atol=1e-4, rtol=1e-4)
+    checkpoint = latest_checkpoint(tmp_path / "whole")
+    assert checkpoint is not None
+    names = sorted(p.name for p in (checkpoint / "model").iterdir())
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
+    plain = LFPOTrainer(args=LFPOConfig(output_dir=str(tmp_path / "parts"), model=str(llada), task="choice"))
+    with pytest.raises(UserError, match="holds an adapter"):
+        plain.train(resume=True)
+
+
+def test_gradient_checkpointing_changes_no_gradient(llada: Path, tmp_path: Path):
+    losses = []
+    for number, kept in enumerate((False, True)):
+        trainer = LFPOTrainer(args=config(tmp_path / str(number), llada, max_steps=1, gradient_checkpointing=kept))
+        trainer.train()
+        losses.append([p.detach().clone() for p in own_parameters(trainer.model)])
+    for a, b in zip(*losses, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bfloat16_weights_need_lora(llada: Path, tmp_path: Path):
+    trainer = LFPOTrainer(args=config(tmp_path / "run", llada, max_steps=1, dtype="bfloat16"))
+    trainer.train()
+    assert trainer.model.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in own_parameters(trainer.model))
+    with pytest.raises(ValueError, match="bfloat16"):
+        LFPOConfig(output_dir="x", dtype="bfloat16")
