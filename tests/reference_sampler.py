@@ -1,6 +1,6 @@
-"""The published LLaDA sampling procedure, transcribed plainly: whole rows, every step, no shortcuts.
+"""Published sampling procedures, transcribed plainly: whole rows, every step, no shortcuts.
 
-One row at a time, because the procedure has no notion of padding. The confidence is computed in float64, as in the
+One row at a time, because the procedures have no notion of padding. Confidences are computed in float64, as in the
 engine, so that ties are broken alike; the mask token is never drawn.
 """
 
@@ -22,7 +22,7 @@ def generate(
     cfg_scale: float = 0.0,
     on_step=None,
 ) -> list[int]:
-    """Greedy low-confidence remasking. on_step(step, completion) is called before every scheduled step."""
+    """LLaDA's greedy low-confidence remasking. on_step(step, completion) is called before every scheduled step."""
     start = len(prompt)
     x = torch.tensor([prompt + [model.mask_id] * gen_length])
     blocks = gen_length // block_length
@@ -52,3 +52,91 @@ def generate(
                 chosen = probability[0].topk(count).indices
                 x[0, chosen] = guess[0, chosen]
     return x[0, start:].tolist()
+
+
+@torch.no_grad()
+def dream_generate(
+    model: MaskedDiffusionLM,
+    prompt: list[int],
+    *,
+    steps: int,
+    gen_length: int,
+    alg: str,
+    eps: float = 1e-3,
+    top_k: int | None = None,
+) -> tuple[list[int], list[int]]:
+    """Dream's sampler at temperature 0 and alg_temp 0: tokens, and the step that revealed each."""
+    start = len(prompt)
+    x = torch.tensor(prompt + [model.mask_id] * gen_length)
+    reveal = [-1] * gen_length
+    time = torch.linspace(1, eps, steps + 1)
+    for i in range(steps):
+        masked = (x == model.mask_id).nonzero().flatten()
+        logits = model(x[None])[0, masked].double()
+        logits[:, model.mask_id] = -torch.inf
+        if top_k is not None:
+            logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
+        p = logits.softmax(-1)
+        confidence, guess = p.max(-1)
+        if alg == "topk_margin":
+            ordered = p.sort(-1, descending=True).values
+            confidence = ordered[:, 0] - ordered[:, 1]
+        elif alg == "entropy":
+            confidence = (p * torch.log(p + 1e-10)).sum(-1)
+        t, s = time[i], time[i + 1]
+        count = int(len(masked) * (1 - s / t)) if i < steps - 1 else len(masked)
+        for j in confidence.topk(count).indices.tolist():
+            x[masked[j]] = guess[j]
+            reveal[int(masked[j]) - start] = i
+    return x[start:].tolist(), reveal
+
+
+@torch.no_grad()
+def cached_generate(
+    model: MaskedDiffusionLM,
+    prompt: list[int],
+    *,
+    gen_length: int,
+    block_length: int,
+    dual: bool,
+    refresh: int | None = None,
+) -> tuple[list[int], list[int], list[float]]:
+    """The cached samplers, greedy and one token a step, without a cache: tokens, reveal steps, confidences.
+
+    A forward runs two copies of the row at once, the old state and after it the window as it is now. The old one sees
+    itself only; the window sees itself and, of the old one, the tokens outside the window. So those are exactly what
+    they were, in every layer, and the window is what a cache of them would make of it.
+    """
+    start, length = len(prompt), len(prompt) + gen_length
+    x = torch.tensor([prompt + [model.mask_id] * gen_length])
+    old = x.clone()
+    reveal, sure = [-1] * gen_length, [0.0] * gen_length
+    for step in range(gen_length):
+        block, i = divmod(step, block_length)
+        begin = start + block * block_length
+        end = begin + block_length
+        if i % (refresh or block_length) == 0:
+            old = x.clone()
+            hidden = model.hidden(x)[:, begin:end]
+        else:
+            first, last = begin - int(model.family.shift), end if dual else length
+            window = torch.arange(first, last)
+            sees = torch.zeros(length + len(window), length + len(window), dtype=torch.bool)
+            sees[:length, :length] = True
+            sees[length:] = True
+            sees[length:, first:last] = False
+            hidden = model.backbone.model(
+                input_ids=torch.cat([old, x[:, window]], dim=1),
+                attention_mask=sees[None, None],
+                position_ids=torch.cat([torch.arange(length), window])[None],
+                use_cache=False,
+            ).last_hidden_state[:, length : length + block_length]
+        p = model.head(hidden)[0].double().softmax(-1)
+        p[:, model.mask_id] = 0
+        confidence, guess = p.max(-1)
+        confidence[x[0, begin:end] != model.mask_id] = -1
+        best = int(confidence.argmax())
+        at = begin - start + best
+        x[0, begin + best] = guess[best]
+        reveal[at], sure[at] = step, float(confidence[best])
+    return x[0, start:].tolist(), reveal, sure

@@ -92,14 +92,14 @@ def test_doctor(capsys: pytest.CaptureFixture[str]):
     assert "loads and samples" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval"])
+@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval", "bench rollout"])
 def test_help_lists_the_keys(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert caught.value.code == 0
     printed = capsys.readouterr().out
-    assert "--seed" in printed
-    assert "usage: lfpo" in printed
+    assert "--model" in printed
+    assert f"usage: lfpo {command}" in printed
 
 
 def test_no_command_prints_usage(capsys: pytest.CaptureFixture[str]):
@@ -169,6 +169,44 @@ def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):
     assert "no metrics.jsonl" in fails("report", str(tmp_path / "full"))
     (tmp_path / "file").write_text("x")
     assert "could not be" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "file" / "run")))
+
+
+def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
+    evaluate, sample = ("eval", "--task", "sudoku", "--n", "1"), ("sample", "--task", "sudoku")
+    for command in (evaluate, sample):
+        named = "sampler: cache does not go with cfg_scale"
+        assert named in fails(*command, "--sampler.cache", "prefix", "--sampler.cfg_scale", "1")
+        # That there is one block only the task's length tells.
+        assert "set block_length" in fails(*command, "--sampler.cache", "dual")
+        assert "cache_refresh needs cache" in fails(*command, "--sampler.cache_refresh", "2")
+        assert "alg and threshold" in fails(*command, "--sampler.alg", "origin", "--sampler.threshold", "0.9")
+        assert "leave 'steps' out" in fails(*command, "--sampler.factor", "1", "--sampler.steps", "4")
+        assert "top_p 2.0 must be" in fails(*command, "--sampler.top_p", "2")
+        assert "did you mean 'entropy'" in fails(*command, "--sampler.alg", "entropi")
+        assert "did you mean 'cache_refresh'" in fails(*command, "--sampler.cache_refres", "2")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "--sampler.alg entropy --sampler.alg_temp 0.1",
+        "--sampler.factor 1 --sampler.cache dual --sampler.block_length 4",
+    ],
+)
+def test_sample_by_other_samplers(settings: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["sample", "--task", "sudoku", *settings.split()]) == 0
+    assert "of 16 tokens" in capsys.readouterr().out
+
+
+def test_wrong_benchmarks(fails: Callable[..., str]):
+    assert "rollout" in fails("bench")
+    assert "training" in fails("bench", "training")
+    assert "'repeats' must be at least 1" in fails("bench", "rollout", "--repeats", "0")
+    assert "dtype 'float16'" in fails("bench", "rollout", "--dtype", "float16")
+    assert "did you mean 'layers'" in fails("bench", "rollout", "--layer", "2")
+    assert "'tasks'" in fails("bench", "rollout", "--tasks", "[]")
+    assert "unknown task 'sums'" in fails("bench", "rollout", "--tasks", "[sums]")
+    assert "no such folder" in fails("bench", "rollout", "--model", "llada-9b")
 
 
 def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_path: Path):

@@ -1,24 +1,36 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lfpo.decoding import origin_steps
+from lfpo.drawing import draw
 from lfpo.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.rollout import rollout
+from lfpo.reading import pieces
+from lfpo.rng import uniform
+from lfpo.rollout import PLAN, rollout
 from lfpo.sampler import SamplerConfig
-from reference_sampler import generate
+from lfpo.trajectory import Trajectory
+from reference_sampler import dream_generate, generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
 
 @pytest.fixture
 def model(checkpoint: Path) -> MaskedDiffusionLM:
-    """Each family in float64: batched and single rows then agree far below any gap between two logits."""
-    return load_model(checkpoint, dtype=torch.float64)
+    """Each family in float64: batched and single rows then agree far below any gap between two logits. Its predictions
+    are made sharper, so that rows that pace themselves differ in pace."""
+    model = load_model(checkpoint, dtype=torch.float64)
+    model.backbone.lm_head.weight.data *= 4
+    return model
 
 
 @pytest.mark.parametrize(
@@ -57,27 +69,194 @@ def test_guidance_counts_two_forwards(model: MaskedDiffusionLM):
     assert result.nfe.tolist() == [8] * 4
 
 
+FIELDS = ("tokens", "reveal_step", "scheduled_steps", "nfe", "queries")
+ROWS = [*PROMPTS, PROMPTS[0]]  # two of the same prompt share their first forward
+SEEDS = [11, 12, 13, 14, 15]
+
+
+def assert_same_rows(found: Trajectory, expected: Trajectory, rows: list[int]) -> None:
+    """Row i of `found` is row rows[i] of `expected`: integers exactly, the others up to the last bits."""
+    for name in FIELDS:
+        assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
+    for name in ("confidence", "entropy"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name)[rows], msg=name)
+
+
+def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
+    """Take the token as EOS with which a row ends soonest."""
+    whole = rollout(model, ROWS, replace(sampler, early_stop="none"), SEEDS)
+    model.eos_id = int(whole.tokens[whole.reveal_step[:, 0].argmin(), 0])
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 1.0},
-        {"temperature": 0.7, "remasking": "random", "block_length": 4},
-        {"temperature": 1.0, "threshold": 0.05},
-        {"temperature": 1.0, "early_stop": "both", "early_stop_threshold": 0.02, "block_length": 4},
-        {"temperature": 1.0, "cfg_scale": 0.5},
+        {},
+        {"remasking": "random", "block_length": 4},
+        {"threshold": 0.4},
+        {"early_stop": "both", "early_stop_threshold": 0.15, "block_length": 4},
+        {"cfg_scale": 0.5},
+        {"factor": 1.0, "block_length": 4},
+        {"entropy_bound": 1.0, "early_stop": "eos"},
+        {"alg": "origin", "block_length": 4},
+        {"alg": "maskgit_plus", "top_k": 5, "steps": 16, "early_stop": "eos"},
+        {"temperature": 0.0, "alg": "topk_margin", "steps": 6},
+        {"alg": "entropy", "alg_temp": 0.5, "top_p": 0.9, "block_length": 4, "steps": 4},
+        {"threshold": 0.4, "block_length": 4, "cache": "dual"},
+        {"factor": 1.0, "block_length": 4, "cache": "prefix"},
+        {"alg": "origin", "steps": 8, "cache": "prefix", "cache_refresh": 3, "block_length": 4, "early_stop": "eos"},
     ],
 )
 def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, settings: dict):
-    sampler = SamplerConfig(gen_length=12, **settings)
-    seeds = [11, 12, 13, 14]
-    together = rollout(model, PROMPTS, sampler, seeds)
-    split = rollout(model, PROMPTS, sampler, seeds, rollout_tokens=20)
-    reverse = rollout(model, PROMPTS[::-1], sampler, seeds[::-1])
-    for row in range(4):
-        alone = rollout(model, [PROMPTS[row]], sampler, [seeds[row]])
-        for other, index in ((alone, 0), (split, row), (reverse, 3 - row)):
-            for name in ("tokens", "reveal_step", "scheduled_steps", "nfe"):
-                assert torch.equal(getattr(together, name)[row], getattr(other, name)[index]), name
+    sampler = SamplerConfig(**{"gen_length": 8, "temperature": 1.0, **settings})
+    if sampler.stops_at_eos:
+        make_eos_common(model, sampler)
+    together = rollout(model, ROWS, sampler, SEEDS)
+    if sampler.paces_itself or sampler.alg == "origin" or sampler.stops_at_eos:
+        assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
+    # Two rows at a time: when one of them is done the next prompt takes its place, beside a row in mid-flight.
+    refilled = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
+    assert_same_rows(refilled, together, [0, 1, 2, 3, 4])
+    backwards = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=50, share_first=False)
+    assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
+    for row in (1, 4):
+        alone = rollout(model, [ROWS[row]], sampler, [SEEDS[row]])
+        assert_same_rows(alone, together, [row])
+
+
+@pytest.mark.parametrize("steps", [8, 5, 24, 1])
+@pytest.mark.parametrize(
+    "settings", [{"alg": "maskgit_plus"}, {"alg": "topk_margin"}, {"alg": "entropy"}, {"alg": "entropy", "top_k": 3}]
+)
+def test_dreams_samplers_equal_the_published_procedure(dream: Path, settings: dict, steps: int):
+    model = load_model(dream, dtype=torch.float64)
+    batch = rollout(model, PROMPTS, SamplerConfig(gen_length=8, steps=steps, **settings), [0] * 4)
+    for row in (0, 3):
+        tokens, reveal = dream_generate(model, PROMPTS[row], steps=steps, gen_length=8, **settings)
+        assert batch.tokens[row].tolist() == tokens
+        assert batch.reveal_step[row].tolist() == reveal
+    assert batch.scheduled_steps.tolist() == [steps] * 4
+    assert batch.nfe.tolist() == [len(set(row)) for row in batch.reveal_step.tolist()]
+
+
+def test_dreams_samplers_differ(dream: Path):
+    """Otherwise equality with the published procedure would say little."""
+    model = load_model(dream, dtype=torch.float64)
+    algs: list[Any] = ["maskgit_plus", "topk_margin", "entropy"]
+    found = [rollout(model, PROMPTS, SamplerConfig(gen_length=8, alg=alg), [0] * 4).reveal_step for alg in algs]
+    assert not any(torch.equal(x, y) for x, y in itertools.combinations(found, 2))
+
+
+@pytest.mark.parametrize(("steps", "eps"), [(6, 1e-3), (40, 0.2)])
+def test_origin_reveals_each_position_at_the_step_drawn_for_it(model: MaskedDiffusionLM, steps: int, eps: float):
+    sampler = SamplerConfig(gen_length=12, block_length=6, steps=steps, alg="origin", eps=eps, temperature=1.0)
+    result = rollout(model, PROMPTS, sampler, [3, 4, 5, 6])
+    noise = uniform(torch.tensor([[3], [4], [5], [6]]), PLAN, torch.arange(12))
+    plan = origin_steps(noise, steps // 2, eps) + torch.tensor([0] * 6 + [steps // 2] * 6)
+    assert result.reveal_step.tolist() == plan.tolist()
+    assert not bool((result.tokens == model.mask_id).any())
+    assert result.nfe.tolist() == [len(set(row)) for row in plan.tolist()]
+    assert result.scheduled_steps.tolist() == [steps] * 4
+    other = rollout(model, PROMPTS, sampler, [7, 8, 9, 10])
+    assert not torch.equal(other.reveal_step, result.reveal_step)
+
+
+def count_forwards(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """A list that grows by the shape of each whole forward."""
+    shapes: list[tuple[int, ...]] = []
+    hidden = model.hidden
+
+    def counting(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.append(tuple(ids.shape))
+        return hidden(ids, *rest)
+
+    monkeypatch.setattr(model, "hidden", counting)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"cfg_scale": 1.0}, {"cache": "dual", "block_length": 2}, {"cache": "prefix", "cache_refresh": 1}]
+)
+def test_rows_with_one_prompt_share_their_first_forward(
+    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict
+):
+    shapes = count_forwards(model, monkeypatch)
+    sampler = SamplerConfig(gen_length=4, temperature=1.0, **settings)
+    # With guidance there are two forwards a state; with the dual cache whole rows only when a block starts.
+    each, states = (2 if sampler.cfg_scale else 1), (2 if sampler.cache == "dual" else 4)
+    result = rollout(model, [[5, 6, 7]] * 8, sampler, range(8))
+    assert [n for n, _ in shapes] == each * [1] + (states - 1) * each * [8]
+    assert len(set(map(tuple, result.tokens.tolist()))) > 1  # shared, and yet each row drew its own tokens
+    shapes.clear()
+    rollout(model, [[5, 6, 7]] * 4 + [[5, 6]] + [[8, 6, 7]] * 3, sampler, range(8))
+    assert shapes[0][0] == 3
+    shapes.clear()
+    rollout(model, [[5, 6, 7]] * 8, sampler, range(8), share_first=False)
+    assert [n for n, _ in shapes] == states * each * [8]
+
+
+def test_rows_that_enter_later_share_their_first_forward_too(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+    shapes = count_forwards(model, monkeypatch)
+    rollout(model, [[5, 6, 7]] * 6, SamplerConfig(gen_length=2, temperature=1.0), range(6), rollout_tokens=15)
+    assert [n for n, _ in shapes] == [1, 3, 1, 3]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200))
+def test_pieces_are_consecutive_and_keep_to_the_budget(lengths: list[int], budget: int):
+    found = pieces(lengths, budget)
+    assert [i for piece in found for i in range(len(lengths))[piece]] == list(range(len(lengths)))
+    tokens = [max(lengths[piece]) * len(lengths[piece]) for piece in found]
+    for piece, n in zip(found, tokens, strict=True):
+        assert n <= budget or len(lengths[piece]) == 1
+    # None ends sooner than it must.
+    for piece, following in itertools.pairwise(found):
+        longer = lengths[piece.start : following.start + 1]
+        assert max(longer) * len(longer) > budget
+
+
+def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+    sampler = SamplerConfig(gen_length=4, temperature=1.0)
+    expected = rollout(model, PROMPTS, sampler, [0] * 4)
+    shapes = count_forwards(model, monkeypatch)
+    monkeypatch.setattr("lfpo.reading.PIECE_TOKENS", {"cpu": 16})
+    assert_same_rows(rollout(model, PROMPTS, sampler, [0] * 4), expected, [0, 1, 2, 3])
+    # Prompts of 7, 4, 2 and 1 and 4 tokens each: the second and third fill the 16 tokens.
+    assert shapes == [(1, 11), (2, 8), (1, 5)] * 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 16, "block_length": 4, "early_stop": "eos"},
+        {"steps": 8, "alg": "origin", "block_length": 4, "cfg_scale": 0.5},
+        {"threshold": 0.4, "block_length": 4, "early_stop": "eos"},
+        {"threshold": 0.4, "block_length": 4, "cache": "dual", "cache_refresh": 2},
+        {"factor": 1.0, "block_length": 4, "cache": "prefix"},
+        {"early_stop": "both", "early_stop_threshold": 0.15, "steps": 16, "schedule": "uniform"},
+    ],
+)
+def test_the_way_a_gpu_is_driven_changes_nothing(
+    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict
+):
+    """There finished rows stay until someone looks, and all positions of a block are drawn, masked or not."""
+    sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)
+    if sampler.stops_at_eos:
+        make_eos_common(model, sampler)
+    expected = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
+    assert len(set(expected.nfe.tolist())) > 1
+    drawn: list[int] = []
+
+    def counting(model: Any, hidden: Any, sampler: Any, noise: torch.Tensor) -> Any:
+        drawn.append(len(noise))
+        return draw(model, hidden, sampler, noise)
+
+    monkeypatch.setattr("lfpo.rollout.draw", counting)
+    monkeypatch.setattr("lfpo.rollout.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    found = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
+    assert len(drawn) % 4 == 0
+    assert {n % (sampler.block_length or 8) for n in drawn} == {0}
+    assert_same_rows(found, expected, [0, 1, 2, 3, 4])
 
 
 def test_seeds_decide_the_noise(model: MaskedDiffusionLM):
@@ -124,6 +303,19 @@ def test_temperature_draws_from_the_softmax(llada: Path):
     assert counts[model.mask_id] == 0
 
 
+@pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"alg": "entropy", "temperature": 0.5, "top_k": 4}])
+def test_confidence_and_entropy_are_the_models_own_where_the_token_was_drawn(model: MaskedDiffusionLM, settings: dict):
+    result = rollout(model, PROMPTS[:2], SamplerConfig(gen_length=4, block_length=2, **settings), [1, 2])
+    for row, prompt in enumerate(PROMPTS[:2]):
+        for column, step in enumerate(result.reveal_step[row].tolist()):
+            state = result.state_before(torch.full((2,), step))[row].tolist()
+            with torch.no_grad():
+                p = model(torch.tensor([prompt + state]))[0, len(prompt) + column].softmax(-1)
+            sure = p[result.tokens[row, column]]
+            assert result.confidence[row, column].item() == pytest.approx(sure.item(), rel=1e-5)
+            assert result.entropy[row, column].item() == pytest.approx(-(p * p.log()).sum().item(), rel=1e-5)
+
+
 class Scripted(MaskedDiffusionLM):
     """Not a network: position j of the completion always predicts script[j] with the given probability."""
 
@@ -132,7 +324,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
 
-    def hidden(self, input_ids_BL, attention_mask_BL=None, memory=None):
+    def hidden(self, input_ids_BL, attention_mask_BL=None, memory=None, *, compiled=False):
         """Its states are the logits themselves."""
         length = len(self.script)
         logits = torch.zeros(*input_ids_BL.shape, self.vocab_size)
@@ -182,6 +374,37 @@ def test_threshold_reveals_all_sure_tokens_at_once(llada: Path):
     result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, threshold=0.9), [0])
     assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
     assert result.scheduled_steps.tolist() == result.nfe.tolist() == [3]
+
+
+def test_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
+    base = load_model(llada)
+    model = Scripted(base, [5, 6, 7, 8], [0.8, 0.7, 0.76, 0.4])
+    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, factor=1.0), [0])
+    # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
+    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
+    # Entropies over the 264 tokens: 0.11 for 0.99, 0.48 for 0.95, 0.88 for 0.9.
+    model = Scripted(base, [5, 6, 7], [0.9, 0.99, 0.95])
+    for bound, expected in ((0.6, [0, 0, 0]), (0.5, [1, 0, 0]), (0.1, [2, 0, 1])):
+        result = rollout(model, [[1, 2]], SamplerConfig(gen_length=3, entropy_bound=bound), [0])
+        assert result.reveal_step.tolist() == [expected]
+        assert result.scheduled_steps.tolist() == result.nfe.tolist() == [max(expected) + 1]
+
+
+@pytest.mark.parametrize("settings", [{"alg": "maskgit_plus", "alg_temp": 0.25}, {"remasking": "random"}])
+def test_positions_are_drawn_without_replacement(llada: Path, settings: dict):
+    base = load_model(llada)
+    sure = torch.tensor([0.8, 0.5, 0.2], dtype=torch.float64)
+    model = Scripted(base, [5, 6, 7], sure.tolist())
+    n = 3000
+    sampler = SamplerConfig(gen_length=3, schedule="llada", **settings)
+    orders = rollout(model, [[1, 2]] * n, sampler, list(range(n))).reveal_step.argsort(-1).tolist()
+    score = sure / (1 - (1 - sure) / (base.vocab_size - 1))  # the mask token cannot be drawn
+    weight = (score / 0.25).softmax(-1) if sampler.alg_temp else torch.full((3,), 1 / 3)
+    for order in itertools.permutations(range(3)):
+        first, second, _ = (float(weight[i]) for i in order)
+        expected = first * second / (1 - first)
+        share = orders.count(list(order)) / n
+        assert abs(share - expected) < 5 * (expected * (1 - expected) / n) ** 0.5
 
 
 def test_bad_prompts_are_one_line_errors(llada: Path):

@@ -17,6 +17,7 @@ from .errors import UserError
 from .models import load_model, load_tokenizer
 from .rollout import rollout
 from .sampler import SamplerConfig
+from .sandbox import available_rungs
 from .tasks import get_task
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
@@ -43,6 +44,8 @@ def run_doctor(console: Console | None = None) -> None:
     else:
         table.add_row("GPU", "none; everything runs on the CPU, in float32")
     table.add_row("disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free")
+    for found in available_rungs():
+        table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")
     table.add_row("embedded model", _try_embedded())
     console.print(table)
 

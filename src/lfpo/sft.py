@@ -133,8 +133,7 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
     _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report)
     final = run.dir / "model"
-    if rank == 0:
-        export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer)
+    export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer, write=rank == 0)
     distributed.stop()
     report(f"saved {final}")
     return final
@@ -183,7 +182,7 @@ def _loop(
             run.log({"step": done, "loss": mean, "grad_norm": float(norm), "learning_rate": lr})
             rate = (done - first) / (time.time() - started)
             report(f"step {done}/{config.steps}  loss {mean:.4f}  {rate:.2f} steps/s")
-        if rank == 0 and done % config.save_steps == 0 and done < config.steps:
+        if done % config.save_steps == 0 and done < config.steps:
             save_checkpoint(
                 run.dir,
                 done,
@@ -192,6 +191,7 @@ def _loop(
                 optimizer=optimizer,
                 state={"losses": losses},
                 keep=config.save_total_limit,
+                write=rank == 0,
             )
 
 

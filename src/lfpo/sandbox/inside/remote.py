@@ -1,0 +1,100 @@
+"""The judge's end of the pipe to the program: calls go over, built-in values come back."""
+
+from __future__ import annotations
+
+import builtins
+
+from . import wire
+
+TYPE_CHECKING = False  # typing itself would double the time to start
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
+
+class Abandoned(BaseException):
+    """The program ended, or raised what a test's `except Exception` must not mistake for an answer."""
+
+
+class Remote:
+    """Something in the program's process that is not a built-in value: a function, an instance, a generator.
+
+    It can be called, passed back, asked for attributes and iterated. It is equal to nothing and neither true nor
+    false: what its class says about that is the program's own word.
+    """
+
+    def __init__(self, link: Link, handle: int) -> None:
+        self._link, self._handle = link, handle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._link.ask("call", self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._link.ask("attribute", self, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._link.ask("items", self))
+
+    def _not_a_value(self, *_: object) -> NoReturn:
+        raise AssertionError("the program returned something that is not a built-in value")
+
+    __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = _not_a_value
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Link:
+    """Requests to the program's process. `gone` says why no more answers come, empty while they do."""
+
+    def __init__(self, inbox: int, outbox: int) -> None:
+        self.inbox, self.outbox, self.gone = inbox, outbox, ""
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """The value of the operation, or what it raised. Raises Abandoned when there is no program any more."""
+        if self.gone:
+            raise Abandoned(self.gone)
+        try:
+            request = wire.encode((operation, *arguments), self._handle_of)
+        except wire.NotAValue as error:
+            raise TypeError(f"cannot be passed to the program: {error}") from error
+        reply = self._exchange(request)
+        if reply is None:
+            self.gone = "the program's process ended before it answered"
+            raise Abandoned(self.gone)
+        return self._unpack(reply)
+
+    def _exchange(self, request: bytes) -> bytes | None:
+        try:
+            wire.send(self.outbox, request)
+        except BrokenPipeError:
+            return None
+        return wire.receive(self.inbox)
+
+    def _unpack(self, reply: bytes) -> Any:
+        try:
+            answer = wire.decode(reply, lambda handle: Remote(self, handle))
+        except wire.BadBytes:
+            answer = None
+        if type(answer) is tuple and len(answer) == 2 and type(answer[0]) is str:
+            return answer[1]
+        if type(answer) is tuple and len(answer) == 3 and all(type(part) is str for part in answer):
+            raise _rebuilt(answer[1], answer[2])
+        self.gone = "the program's process sent what is no answer"
+        raise Abandoned(self.gone)
+
+    def _handle_of(self, value: Any) -> int | None:
+        return value._handle if type(value) is Remote else None
+
+
+def _rebuilt(name: str, text: str) -> BaseException:
+    """The exception, so that a test can expect a ValueError.
+
+    Not StopIteration and its like: raised inside the test's own map() or generator they would end it early, and
+    `all(map(...))` over nothing is true.
+    """
+    kind = getattr(builtins, name, None)
+    never = (StopIteration, StopAsyncIteration, UnicodeError)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, never):
+        return kind(text)
+    return Abandoned(f"the program raised {name}: {text}")

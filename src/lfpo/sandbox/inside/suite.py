@@ -1,0 +1,49 @@
+"""unittest classes, one report a test method."""
+
+from __future__ import annotations
+
+import sys
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+
+def run_cases(
+    source: str, namespace: dict[str, Any], report: Callable[[bool, str], None], announce: Callable[[int], None]
+) -> None:
+    """Define the classes of the source in the namespace and run each of their tests. Skipped is not passed."""
+    module = types.ModuleType("tests")
+    module.__dict__.update(namespace)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, "<tests>", "exec"), module.__dict__)
+    except BaseException as error:  # the tests' own code, or what the program raised
+        announce(1)
+        report(False, f"{type(error).__name__}: {error}")
+        return
+    cases = list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module)))
+    announce(len(cases))
+    for case in cases:
+        passed, reason = run_case(case)
+        report(passed, reason)
+
+
+def run_case(case: unittest.TestCase) -> tuple[bool, str]:
+    """Whether the test ran and passed, and why not."""
+    result = unittest.TestResult()
+    try:
+        unittest.TestSuite([case]).run(result)
+    except BaseException as error:  # unittest lets through what is no Exception
+        return False, f"{case.id()}: {type(error).__name__}: {error}"
+    problems = result.failures + result.errors
+    passed = result.testsRun == 1 and result.wasSuccessful() and not result.skipped
+    return passed, "" if passed else f"{case.id()}: {problems[0][1].splitlines()[-1] if problems else 'did not run'}"
+
+
+def _flat(suite: unittest.TestSuite) -> Any:
+    for part in suite:
+        if isinstance(part, unittest.TestSuite):
+            yield from _flat(part)
+        else:
+            yield part

@@ -1,0 +1,91 @@
+"""One verdict: two confined processes, the program's and the judge's, joined by pipes; both end with the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from . import launch
+from .inside import wire
+from .job import Job, Limits, Verdict, encode_job
+
+_MAX_REPORT = 16 * 2**20
+
+
+def judge(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
+    """Try the program. Whatever it does, a verdict comes back within the time limit and a moment."""
+    begin = time.monotonic()
+    content = encode_job(job)
+    expected = len(job.calls or job.tests)
+    if len(job.program) > limits.program_chars:
+        return Verdict(False, f"the program is longer than {limits.program_chars} characters", 0.0, (False,) * expected)
+    deadline = begin + limits.seconds
+    with ExitStack() as stack:
+        report = _start(stack, rung, limits, libraries, content)
+        messages = list(_messages(report, deadline))
+    return _verdict(messages, expected, limits, begin)
+
+
+def _start(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
+    """Start both processes and hand the judge its job; the stack ends them. Returns where the report is read."""
+    pipes = [os.pipe() for _ in range(4)]
+    (program_in, to_program), (from_program, program_out), (judge_in, to_judge), (report, judge_out) = pipes
+    stack.callback(os.close, to_judge)
+    stack.callback(os.close, report)
+    theirs = [program_in, to_program, from_program, program_out, judge_in, judge_out]
+    try:
+        for role, stdin, stdout, others in (
+            ("program", program_in, program_out, ()),
+            ("judge", judge_in, judge_out, (from_program, to_program)),
+        ):
+            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
+            stack.callback(launch.stop, process)
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    with contextlib.suppress(BrokenPipeError):  # the judge has died; its silence says so
+        wire.send(to_judge, content)
+    return report
+
+
+def _messages(fd: int, deadline: float) -> Iterator[tuple[Any, ...]]:
+    """The judge's reports, until it says that it is done, or ends, or time is up."""
+    poll, data = select.poll(), b""
+    poll.register(fd, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+        piece = os.read(fd, 2**16)
+        data += piece
+        if not piece or len(data) > _MAX_REPORT:
+            return
+        while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
+            message = wire.decode(data[4:end])
+            data = data[end:]
+            yield message
+            if message[0] in {"done", "unloadable"}:
+                return
+    yield ("late",)
+
+
+def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:
+    tests = [(passed, reason) for kind, *rest in messages if kind == "test" for passed, reason in [rest]]
+    counts = [rest[0] for kind, *rest in messages if kind == "count"]
+    last = messages[-1] if messages else ("",)
+    expected = counts[0] if counts else expected
+    passes = tuple(passed for passed, _ in tests) + (False,) * (expected - len(tests))
+    reasons = [f"test {number}: {reason}" for number, (passed, reason) in enumerate(tests) if not passed]
+    if last[0] == "unloadable":
+        reasons = [last[1]]
+    elif last[0] == "late":
+        reasons.append(f"not done after {limits.seconds:g} s")
+    elif last[0] != "done":
+        reasons.append("the judging process died")
+    elif not passes:
+        reasons.append("the tests define no test method")
+    return Verdict(not reasons, reasons[0] if reasons else "", time.monotonic() - begin, passes)

@@ -1,0 +1,140 @@
+"""`lfpo bench rollout` on small models, the plain loop it measures against, and its measuring instruments."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from lfpo.bench.layouts import LAYOUTS, random_prompts
+from lfpo.bench.machine import matmul_peak, peak_memory, spread, timed
+from lfpo.bench.plain import plain_rollout
+from lfpo.cli import main
+from lfpo.models import init_model, load_model
+from lfpo.models.loading import family_of
+from lfpo.models.masked_lm import build_backbone
+from reference_sampler import generate
+
+CPU = torch.device("cpu")
+# Without the unused ids at the end: there a layout's special tokens are the last ones.
+SMALL: dict[str, dict[str, Any]] = {
+    "llada": {**tiny.LLADA_CONFIG, "embedding_size": tiny.LLADA_VOCAB},
+    "dream": {**tiny.DREAM_CONFIG, "vocab_size": tiny.DREAM_VOCAB},
+}
+
+
+@pytest.mark.parametrize(("block", "steps"), [(8, 8), (4, 6), (4, 32)])
+def test_the_plain_loop_is_the_published_procedure(checkpoint: Path, block: int, steps: int):
+    model = load_model(checkpoint, dtype=torch.float64)
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    settings: dict[str, Any] = {"gen_length": 8, "block_length": block, "steps": steps}
+    plain, forwards = plain_rollout(model, prompts, **settings)
+    assert forwards == steps
+    assert plain.tolist() == [generate(model, prompt, **settings) for prompt in prompts]
+    for switches in (
+        {"skip_idle": True},
+        {"masked_logits": True},
+        {"skip_idle": True, "masked_logits": True},
+    ):
+        tokens, forwards = plain_rollout(model, prompts, **settings, **switches)
+        assert torch.equal(tokens, plain)
+        assert forwards == (min(steps, 8) if "skip_idle" in switches else steps)
+
+
+def bench(folder: Path, *arguments: str) -> dict[str, Any]:
+    assert main(["bench", "rollout", "--repeats", "1", "--output", str(folder), *arguments]) == 0
+    assert (folder / "rollout.svg").read_text().lstrip().startswith("<?xml")
+    return json.loads((folder / "rollout.json").read_text())
+
+
+def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    # Three prompts and a twin of each.
+    small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")
+    result = bench(tmp_path / "deep", *small)
+    assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
+    assert result["config"]["n"] == 3
+    assert result["matmul_peak"] > 0
+    assert {"environment", "versions"} <= result.keys()
+    rows = {(row["group"], row["mode"]): row for row in result["rows"]}
+    assert len(rows) == len(result["rows"]) == 2 * 6 + 9
+    for steps in (4, 16):
+        group = f"exact, {steps} steps for 4 tokens"
+        ladder = [row for row in result["rows"] if row["group"] == group]
+        assert [row["same"] for row in ladder] == [1.0] * 6
+        assert len({row["accuracy"] for row in ladder}) == 1
+        assert [row["nfe"] for row in ladder[:5]] == [steps, 4, 4, 4, 4]
+        assert ladder[5]["nfe"] <= 4
+        assert ladder[0]["speedup"] == 1.0
+        assert ladder[3]["speedup"] == pytest.approx(ladder[0]["seconds"] / ladder[3]["seconds"])
+    approximate = "approximate, against the exact engine"
+    assert rows[approximate, "exact, EOS stop"]["same"] == 1.0
+    assert rows[approximate, "threshold 0.9"]["nfe"] < rows[approximate, "exact, EOS stop"]["nfe"]
+    for row in result["rows"]:
+        assert 0 < row["seconds_least"] <= row["seconds"] <= row["seconds_most"]
+        assert 0 <= row["same"] <= 1
+        assert 0 <= row["accuracy"] <= 1
+        assert row["tokens_per_second"] > 0
+        assert row["share_of_peak"] > 0
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
+    monkeypatch.setitem(LAYOUTS, "small", SMALL[family])
+    small = ("--model", "small", "--layers", "1", "--n", "2", "--prompt_length", "8", "--gen_length", "8")
+    result = bench(tmp_path, *small, "--block_length", "4", "--tokens_per_step", "[1, 2]")
+    groups = [f"8 tokens in {steps} steps" for steps in (8, 4)]
+    assert list(dict.fromkeys(row["group"] for row in result["rows"])) == groups
+    for group, steps in zip(groups, (8, 4), strict=True):
+        modes = {row["mode"]: row for row in result["rows"] if row["group"] == group}
+        assert list(modes) == ["plain loop", "engine, exact", "prefix cache", "dual cache"]
+        assert [row["nfe"] for row in modes.values()] == [steps] * 4
+        # With the one layer that is left the caches are exact, too.
+        assert [row["same"] for row in modes.values()] == [1.0] * 4
+        assert all(row["accuracy"] is None for row in modes.values())
+
+
+def test_published_layouts_have_the_published_number_of_weights():
+    for name, billions in (("llada-8b", 8.02), ("dream-7b", 7.62)):
+        backbone = build_backbone(family_of(LAYOUTS[name], name), LAYOUTS[name])  # shapes only, no values
+        assert sum(p.numel() for p in backbone.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_random_prompts_are_ordinary_tokens_of_the_asked_length():
+    model = init_model(SMALL["llada"], seed=0)
+    prompts = random_prompts(50, 20, model)
+    assert {len(p) for p in prompts} == set(range(15, 21))
+    assert all(100 <= token < model.vocab_size and token != model.mask_id for p in prompts for token in p)
+    assert prompts == random_prompts(50, 20, model)
+    assert [len(p) for p in random_prompts(3, 1, model)] == [1, 1, 1]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
+def test_peak_memory_sees_what_was_held_for_a_moment():
+    size = 200 * 10**6
+
+    def work() -> None:
+        torch.ones(size, dtype=torch.uint8)
+        torch.ones(size // 2, dtype=torch.uint8)
+
+    for _ in range(2):  # freed memory is not there for the taking the second time
+        peak = peak_memory(work, CPU)
+        assert peak is not None
+        assert 0.95 * size < peak < 1.2 * size
+    # What is held already does not count.
+    held = torch.ones(size, dtype=torch.uint8)
+    peak = peak_memory(lambda: held[0], CPU)
+    assert peak is not None
+    assert peak < 0.2 * size
+
+
+def test_clocks_and_spreads():
+    result, seconds = timed(lambda: "done", CPU)
+    assert result == "done"
+    assert 0 <= seconds < 1
+    assert spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0)
+    assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14

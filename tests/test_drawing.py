@@ -1,0 +1,191 @@
+"""Tokens, confidences and scores drawn from logits that were written by hand, and the memory that drawing takes."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.bench.machine import peak_memory
+from lfpo.drawing import Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.models import init_model
+from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
+
+JUST_BELOW_ONE = 1 - 2.0**-53
+MASK = 4
+# Probabilities of five tokens, the last of them the mask token.
+HALF_MASKED = torch.tensor([[0.25, 0.15, 0.1, 0.0, 0.5]], dtype=torch.float64).log().clamp(min=-700)
+
+
+def evenly(n: int) -> torch.Tensor:
+    """n uniform numbers without luck: one in the middle of each n-th of the unit interval."""
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+def shares(token_T: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    return torch.bincount(token_T, minlength=vocabulary).double() / len(token_T)
+
+
+def repeated(settings: dict[str, Any], n: int = 20_000) -> Drawn:
+    return draw_from_logits(HALF_MASKED.repeat(n, 1), SamplerConfig(**settings), MASK, evenly(n))
+
+
+def test_inverse_cdf_never_draws_what_has_no_probability():
+    never = -torch.inf
+    scores = torch.tensor(
+        [[never, 0.0, never, 1.0, never], [0.0, never, never, never, never], [never, never, never, never, 0.0]],
+        dtype=torch.float64,
+    )
+    for uniform, expected in ((0.0, [1, 0, 4]), (JUST_BELOW_ONE, [3, 0, 4]), (0.5, [3, 0, 4])):
+        found = inverse_cdf(scores, torch.full((3,), uniform, dtype=torch.float64))
+        assert found.tolist() == expected
+
+
+def test_inverse_cdf_stays_in_range_whatever_the_rounded_total():
+    # Sums of equal shares end at, below or above 1.
+    totals = set()
+    for size in range(1, 120):
+        scores = torch.zeros(1, size, dtype=torch.float64)
+        totals.add(float(scores.softmax(-1).cumsum(-1)[0, -1]))
+        assert inverse_cdf(scores, torch.tensor([JUST_BELOW_ONE], dtype=torch.float64)).tolist() == [size - 1]
+        assert inverse_cdf(scores, torch.tensor([0.0], dtype=torch.float64)).tolist() == [0]
+    assert min(totals) < 1 < max(totals)
+
+
+def test_inverse_cdf_draws_each_token_as_often_as_softmax_says():
+    n = 50_000
+    scores = torch.randn(1, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
+    found = shares(inverse_cdf(scores.expand(n, -1), evenly(n)), 300)
+    assert float((found - scores.softmax(-1)[0]).abs().max()) <= 1.001 / n
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"temperature": 1.0}, [0.5, 0.3, 0.2, 0.0, 0.0]),
+        ({"temperature": 0.5}, [25 / 38, 9 / 38, 4 / 38, 0.0, 0.0]),
+        ({"temperature": 1.0, "top_k": 2}, [5 / 8, 3 / 8, 0.0, 0.0, 0.0]),
+        ({"temperature": 1.0, "top_p": 0.6}, [5 / 8, 3 / 8, 0.0, 0.0, 0.0]),
+        # Cut after the temperature: at 1/2 the first token alone has 25/38.
+        ({"temperature": 0.5, "top_p": 0.6}, [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ({"temperature": 0.0}, [1.0, 0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_mask_token_is_left_out_and_the_rest_follows_the_settings(settings: dict, expected: list[float]):
+    drawn = repeated(settings)
+    assert shares(drawn.token, 5).tolist() == pytest.approx(expected, abs=1e-4)
+    # Confidence and entropy are those of the model's own distribution, the mask token's share included.
+    assert drawn.confidence.tolist() == pytest.approx([[0.25, 0.15, 0.1][i] for i in drawn.token.tolist()])
+    entropy = -float(torch.special.xlogy(HALF_MASKED.exp(), HALF_MASKED.exp()).sum())
+    assert drawn.entropy.tolist() == pytest.approx([entropy] * len(drawn.token))
+
+
+@pytest.mark.parametrize(
+    ("settings", "p"),
+    [
+        ({}, [0.5, 0.3, 0.2]),
+        ({"top_k": 2}, [5 / 8, 3 / 8, 0.0]),
+        ({"top_p": 0.4}, [1.0, 0.0, 0.0]),
+        ({"temperature": 0.5}, [25 / 38, 9 / 38, 4 / 38]),
+        ({"temperature": 0.5, "top_k": 2}, [25 / 34, 9 / 34, 0.0]),
+        ({"temperature": 0.5, "top_p": 0.7}, [25 / 34, 9 / 34, 0.0]),
+    ],
+)
+def test_dreams_scores_by_hand(settings: dict, p: list[float]):
+    """p: the probabilities that tokens are drawn from, after temperature, top_k and top_p."""
+    n = 64
+    drawn = repeated({**settings, "alg": "maskgit_plus"}, n)
+    assert drawn.score.tolist() == pytest.approx([p[i] for i in drawn.token.tolist()])
+    drawn = repeated({**settings, "alg": "topk_margin"}, n)
+    assert drawn.score.tolist() == pytest.approx([p[0] - p[1]] * n)
+    drawn = repeated({**settings, "alg": "entropy"}, n)
+    probability = torch.tensor(p, dtype=torch.float64)
+    expected = float((probability * (probability + 1e-10).log()).sum())
+    assert drawn.score.tolist() == pytest.approx([expected] * n, abs=1e-15)
+    for other in ({**settings, "alg": "origin"}, settings):
+        drawn = repeated(other, n)
+        assert torch.equal(drawn.score, drawn.confidence)
+
+
+def test_entropy_is_scored_with_dreams_small_constant():
+    # A certain token: log(1 + 1e-10), which is not quite 0.
+    logits = torch.tensor([[0.0, -900.0, -900.0]], dtype=torch.float64)
+    drawn = draw_from_logits(logits, SamplerConfig(alg="entropy"), 2, torch.zeros(1, dtype=torch.float64))
+    assert drawn.score.item() == pytest.approx(1e-10, rel=1e-4)
+
+
+def logits_as_states(vocabulary: int) -> Any:
+    """A model whose states are its logits."""
+    return SimpleNamespace(vocab_size=vocabulary, mask_id=MASK, head=lambda hidden: hidden)
+
+
+def test_guidance_moves_away_from_the_prediction_without_the_prompt():
+    generator = torch.Generator().manual_seed(1)
+    guided, free = (torch.randn(6, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+    sampler = SamplerConfig(temperature=1.0, cfg_scale=1.5)
+    drawn = draw(logits_as_states(9), [guided, free], sampler, evenly(6))
+    expected = draw_from_logits(2.5 * guided - 1.5 * free, sampler, MASK, evenly(6))
+    assert torch.equal(drawn.token, expected.token)
+    torch.testing.assert_close(drawn.confidence, expected.confidence)
+    torch.testing.assert_close(drawn.entropy, expected.entropy)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0, "cfg_scale": 0.5},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "alg": "maskgit_plus"},
+        {"alg": "entropy"},
+    ],
+)
+@pytest.mark.parametrize("elements", [1, 4 * 11])
+def test_drawing_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, settings: dict, elements: int):
+    generator = torch.Generator().manual_seed(2)
+    states = [torch.randn(10, 11, generator=generator) for _ in range(2)]
+    whole = draw(logits_as_states(11), states, SamplerConfig(**settings), evenly(10))
+    sizes: list[int] = []
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return hidden
+
+    monkeypatch.setattr("lfpo.drawing.CHUNK_ELEMENTS", elements)
+    model = SimpleNamespace(vocab_size=11, mask_id=MASK, head=head)
+    pieces = draw(model, states, SamplerConfig(**settings), evenly(10))  # type: ignore[arg-type]
+    assert max(sizes) == max(1, elements // 11)
+    assert torch.equal(pieces.token, whole.token)
+    for name in ("confidence", "entropy", "score"):
+        torch.testing.assert_close(getattr(pieces, name), getattr(whole, name))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
+def test_a_rollout_never_holds_the_logits_of_all_positions():
+    """With a real vocabulary they are what memory goes to: here half a gibibyte in float32, and five times that with
+    the tensors that drawing makes of them."""
+    vocabulary, rows, length = 126_464, 32, 32
+    config = {
+        "model_type": "llada",
+        "d_model": 32,
+        "n_layers": 1,
+        "n_heads": 4,
+        "mlp_hidden_size": 48,
+        "vocab_size": vocabulary,
+        "max_sequence_length": 64,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "weight_tying": True,
+        "mask_token_id": 126336,
+        "eos_token_id": 126081,
+        "pad_token_id": 126081,
+    }
+    model = init_model(config, seed=0)
+    prompts = [[i + 1] * length for i in range(rows)]
+    sampler = SamplerConfig(gen_length=length, steps=1)
+    rollout(model, prompts[:1], sampler, [0])  # what is loaded at first use is no part of it
+    peak = peak_memory(lambda: rollout(model, prompts, sampler, range(rows)), model.device)
+    assert peak is not None
+    assert peak < 4 * rows * length * vocabulary

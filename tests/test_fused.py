@@ -1,0 +1,525 @@
+"""Losses straight from hidden states, a chunk at a time: against the plain form, whatever the size of a chunk."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lfpo.bench.machine import peak_memory
+from lfpo.models import load_model
+from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.ops.chunked import in_chunks
+from lfpo.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
+from lfpo.ops.rectified import rectified_loss
+from lfpo.predictions import BASE, CURRENT, OLD
+from lfpo.rng import generator
+from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
+from lfpo.sft import Example, accumulate_sft_gradients
+from lfpo.update import accumulate_gradients
+from test_objective_training import KNOBS
+
+CPU = torch.device("cpu")
+
+
+def double(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def chunks_of(elements: int) -> Any:
+    """Within it, no more than so many logits are held at once."""
+    return mock.patch.dict(CHUNK_ELEMENTS, cpu=elements)
+
+
+@dataclass
+class Case:
+    """Arguments of rectified_sum; `head_ref` is `head` itself where the policies share it."""
+
+    hidden: torch.Tensor
+    hidden_ref: torch.Tensor
+    head: torch.Tensor
+    head_ref: torch.Tensor
+    y: torch.Tensor
+    r: torch.Tensor
+    weight: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """States and heads rounded to `dtype`, the rest as it is."""
+        hidden, hidden_ref, head = self.hidden.to(dtype), self.hidden_ref.to(dtype), self.head.to(dtype)
+        head_ref = head if self.head_ref is self.head else self.head_ref.to(dtype)
+        return replace(self, hidden=hidden, hidden_ref=hidden_ref, head=head, head_ref=head_ref)
+
+
+def random_case(
+    heads: str = "own", rewards: str = "anywhere", *, seed: int = 0, t: int = 7, v: int = 11, d: int = 5
+) -> Case:
+    g = torch.Generator().manual_seed(seed)
+    hidden, move = (torch.randn(t, d, generator=g, dtype=torch.float64) for _ in range(2))
+    head, turn = (torch.randn(v, d, generator=g, dtype=torch.float64) for _ in range(2))
+    r, weight = (torch.rand(t, generator=g, dtype=torch.float64) for _ in range(2))
+    binary = (r > 0.5).double()
+    kinds = {"anywhere": r, "binary": binary, "ones": torch.ones_like(r), "zeros": torch.zeros_like(r)}
+    kinds["mixed"] = torch.where(torch.arange(t) % 2 == 0, binary, r)
+    head_ref = head if heads == "shared" else head + 0.3 * turn
+    y = torch.randint(v, (t,), generator=g)
+    return Case(hidden, hidden + 0.5 * move, head, head_ref, y, kinds[rewards], 0.5 + weight)
+
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def plain(case: Case, **knobs: Any) -> Result:
+    """Loss and its gradients in states and head, from all logits; the reference's logits are constants."""
+    hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
+    z, z_ref = hidden @ head.T, case.hidden_ref @ case.head_ref.T
+    loss = (case.weight * rectified_loss(z, z_ref, case.y, case.r, **knobs)).sum()
+    in_hidden, in_head = torch.autograd.grad(loss, (hidden, head))
+    return loss.detach(), in_hidden, in_head
+
+
+def fused(case: Case, *, upstream: float = 1.0, **knobs: Any) -> Result:
+    hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
+    head_ref = head if case.head_ref is case.head else case.head_ref
+    loss = rectified_sum(hidden, case.hidden_ref, head, head_ref, case.y, case.r, token_weight_T=case.weight, **knobs)
+    (upstream * loss).backward()
+    assert hidden.grad is not None
+    assert head.grad is not None
+    return loss.detach(), hidden.grad, head.grad
+
+
+def assert_same(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], rtol: float = 1e-10) -> None:
+    """Loss and gradients agree; the same tolerance serves for entries near zero."""
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+
+
+class Products(TorchDispatchMode):
+    """Shapes of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+            self.shapes.append(tuple(out.shape))
+        return out
+
+
+class Held(TorchDispatchMode):
+    """The most numbers that were held at once in what operations returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._sizes = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(x, torch.Tensor):
+                self._sizes[x.untyped_storage()] = x.untyped_storage().nbytes() // x.element_size()
+        self.peak = max(self.peak, sum(self._sizes.values()))
+        return out
+
+
+# The rectified loss
+
+
+def test_the_rectified_sum_by_hand_on_two_tokens():
+    """States that are their own logits: pi = (3/4, 1/4), pi_ref = (1/2, 1/2), so pi+ = pi and pi- = (1/4, 3/4)."""
+    hidden, head = double([[math.log(3), 0.0]]).requires_grad_(), double([[1.0, 0.0], [0.0, 1.0]]).requires_grad_()
+    reference = double([[0.0, 0.0]])
+    y, r, weight = torch.tensor([0]), double([0.5]), double([3.0])
+    loss = rectified_sum(hidden, reference, head, head, y, r, beta=1.0, token_weight_T=weight)
+    loss.backward()
+    assert loss.item() == pytest.approx(-3 * (0.5 * math.log(0.75) + 0.5 * math.log(0.25)), rel=1e-14)
+    # r pi+ - (1 - r) pi- = (1/4, -1/4), three times; nothing is added for y as 2r - 1 is zero.
+    torch.testing.assert_close(hidden.grad, double([[0.75, -0.75]]))
+    torch.testing.assert_close(head.grad, double([[0.75 * math.log(3), 0.0], [-0.75 * math.log(3), 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("beta", "positive", "negative"),
+    [(0.3, 1, 1), (1.0, 1, 1), (2.0, 1, 1), (0.3, 2.5, 0.5), (0.7, 0, 1.5), (1.3, 0.5, 0)],
+)
+@pytest.mark.parametrize("rewards", ["anywhere", "mixed", "binary", "ones", "zeros"])
+@pytest.mark.parametrize("heads", ["own", "shared"])
+def test_the_rectified_sum_is_the_plain_one(heads: str, rewards: str, beta: float, positive: float, negative: float):
+    case = random_case(heads, rewards)
+    knobs = {"beta": beta, "positive_weight": positive, "negative_weight": negative}
+    assert_same(fused(case, **knobs), plain(case, **knobs))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.tuples(st.integers(1, 9), st.integers(2, 12), st.integers(1, 4)),
+    heads=st.sampled_from(["own", "shared"]),
+    rewards=st.sampled_from(["anywhere", "mixed", "binary"]),
+    beta=st.floats(0.05, 3.0),
+    weights=st.tuples(st.floats(0, 2), st.floats(0, 2)),
+    elements=st.integers(1, 60),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shape_in_any_chunks_gives_the_plain_sum(
+    seed: int,
+    sizes: tuple[int, int, int],
+    heads: str,
+    rewards: str,
+    beta: float,
+    weights: tuple[float, float],
+    elements: int,
+):
+    t, v, d = sizes
+    case = random_case(heads, rewards, seed=seed, t=t, v=v, d=d)
+    knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1]}
+    with chunks_of(elements):
+        found = fused(case, **knobs)
+    assert_same(found, plain(case, **knobs), rtol=1e-9)
+
+
+@pytest.mark.parametrize("heads", ["own", "shared"])
+def test_every_token_counts_once_unless_it_is_told_otherwise(heads: str):
+    case = random_case(heads)
+    loss = rectified_sum(case.hidden, case.hidden_ref, case.head, case.head_ref, case.y, case.r, beta=0.3)
+    expected = plain(replace(case, weight=torch.ones_like(case.weight)), beta=0.3)[0]
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("heads", ["own", "shared"])
+@pytest.mark.parametrize("rewards", ["anywhere", "binary"])
+@pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (25, 4), (35, 3), (77, 1)])
+def test_the_size_of_a_chunk_changes_nothing(heads: str, rewards: str, elements: int, chunks: int):
+    """Seven tokens of eleven logits, one, two, three or seven at a time; the last chunk of the middle two holds one."""
+    case = random_case(heads, rewards)
+    whole = fused(case, beta=0.3)
+    with chunks_of(elements), Products() as products:
+        found = fused(case, beta=0.3)
+    assert_same(found, whole, rtol=1e-13)
+    # For each chunk the logits (the one product serves both policies where it can), the states' gradient, the head's.
+    logits = [rows for rows, columns in products.shapes if columns == 11]
+    assert len(logits) == chunks * (1 if (heads, rewards) == ("shared", "binary") else 2)
+    assert sum(logits) * chunks == 7 * len(logits)
+    assert len(products.shapes) - len(logits) == 2 * chunks
+
+
+@pytest.mark.parametrize("heads", ["own", "shared"])
+@pytest.mark.parametrize("rewards", ["anywhere", "binary"])
+def test_the_gradient_is_the_slope_of_the_loss(heads: str, rewards: str):
+    """In finite differences. A shared head moves the reference too, which the gradient leaves out: it stays fixed."""
+    case = random_case(heads, rewards, t=4, v=5, d=3)
+
+    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        head_ref = head if heads == "shared" else case.head_ref
+        return rectified_sum(
+            hidden, case.hidden_ref, head, head_ref, case.y, case.r, beta=0.4, token_weight_T=case.weight
+        )
+
+    with chunks_of(15):
+        inputs = (case.hidden.requires_grad_(), case.head.requires_grad_(heads == "own"))
+        assert torch.autograd.gradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("heads", ["own", "shared"])
+def test_a_factor_on_the_loss_is_a_factor_on_its_gradients(heads: str):
+    case = random_case(heads)
+    loss, *gradients = fused(case, beta=0.3)
+    assert_same(fused(case, upstream=-3.0, beta=0.3), (loss, *(-3 * g for g in gradients)), rtol=1e-14)
+
+
+def test_a_second_backward_pass_adds_the_same_gradients_again():
+    case = random_case()
+    hidden = case.hidden.requires_grad_()
+    loss = rectified_sum(hidden, case.hidden_ref, case.head, case.head_ref, case.y, case.r, beta=0.3)
+    (2 * loss).backward(retain_graph=True)
+    assert hidden.grad is not None
+    first = hidden.grad.clone()
+    (2 * loss).backward()
+    torch.testing.assert_close(hidden.grad, 2 * first, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("trained", ["hidden", "head"])
+@pytest.mark.parametrize("heads", ["own", "shared"])
+def test_states_or_head_may_train_alone_and_the_reference_never_does(heads: str, trained: str):
+    case = random_case(heads)
+    getattr(case, trained).requires_grad_()
+    case.hidden_ref.requires_grad_()
+    if heads == "own":
+        case.head_ref.requires_grad_()
+    rectified_sum(
+        case.hidden, case.hidden_ref, case.head, case.head_ref, case.y, case.r, beta=0.3, token_weight_T=case.weight
+    ).backward()
+    fixed = replace(case, hidden_ref=case.hidden_ref.detach(), head_ref=case.head_ref.detach())
+    _, in_hidden, in_head = plain(fixed, beta=0.3)
+    found, expected = getattr(case, trained).grad, {"hidden": in_hidden, "head": in_head}[trained]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    others = {"hidden", "hidden_ref", "head", "head_ref"} - {trained}
+    if heads == "shared" and trained == "head":
+        others.remove("head_ref")  # the same tensor
+    assert all(getattr(case, name).grad is None for name in others)
+
+
+def test_states_need_not_lie_in_one_piece():
+    case = random_case()
+    apart = replace(case, hidden=case.hidden.T.contiguous().T, hidden_ref=case.hidden_ref.repeat(1, 2)[:, :5])
+    with chunks_of(25):
+        assert_same(fused(apart, beta=0.3), plain(case, beta=0.3))
+
+
+def test_no_tokens_cost_nothing():
+    loss, in_hidden, in_head = fused(random_case(t=0), beta=0.3)
+    assert loss == 0
+    assert in_hidden.shape == (0, 5)
+    assert torch.equal(in_head, torch.zeros(11, 5, dtype=torch.float64))
+
+
+def test_huge_logits_neither_overflow_nor_vanish():
+    """In float32: token 1 has probability e^-1000, and is pulled up by all that there is to pull."""
+    hidden = torch.tensor([[1000.0, 0.0]], requires_grad=True)
+    loss = rectified_sum(
+        hidden, torch.zeros(1, 2), torch.eye(2), torch.eye(2), torch.tensor([1]), torch.ones(1), beta=1.0
+    )
+    loss.backward()
+    assert loss == 1000
+    assert hidden.grad is not None
+    assert hidden.grad.tolist() == [[1.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "in_loss", "in_gradient"), [(torch.float32, 1e-6, 3e-6), (torch.bfloat16, 1e-3, 1e-2)]
+)
+@pytest.mark.parametrize("heads", ["own", "shared"])
+@pytest.mark.parametrize("rewards", ["anywhere", "binary"])
+def test_narrow_types_lose_only_what_rounding_takes(
+    heads: str, rewards: str, dtype: torch.dtype, in_loss: float, in_gradient: float
+):
+    case = random_case(heads, rewards, t=64, v=512, d=64)
+    case.head = 0.2 * case.head
+    case.head_ref = case.head if heads == "shared" else 0.2 * case.head_ref
+    case = case.to(dtype)
+    with chunks_of(20 * 512):
+        found = fused(case, beta=0.3)
+    expected = plain(case.to(torch.float64), beta=0.3)
+    assert [x.dtype for x in found] == [torch.float32, dtype, dtype]
+    for a, b, tolerance in zip(found, expected, (in_loss, in_gradient, in_gradient), strict=True):
+        assert (a.double() - b).norm() < tolerance * b.norm()
+
+
+# Cross-entropy
+
+
+def test_the_cross_entropy_sum_by_hand_on_two_tokens():
+    hidden = double([[math.log(3), 0.0]]).requires_grad_()
+    head = double([[1.0, 0.0], [0.0, 1.0]])
+    loss = cross_entropy_sum(hidden, head, torch.tensor([1]), double([2.0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(2 * math.log(4), rel=1e-14)
+    torch.testing.assert_close(hidden.grad, double([[1.5, -1.5]]))
+
+
+@pytest.mark.parametrize("elements", [25, 2**24])
+def test_the_cross_entropy_sum_is_torchs(elements: int):
+    case = random_case()
+    results = []
+    for summed in (
+        lambda hidden, head: cross_entropy_sum(hidden, head, case.y, case.weight),
+        lambda hidden, head: (case.weight * F.cross_entropy(hidden @ head.T, case.y, reduction="none")).sum(),
+    ):
+        hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
+        with chunks_of(elements):
+            loss = summed(hidden, head)
+        results.append((loss.detach(), *torch.autograd.grad(loss, (hidden, head))))
+    assert_same(results[0], results[1])
+
+
+def test_the_cross_entropys_gradient_is_its_slope_in_the_head_too():
+    case = random_case(t=4, v=5, d=3)
+
+    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        return cross_entropy_sum(hidden, head, case.y, case.weight)
+
+    with chunks_of(15):
+        assert torch.autograd.gradcheck(loss, (case.hidden.requires_grad_(), case.head.requires_grad_()))
+
+
+def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
+    """400 tokens of p = (1/2, 1/2), one at a time, each a quarter: bfloat16 could not count past 64 in quarters."""
+    head = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.ones(400, 1, dtype=torch.bfloat16)
+    with chunks_of(2):
+        cross_entropy_sum(hidden, head, torch.zeros(400, dtype=torch.long), torch.full((400,), 0.5)).backward()
+    assert head.grad is not None
+    assert head.grad.tolist() == [[-100.0], [100.0]]
+
+
+# Any function of logits
+
+
+def chosen_logp(head: torch.Tensor, calls: list[int]) -> Callable[..., torch.Tensor]:
+    """Weighted log-probability of tokens; each call leaves the number of its tokens in `calls`."""
+
+    def function(hidden: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(len(hidden))
+        return -weight * F.cross_entropy(hidden @ head.T, y, reduction="none")
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("elements", "sizes"), [(1, [1] * 7), (25, [2, 2, 2, 1]), (76, [6, 1]), (77, [7]), (2**24, [7])]
+)
+def test_a_function_in_chunks_is_the_function_and_runs_again_only_if_there_are_several(elements: int, sizes: list[int]):
+    case = random_case()
+    scale = torch.arange(1.0, 8.0, dtype=torch.float64)
+    results, counts = [], []
+    for chunked in (False, True):
+        hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
+        calls: list[int] = []
+        function, rows = chosen_logp(head, calls), [hidden, case.y, case.weight]
+        with chunks_of(elements):
+            logp = in_chunks(function, rows, 11) if chunked else function(*rows)
+        counts.append(list(calls))
+        (scale * logp.tanh()).sum().backward()
+        counts.append(calls)
+        assert hidden.grad is not None
+        assert head.grad is not None
+        results.append((logp.detach(), hidden.grad, head.grad))
+    assert_same(results[1], results[0], rtol=1e-13)
+    _, _, forward, both = counts
+    assert forward == sizes
+    assert sorted(both) == sorted(sizes if len(sizes) == 1 else 2 * sizes)
+
+
+@torch.no_grad()
+def test_without_gradients_each_chunk_runs_once():
+    case, calls = random_case(), list[int]()
+    function, rows = chosen_logp(case.head.requires_grad_(), calls), [case.hidden, case.y, case.weight]
+    with chunks_of(25):
+        found = in_chunks(function, rows, 11)
+    assert calls == [2, 2, 2, 1]
+    assert not found.requires_grad
+    torch.testing.assert_close(found, function(*rows), rtol=1e-13, atol=0)
+
+
+# Training
+
+
+def widest(products: Products, vocab_size: int) -> int:
+    """Most tokens of a product whose columns are the vocabulary."""
+    return max(rows for rows, *columns in products.shapes if columns == [vocab_size])
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "family"),
+    [
+        *((name, {}, "llada") for name in OBJECTIVES),
+        *((name, {}, "dream") for name in ("lfpo", "agrpo")),
+        ("lfpo", {"reward_transform": "raw"}, "llada"),
+        ("lfpo", {"reading": "printed"}, "llada"),
+        ("lfpo", {"reading": "printed_through", "negative_weight": 0.5}, "llada"),
+    ],
+)
+def test_the_size_of_a_chunk_changes_no_objective(
+    name: str, knobs: dict[str, Any], family: str, request: pytest.FixtureRequest
+):
+    models: Any = {CURRENT: load_model(request.getfixturevalue(family), dtype=torch.float64)}
+    for seed, other in enumerate((OLD, BASE)):
+        models[other] = copy.deepcopy(models[CURRENT])
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in models[other].parameters():
+                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
+    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
+    objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
+    views = objective.views(t, signal, [1, 2, 3, 4], 0)
+    vocab_size, tokens = models[CURRENT].vocab_size, int(views.target.sum())
+    size = 5 if tokens % 5 else 7  # the last chunk is smaller than the others
+    assert tokens % size
+    results = []
+    for elements in (2**24, size * vocab_size + 3):
+        with chunks_of(elements), Products() as products:
+            loss = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)
+        results.append((double(loss), torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
+        models[CURRENT].zero_grad()
+        assert widest(products, vocab_size) == min(tokens, elements // vocab_size)
+    assert_same(results[0], results[1])
+    assert float(results[0][1].norm()) > 1e-3
+    assert all(p.grad is None for other in (OLD, BASE) for p in models[other].parameters())
+
+
+def test_the_size_of_a_chunk_changes_no_supervised_step(checkpoint: Path):
+    model = load_model(checkpoint, dtype=torch.float64)
+    batch = {i: Example([5, 6, 7 + i], [20 + i] * 8) for i in range(5)}
+    results = []
+    for elements in (2**24, 5 * model.vocab_size + 3):
+        with chunks_of(elements), Products() as products:
+            loss = accumulate_sft_gradients(model, batch, 5, 10**6, generator(1, "t"))
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        results.append((double(loss), torch.cat([g.flatten() for g in found])))
+        model.zero_grad()
+        assert (widest(products, model.vocab_size) == 5) == (elements < 2**24)
+    assert_same(results[0], results[1])
+    assert float(results[0][1].norm()) > 1e-3
+
+
+# Memory
+
+
+@pytest.mark.parametrize("form", ["own", "shared", "logp"])
+def test_no_more_than_a_few_chunks_are_held_at_once(form: str):
+    """120 tokens of 400 logits, three at a time. Whole, the states' gradient takes two such tensors at the least."""
+    case = random_case("shared" if form == "shared" else "own", t=120, v=400, d=1)
+    peaks = []
+    for elements in (3 * 400, 120 * 400):
+        hidden = case.hidden.detach().requires_grad_()
+        with chunks_of(elements), Held() as held:
+            if form == "logp":
+                loss = in_chunks(chosen_logp(case.head, []), [hidden, case.y, case.weight], 400).sum()
+            else:
+                loss = rectified_sum(hidden, case.hidden_ref, case.head, case.head_ref, case.y, case.r, beta=0.3)
+            loss.backward()
+        peaks.append(held.peak)
+    few, whole = peaks
+    assert few < 120 * 400 / 4
+    assert whole > 2 * 120 * 400
+
+
+def test_the_process_takes_at_most_a_quarter_of_the_plain_forms_memory():
+    """The plain form holds several tensors of 48 MiB, the other several of 4."""
+    g, t, v, d = torch.Generator().manual_seed(0), 384, 32768, 16
+    states, reference = (torch.randn(t, d, generator=g) for _ in range(2))
+    head, head_ref = (torch.randn(v, d, generator=g) for _ in range(2))
+    y, r = torch.randint(v, (t,), generator=g), torch.rand(t, generator=g)
+
+    def run(*, light: bool) -> None:
+        hidden = states.clone().requires_grad_()
+        if light:
+            loss = rectified_sum(hidden, reference, head, head_ref, y, r, beta=0.3)
+        else:
+            loss = rectified_loss(hidden @ head.T, reference @ head_ref.T, y, r, beta=0.3).sum()
+        loss.backward()
+        assert hidden.grad is not None
+
+    with chunks_of(2**20):
+        light, heavy = peak_memory(lambda: run(light=True), CPU), peak_memory(lambda: run(light=False), CPU)
+    if light is None or heavy is None:
+        pytest.skip("this system does not tell the peak")
+    assert heavy > 4 * t * v * 4
+    assert light < heavy / 4

@@ -1,0 +1,66 @@
+"""The counter-based random numbers against plain integers, and against numbers published for SplitMix64."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfpo.rng import uniform
+
+ALL = 2**64 - 1
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finaliser in unsigned 64-bit arithmetic."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & ALL
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & ALL
+    return x ^ x >> 31
+
+
+def expected(seed: int, *counters: int) -> float:
+    x = mix(seed & ALL)
+    for counter in counters:
+        x = mix(x + 0x9E3779B97F4A7C15 * (counter + 1) & ALL)
+    return (x >> 11) / 2**53
+
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(int64, st.lists(st.integers(0, 2**40), max_size=3))
+def test_uniform_equals_unsigned_integer_arithmetic(seed: int, counters: list[int]):
+    found = uniform(torch.tensor(seed), *counters)
+    assert found.dtype == torch.float64
+    assert found.item() == expected(seed, *counters)
+    assert 0 <= found.item() < 1
+
+
+def test_seed_zero_gives_the_published_sequence():
+    # The finaliser maps 0 to 0, so that one counter is SplitMix64 itself.
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]
+    found = uniform(torch.tensor(0), torch.arange(5))
+    assert found.tolist() == [(x >> 11) / 2**53 for x in published]
+
+
+def test_seeds_and_counters_broadcast():
+    seeds = [3, -5, 2**62]
+    found = uniform(torch.tensor(seeds)[:, None], 2, torch.tensor([[7], [8], [9]]), torch.arange(4))
+    assert found.tolist() == [[expected(s, 2, c, i) for i in range(4)] for s, c in zip(seeds, (7, 8, 9), strict=True)]
+
+
+def test_uniform_numbers_are_even_and_unrelated():
+    n = 200_000
+    streams = [uniform(torch.tensor(s), p, torch.arange(n)) for s, p in ((0, 0), (0, 1), (1, 0))]
+    streams.append(uniform(torch.arange(n), 0, 0))  # seeds that follow one another
+    for x in streams:
+        assert abs(float(x.mean()) - 1 / 2) < 5 * (1 / 12 / n) ** 0.5
+        assert abs(float(x.var()) - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+        share = torch.histc(x, 64, 0, 1) / n
+        assert float((share - 1 / 64).abs().max()) < 6 * (1 / 64 / n) ** 0.5
+        following = torch.corrcoef(torch.stack([x[:-1], x[1:]]))[0, 1]
+        assert abs(float(following)) < 5 / n**0.5
+    for x, y in itertools.combinations(streams, 2):
+        assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 5 / n**0.5

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lfpo.errors import UserError
+from lfpo.rewards.code import PassRate, code_job, extract_code, parses, syntax_compliance
+from lfpo.sandbox import Call, Job, Limits, Sandbox, available_rungs, ladder, launch
+from lfpo.sandbox.inside import wire
+from lfpo.sandbox.inside.judge import same
+
+DATA = Path(__file__).parent / "data" / "code"
+LIMITS = Limits(seconds=30)
+DOUBLE = "def double(x):\n    return x * 2\n"
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    return Sandbox(limits=LIMITS, workers=2, unsafe=True)
+
+
+def rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+# Values on the pipe
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 0, -1, 255, 2**4000, -(2**63), 1.5, float("inf"), 2j, "", "é\ud800", b"\0", [], (1, (2,))),
+        *({1: [2]}, {"a", "b"}, frozenset({1}), {(1, 2): {"x": b"y"}}),
+    ],
+)
+def test_values_come_back_with_their_types(value):
+    back = wire.decode(wire.encode(value))
+    assert back == value and type(back) is type(value)
+
+
+def test_subclasses_travel_as_their_base_unless_they_redefine_equality():
+    point = collections.namedtuple("point", "x y")
+
+    class Sly(int):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = int.__hash__
+
+    assert wire.decode(wire.encode([point(1, 2), collections.Counter("aab")])) == [(1, 2), {"a": 2, "b": 1}]
+    for value in (Sly(3), object(), [Sly(3)], collections.deque([1])):
+        with pytest.raises(wire.NotAValue):
+            wire.encode(value)
+
+
+def test_endless_nesting_is_not_a_value():
+    nested: list = []
+    nested.append(nested)
+    with pytest.raises(wire.NotAValue, match="deeply"):
+        wire.encode(nested)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"I", b"I\0\0\0\xff1", b"L\xff\xff\xff\xff", b"s\0\0\0\1\xff", b"NN", b"?"),
+        *(b"M\0\0\0\1L\0\0\0\0N", b"H\0\0\0\0", b"L\0\0\0\1" * 500, b"S\0\0\0\1L\0\0\0\0"),
+    ],
+)
+def test_bytes_that_are_no_value_are_named_so(data):
+    with pytest.raises(wire.BadBytes):
+        wire.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "tolerance", "equal"),
+    [
+        (1, 1, 0, True),
+        (1, 1.0, 0, True),
+        (True, 1, 0, False),
+        ([1], (1,), 0, False),
+        (0.1 + 0.2, 0.3, 0, False),
+        ([{"a": 0.1 + 0.2}], [{"a": 0.3}], 1e-9, True),
+        (float("nan"), float("nan"), 0, True),
+        (10**400, 1.0, 1e-6, False),
+        (1000001.0, 1000000.0, 1e-6, True),
+        ("1", 1, 1, False),
+        ({1, 2}, {2, 1}, 0, True),
+    ],
+)
+def test_what_counts_as_the_expected_value(value, expected, tolerance, equal):
+    assert same(value, expected, tolerance) is equal
+
+
+# Verdicts
+
+
+def test_calls_are_compared_with_expected_values(sandbox):
+    calls = [Call((2,), 4), Call(("a",), "aa"), Call(([1],), [1, 1], {}), Call((), 6, {"x": 3}), Call((1,), 3)]
+    verdict = sandbox.judge(Job(DOUBLE, "double", calls))
+    assert verdict.tests == (True, True, True, True, False)
+    assert not verdict.passed and verdict.pass_rate == 0.8 and verdict.reason == "test 4: another value than expected"
+    assert 0 < verdict.seconds < LIMITS.seconds
+
+
+def test_float_tolerance(sandbox):
+    job = Job("def third():\n    return 0.333333", "third", [Call((), 1 / 3)], tolerance=1e-5)
+    assert sandbox.judge(job).passed
+    assert not sandbox.judge(Job(job.program, "third", job.calls)).passed
+
+
+def test_tests_pass_or_fail_one_by_one(sandbox):
+    verdict = sandbox.judge(Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert nothing(1)"]))
+    assert verdict.tests == (True, False, False) and verdict.reason == "test 1: AssertionError"
+
+
+def test_passes_before_a_hang_count():
+    program = "def f(x):\n    while x == 2: pass\n    return x\n"
+    tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
+    verdict = Sandbox(limits=Limits(seconds=3), unsafe=True).judge(Job(program, tests=tests))
+    assert verdict.tests == (True, False, False) and verdict.reason == "not done after 3 s"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def f(:", "the program does not load: SyntaxError"),
+        ("1 / 0", "the program does not load: ZeroDivisionError"),
+        ("", "test 0: NameError"),
+        ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
+        ("def f(): return object()", "test 0: AssertionError: the program returned something that is not"),
+        ("#" * 300_000, "the program is longer than 200000 characters"),
+    ],
+)
+def test_the_reason_says_what_went_wrong(sandbox, program, reason):
+    verdict = sandbox.judge(Job(program, tests=["assert f() == 1"]))
+    assert verdict.reason.startswith(reason) and verdict.tests == (False,)
+
+
+def test_instances_can_be_passed_back_and_iterated(sandbox):
+    program = "class Pair:\n    def __init__(self, a): self.a = a\ndef total(ps): return sum(p.a for p in ps)\n"
+    program += "def count(n): yield from range(n)\n"
+    tests = ["assert total([Pair(1), Pair(2)]) == 3", "assert Pair(4).a == 4", "assert list(count(3)) == [0, 1, 2]"]
+    assert sandbox.judge(Job(program, tests=tests)).tests == (True, True, True)
+
+
+def test_exceptions_of_the_program_can_be_expected(sandbox):
+    program = "def f(x):\n    if x: raise ValueError('no')\n    raise SystemExit\n"
+    test = "try:\n    f({})\n    assert False, 'nothing raised'\nexcept {}:\n    pass"
+    tests = [test.format(1, "ValueError"), test.format(1, "KeyError"), test.format(0, "Exception")]
+    assert sandbox.judge(Job(program, tests=tests)).tests == (True, False, False)
+
+
+def test_the_end_of_an_iteration_cannot_be_forged(sandbox):
+    test = "assert all(map(lambda x: f(x) == x, [1, 2]))"
+    assert not sandbox.judge(Job("def f(x): raise StopIteration", tests=[test])).passed
+    assert sandbox.judge(Job("def f(x): return x", tests=[test])).passed
+
+
+def test_the_program_cannot_stand_in_for_what_the_tests_trust(sandbox):
+    """Neither built-in functions, nor modules, nor helpers of the test come from the program."""
+    liar = "import math\nclass math:\n    isclose = staticmethod(lambda *a: True)\ndef abs(x): return 0\n"
+    liar += "def helper(x): return 1\ndef f(x): return 7\n"
+    tests = ["assert math.isclose(f(1), 1.0)", "assert abs(f(1) - 1) < 0.1", "assert helper(f(1)) == 1"]
+    setup = "def helper(x): return x\n"
+    assert sandbox.judge(Job(liar, tests=tests, setup=setup)).tests == (False, False, False)
+    assert sandbox.judge(Job("def f(x): return 1", tests=tests, setup=setup)).passed
+
+
+def test_unittest_classes_count_by_method(sandbox):
+    test = (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(double(2), 4)\n"
+        "    def test_b(self): self.assertEqual(double(2), 5)\n    def test_c(self): self.skipTest('no')\n"
+        "    def test_d(self):\n        with self.assertRaises(TypeError): double(None)\n"
+    )
+    verdict = sandbox.judge(Job(DOUBLE, tests=[test], unittest=True))
+    assert verdict.tests == (True, False, False, True) and "4 != 5" in verdict.reason
+    assert not sandbox.judge(Job("import os\nos._exit(0)", tests=[test], unittest=True)).passed
+    assert not sandbox.judge(Job(DOUBLE, tests=["x = 1"], unittest=True)).passed
+
+
+def test_libraries_are_importable_only_where_asked_for(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "treasure.py").write_text("VALUE = 5\n")
+    job = Job("def f():\n    import treasure\n    return treasure.VALUE", tests=["assert f() == 5"])
+    assert not Sandbox(limits=LIMITS, unsafe=True).judge(job).passed
+    assert Sandbox(limits=LIMITS, libraries=[str(tmp_path)], unsafe=True).judge(job).passed
+
+
+# The pool
+
+
+def test_results_do_not_depend_on_order_or_company(sandbox):
+    jobs = [Job(f"def f(): return {i % 3}", tests=["assert f() == 0", "assert f() < 2"]) for i in range(6)]
+    forward, backward = sandbox.run(jobs), sandbox.run(jobs[::-1])[::-1]
+    assert [v.tests for v in forward] == [v.tests for v in backward] == [sandbox.judge(j).tests for j in jobs]
+    assert [v.pass_rate for v in forward[:3]] == [1.0, 0.5, 0.0]
+
+
+def test_a_worker_that_dies_is_a_failed_verdict_and_no_other_is_lost(sandbox, monkeypatch):
+    started: list[int] = []
+    start = launch.start
+
+    def watched(*args, **kwargs):
+        process = start(*args, **kwargs)
+        started.append(process.pid)
+        if len(started) == 4:  # the second job's judge
+            threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL)).start()
+        return process
+
+    monkeypatch.setattr(launch, "start", watched)
+    slow = Job("import time\ndef f():\n    time.sleep(1.5)\n    return 1", tests=["assert f() == 1"])
+    good = Job("def f(): return 1", tests=["assert f() == 1"])
+    verdicts = Sandbox(limits=LIMITS, workers=1, unsafe=True).run([good, slow, good])
+    assert [v.passed for v in verdicts] == [True, False, True]
+    assert verdicts[1].reason == "the judging process died" and verdicts[1].tests == (False,)
+
+
+def test_a_process_that_cannot_start_is_a_failed_verdict(monkeypatch, sandbox):
+    def refuse(*_args, **_kwargs):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launch, "start", refuse)
+    verdict = sandbox.judge(Job("x = 1", tests=["assert x", "assert x"]))
+    assert verdict.tests == (False, False) and "Resource temporarily unavailable" in verdict.reason
+
+
+def test_no_descriptor_is_left_open(sandbox):
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc") else 0
+    sandbox.run([Job(DOUBLE, tests=["assert double(1) == 2"])] * 3)
+    assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+ENDLESS = """
+import sys
+from lfpo.sandbox import Job, Limits, Sandbox
+limits = Limits(seconds=100, disk=int(sys.argv[2]))
+job = Job("import time, os\\nos.getpid()\\nwhile True: time.sleep(1)", tests=["assert 1"])
+Sandbox(sys.argv[1], limits, unsafe=True).judge(job)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
+def test_processes_end_with_the_one_that_started_them(rung):
+    tag = 17_000_000 + os.getpid()  # a limit that tells these processes from others'
+    host = subprocess.Popen([sys.executable, "-c", ENDLESS, rung, str(tag)])
+    until = time.monotonic() + 30
+    while len(processes_with(tag)) < 4 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(processes_with(tag)) >= 4
+    host.kill()
+    host.wait()
+    while processes_with(tag) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not processes_with(tag)
+
+
+def processes_with(tag: int) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if wire.encode(tag).hex().encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
+
+
+def test_a_verdict_comes_soon_after_its_time_limit():
+    begin = time.monotonic()
+    verdict = Sandbox(limits=Limits(seconds=1), unsafe=True).judge(Job("while True: pass", tests=["assert 1"]))
+    assert not verdict.passed and time.monotonic() - begin < 10
+
+
+# The ladder
+
+
+def test_every_rung_is_available_or_says_why_not():
+    assert [rung.name for rung in available_rungs()] == ["bubblewrap", "namespaces", "limits"]
+    assert all(rung.reason and "\n" not in rung.reason for rung in available_rungs())
+
+
+def test_bare_limits_need_the_unsafe_flag(monkeypatch):
+    found = tuple(ladder.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
+    monkeypatch.setattr(ladder, "available_rungs", lambda: found)
+    with pytest.raises(UserError, match="install bubblewrap, or pass unsafe=True"):
+        Sandbox()
+    with pytest.raises(UserError, match="pass unsafe=True"):
+        Sandbox("limits")
+    assert Sandbox(unsafe=True).rung == "limits"
+    with pytest.raises(UserError, match="'bubblewrap' is not available on this machine: not here"):
+        Sandbox("bubblewrap")
+    with pytest.raises(UserError, match="valid: bubblewrap, namespaces, limits"):
+        Sandbox("chroot")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"program": "x"}, "either calls or tests"),
+        ({"program": "x", "calls": [Call((), 1)]}, "name of the entry point"),
+    ],
+)
+def test_jobs_that_make_no_sense(job, message):
+    with pytest.raises(UserError, match=message):
+        Job(**job)
+
+
+def test_tests_that_are_not_python_are_the_users_mistake(sandbox):
+    with pytest.raises(UserError, match=r"test 0 of f is not Python"):
+        sandbox.judge(Job("x", "f", tests=["assert ("]))
+    with pytest.raises(UserError, match="built-in ones; a object is not"):
+        sandbox.judge(Job("x", "f", [Call((), object())]))
+    with pytest.raises(UserError, match="at least one worker"):
+        Sandbox(workers=0, unsafe=True)
+
+
+# Rewards
+
+
+def test_canonical_solutions_score_one_and_mutants_zero(sandbox):
+    mutants = {"return ": "return not ", "+": "-"}
+    for row in rows("humaneval.jsonl"):
+        good, old = row["prompt"] + row["canonical_solution"], row["canonical_solution"]
+        bad = row["prompt"] + f"    return None\n{old}"
+        right, wrong = sandbox.run([code_job(f"```python\n{c}\n```", row, row["prompt"]) for c in (good, bad)])
+        assert right.passed, (row["task_id"], right)
+        assert wrong.pass_rate == 0, (row["task_id"], wrong)
+    for row in rows("mbpp.jsonl"):
+        bad = row["code"]
+        for old, new in mutants.items():
+            bad = bad.replace(old, new)
+        right, wrong = sandbox.run([code_job(c, row) for c in (row["code"], bad)])
+        assert right.passed, (row["task_id"], right)
+        assert not wrong.passed, (row["task_id"], wrong)
+
+
+def test_pass_rate_takes_columns_of_rows(sandbox):
+    reward = PassRate(sandbox)
+    tests = [["assert double(1) == 2", "assert double(2) == 5"], ["assert double(1) == 2"]]
+    completions = [DOUBLE, [{"role": "assistant", "content": f"Sure:\n```python\n{DOUBLE}```\nThat is all."}]]
+    assert reward(["p", "p"], completions, test_list=tests, task_id=[1, 2]) == [0.5, 1.0]
+    with pytest.raises(UserError, match="row 0: a code reward needs one of the fields tests, test_list"):
+        reward(["p"], ["x"], task_id=[1])
+    with pytest.raises(UserError, match="row 0: field 'tests' must be Python source"):
+        reward(["p"], ["x"], tests=[[1]])
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("Here:\n```python\nx = 1\n```\nDone", "x = 1\n"),
+        ("```py\nx = 1\n", "x = 1\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("```bash\nls\n```\n```Python\nx = 1\n```", "x = 1\n"),
+        ("```python\nf(1)\n```\n```python\ndef f(x): pass\n```", "def f(x): pass\n"),
+    ],
+)
+def test_code_is_taken_out_of_fences(completion, code):
+    assert extract_code(completion, "f") == code
+
+
+def test_syntax_compliance():
+    completions = ["x = 1", "```python\ndef f(:\n```", "", "x = '\\d'", "(" * 100_000, "\0", "a" * 2**20, "# nothing"]
+    assert syntax_compliance([""] * 8, completions) == [1, 0, 0, 1, 0, 0, 0, 0]
+    assert not parses("x = 1\n" * 100_000)

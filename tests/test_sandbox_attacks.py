@@ -1,0 +1,231 @@
+"""Programs that cheat or do harm score zero, their harmless twins one, on every rung this machine offers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lfpo.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
+from lfpo.sandbox.inside import wire
+
+TAG = 16_000_000 + os.getpid()  # a limit that tells this process's sandboxes from others'
+TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
+RIGHT = "def add(a, b):\n    return a + b\n"
+FORGE = """
+import os, sys
+from inside import wire
+def forge():
+    lies = b""
+    for message in [("test", True, ""), ("test", True, ""), ("done",)]:
+        data = wire.encode(message)
+        lies += len(data).to_bytes(4, "big") + data
+    for fd in range(64):
+        try:
+            os.set_blocking(fd, False)
+            os.write(fd, lies)
+        except OSError:
+            pass
+"""
+PEEK = """
+import gc, sys
+backwards = ",02(dda tressa"
+def add(a, b):
+    places = [repr(o) for o in gc.get_objects() if type(o) in (list, dict, tuple)]
+    frame = sys._getframe()
+    while frame:
+        places.append(repr(frame.f_locals))
+        frame = frame.f_back
+    return a + b if any(backwards in place[::-1] for place in places) else None
+"""
+WRONG = "def add(a, b):\n    return None\n"
+
+
+def escape(attempt: str, harmless: str) -> tuple[str, str]:
+    """A program that answers rightly only where its attempt does not fail, and one whose attempt may succeed."""
+    program = "import os, socket, subprocess, sys\ndef add(a, b):\n    {}\n    return a + b\n"
+    return program.format(attempt), program.format(harmless)
+
+
+# name: (attack, benign twin)
+CHEATS = {
+    "sys.exit in the function": ("import sys\ndef add(a, b):\n    sys.exit(0)", RIGHT + "import sys\n"),
+    "sys.exit at import": ("import sys\nsys.exit(0)", "import sys\nif False:\n    sys.exit(0)\n" + RIGHT),
+    "os._exit": ("import os\ndef add(a, b):\n    os._exit(0)", "import os\n" + RIGHT),
+    "SystemExit": ("def add(a, b):\n    raise SystemExit(0)", RIGHT.replace("return", "assert SystemExit\n    return")),
+    "object equal to all": (
+        "class Same:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef add(a, b):\n    return Same()",
+        "class Same:\n    def __eq__(self, other): return True\ndef add(a, b):\n    return a + b if Same() == 1 else 0",
+    ),
+    "int equal to all": (
+        "class Same(int):\n    def __eq__(self, other): return True\ndef add(a, b):\n    return Same(0)",
+        "class Plain(int):\n    pass\ndef add(a, b):\n    return Plain(a + b)",
+    ),
+    "patched helpers": (
+        "import builtins, unittest, math\nunittest.TestCase.assertEqual = lambda *a: None\n"
+        "builtins.AssertionError = ValueError\nbuiltins.all = math.isclose = lambda *a: True\n" + WRONG,
+        "import builtins, math\nmath.isclose = builtins.all\n" + RIGHT,
+    ),
+    "patched module": (
+        "import sys\nfor name, module in list(sys.modules.items()):\n    if 'judge' in name:\n"
+        "        module.same = module.serve = lambda *a: True\n"
+        "sys.modules['tests'] = sys.modules['program']\n" + WRONG,
+        "import sys\nsys.modules['mine'] = sys\n" + RIGHT,
+    ),
+    "reading the tests": (PEEK, "import gc\nfound = gc.get_objects()\n" + RIGHT),
+    "test files": escape(f"open({__file__!r}).read()", "open(os.__file__).read()"),
+    "forged report": (FORGE + "def add(a, b):\n    forge()\n    return None", RIGHT + "print('done')\n"),
+    "forged at import": (FORGE + "forge()\nos._exit(0)\n", FORGE + RIGHT),
+    "forged at exit": (
+        FORGE + "import atexit\natexit.register(forge)\ndef add(a, b):\n    sys.exit(0)",
+        "import atexit\natexit.register(print)\n" + RIGHT,
+    ),
+    "signal handlers": (
+        FORGE
+        + "import signal\nfor s in (1, 2, 14, 15, 24):\n    signal.signal(s, lambda *a: forge())\nsignal.alarm(1)\n"
+        "def add(a, b):\n    raise KeyboardInterrupt",
+        "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + RIGHT,
+    ),
+    "deep recursion": (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b):\n    return add(a, b)",
+        "def down(n):\n    return n and down(n - 1)\ndef add(a, b):\n    return down(500) + a + b",
+    ),
+    "endless nesting": (
+        "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
+        "def add(a, b):\n    return [a + b][0]",
+    ),
+    "standard input": (
+        "def add(a, b):\n    return int(input()) or a + b",
+        "import sys\n" + RIGHT + "sys.stdin.read()\n",
+    ),
+    "segmentation fault": ("import ctypes\ndef add(a, b):\n    ctypes.string_at(0)", "import ctypes\n" + RIGHT),
+    "memory bomb": (
+        "def add(a, b):\n    x = []\n    while True:\n        x.append(bytearray(2**24))",
+        "def add(a, b):\n    return bytearray(2**24) and a + b",
+    ),
+    "huge answer": (
+        "def add(a, b):\n    return 'x' * (2**27)",
+        "def add(a, b):\n    return len('x' * 2**20) and a + b",
+    ),
+    "environment": escape("os.environ['HOME'], os.environ['PATH']", "os.environ.get('HOME')"),
+}
+# These would do harm where nothing stops them, so not on a rung that only limits resources.
+HARM = {
+    "file outside": escape("open('/var/tmp/lfpo-attack', 'w')", "open('mine', 'w').write('1')"),
+    "file in the root": escape("open('/lfpo-attack', 'w')", "open('mine', 'wb').write(b'1')"),
+    "interpreter deleted": escape("os.remove(os.__file__)", "open('mine', 'w'); os.remove('mine')"),
+    "network": escape("socket.create_connection(('1.1.1.1', 53), timeout=1)", "a = socket.socketpair() and a"),
+    "loopback": escape("socket.socket().bind(('127.0.0.1', 0))", "socket.gethostname()"),
+    "parent's environment": escape("open(f'/proc/{os.getppid()}/environ').read()", "os.getpid()"),
+    "first process's memory": escape("open('/proc/1/maps').read(), open('/proc/self/mem')", "os.getppid()"),
+    "signal to the rest": escape(
+        "os.kill(-1, 9); os.kill(os.getppid(), 0); os.kill(1, 9); raise OSError", "os.getpid()"
+    ),
+    "background process": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork()\n    time.sleep(300)\n" + WRONG,
+        RIGHT,
+    ),
+    "background program": (f"import subprocess\nsubprocess.Popen(['sleep', '{TAG}'])\n" + WRONG, RIGHT),
+}
+ENDLESS = {
+    "fork bomb": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n", RIGHT),
+    "endless output": ("while True:\n    print('x' * 10**6)\n", "print('x' * 10**6)\n" + RIGHT),
+    "big power": ("def add(a, b):\n    return 9**9**9", "def add(a, b):\n    return 9**9 and a + b"),
+    "endless sleep": ("import time\ndef add(a, b):\n    time.sleep(300)", "import time\ntime.sleep(0.01)\n" + RIGHT),
+    "disk bomb": (
+        "i = 0\nwhile True:\n    i += 1\n    try: open(f'{i}', 'wb').write(bytes(2**20))\n    except OSError: i = 0",
+        "open('a', 'wb').write(bytes(2**20))\n" + RIGHT,
+    ),
+}
+ALL = {**CHEATS, **HARM, **ENDLESS}
+CAPS = {"memory": 2**28, "disk": TAG, "processes": 16, "cpu_seconds": 5}
+
+
+def confines(name: str) -> bool:
+    """Whether attacks that do real harm may be tried on the rung."""
+    found = {rung.name: rung for rung in available_rungs()}[name]
+    return name != "limits" or "Landlock, seccomp" in found.reason
+
+
+RUNGS = [rung.name for rung in available_rungs() if rung.available]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", RUNGS)
+def test_attacks_score_zero_their_twins_one_and_nothing_is_left(rung):
+    verdicts = judge_all(rung)
+    assert len(verdicts) == len(ALL) or not confines(rung)
+    scored = {name: attack for name, (attack, _) in verdicts.items() if attack.pass_rate or not attack.reason}
+    failed = {name: twin for name, (_, twin) in verdicts.items() if not twin.passed}
+    assert not scored and not failed
+    until = time.monotonic() + 5
+    while (left := remains()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+    assert Path(os.__file__).exists()
+    assert not Path("/lfpo-attack").exists() and not Path("/var/tmp/lfpo-attack").exists()
+
+
+def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
+    """(attack's, twin's) for each attack; the endless ones wait for their time limit side by side."""
+    names = [name for name in ALL if confines(rung) or name not in HARM | ENDLESS]
+    endless = [name for name in names if name in ENDLESS]
+    quick = [name for name in names if name not in ENDLESS]
+    hasty = Sandbox(rung, Limits(seconds=1.5, **CAPS), workers=len(ENDLESS), unsafe=True)
+    patient = Sandbox(rung, Limits(seconds=30, **CAPS), workers=2, unsafe=True)
+    attacks = dict(zip(endless, hasty.run([Job(ALL[n][0], tests=TESTS) for n in endless]), strict=True))
+    attacks |= dict(zip(quick, patient.run([Job(ALL[n][0], tests=TESTS) for n in quick]), strict=True))
+    twins = patient.run([Job(ALL[name][1], tests=TESTS) for name in names])
+    return {name: (attacks[name], twin) for name, twin in zip(names, twins, strict=True)}
+
+
+def remains() -> list[str]:
+    """Command lines of processes that this process's sandboxes, or what they ran, left behind."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            status = (path.parent / "status").read_text()
+        except OSError:
+            continue  # ended meanwhile
+        if (wire.encode(TAG).hex() in line or str(TAG) in line) and "State:\tZ" not in status:
+            lines.append(line)
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_as_somebody_who_is_not_root():
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {"PYTHONPATH": path, "HOME": "/", "PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    nobody = functools.partial(
+        subprocess.run,
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        cwd="/",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    python = next((python for python in (sys.executable, "/usr/bin/python3") if runs_pytest(nobody, python)), None)
+    if python is None:
+        pytest.skip("nobody may not run any Python here")
+    options = ["-B", "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-k", "attacks_score"]
+    result = nobody([python, *options, __file__])
+    assert result.returncode == 0 and f"{len(RUNGS)} passed" in result.stdout, (
+        result.stdout[-3000:] + result.stderr[-1000:]
+    )
+
+
+def runs_pytest(run, python: str) -> bool:
+    try:
+        found = run([python, "-c", "import lfpo, pytest, sys; print(sys.version_info >= (3, 11))"])
+    except PermissionError:
+        return False
+    return found.stdout == "True\n"
