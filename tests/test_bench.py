@@ -125,6 +125,10 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
         peak = peak_memory(work, CPU)
         assert peak is not None
         assert 0.95 * size < peak < 1.2 * size
+    # An earlier, higher peak is forgotten.
+    peak = peak_memory(lambda: torch.ones(size // 4, dtype=torch.uint8), CPU)
+    assert peak is not None
+    assert 0.2 * size < peak < 0.4 * size
     # What is held already does not count.
     held = torch.ones(size, dtype=torch.uint8)
     peak = peak_memory(lambda: held[0], CPU)

@@ -12,6 +12,7 @@ from lfpo.config import RECIPES, build, load_yaml, merge, parse_overrides, recip
 from lfpo.errors import UserError
 from lfpo.objectives import make_objective
 from lfpo.sft import SFTConfig
+from lfpo.tasks import get_task
 from lfpo.train_config import LFPOConfig
 
 
@@ -247,6 +248,19 @@ def test_published_settings_compose(tmp_path: Path, model: str, algorithm: str) 
         assert sampler.for_length(512).gen_length == 512
     if hasattr(objective, "check_sampler"):
         objective.check_sampler(config.sampler)
+
+
+def test_every_row_of_the_paper_composes() -> None:
+    names = sorted(p.stem for p in (RECIPES / "paper").glob("*.yaml"))
+    assert len(names) == 6
+    for name in names:
+        config = build(LFPOConfig, load_yaml(f"paper/{name}"), name)
+        assert (config.model, config.objective["name"]) == ("GSAI-ML/LLaDA-8B-Instruct", "lfpo")
+        assert config.task is not None
+        assert name.endswith(config.task)
+        assert (config.sampler.gen_length, config.sampler.steps, config.sampler.temperature) == (512, 2048, 1.0)
+        assert config.eval_samplers["confidence"].early_stop == "both"
+        get_task(config.task)
 
 
 def test_naming_one_nested_key_leaves_the_others_alone() -> None:

@@ -13,7 +13,7 @@ from .errors import UserError
 from .models import MaskedDiffusionLM
 from .rewards import RewardFunction
 from .rng import generator
-from .tasks import Row, Task
+from .tasks import DataTask, Row, Task
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,19 @@ class PromptSource:
     gen_length: int = 128
 
 
-def task_source(task: Task, *, seed: int, n_eval: int | None = None) -> PromptSource:
-    """Prompts of a task: fresh training rows from `seed`, its standard test rows for evaluation."""
-    n = task.n_test if n_eval is None else n_eval
+def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:
+    """Prompts of a task: fresh training rows from `seed`, its standard test rows for evaluation.
+
+    n_eval: how many test rows (None: the standard number); a data set that has fewer gives all.
+    """
     return PromptSource(
         name=task.name,
         train_row=lambda index: task.row("train", index, seed),
-        eval_rows=[task.row("test", i) for i in range(n)],
-        reward_functions=[named_reward(task)],
+        eval_rows=task.test_rows(n_eval),
+        reward_functions=task.reward_functions,
         correct=task.correct,
         gen_length=task.gen_length,
     )
-
-
-def named_reward(task: Task) -> RewardFunction:
-    def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
-        columns.pop("completion_ids", None)
-        return task.reward(prompts, completions, **columns)
-
-    return accuracy
 
 
 def list_source(
@@ -86,7 +80,8 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
         return tokenizer.encode(prompt, add_special_tokens=False)
     if tokenizer.chat_template is None:
         raise UserError(
-            "the prompts are message lists, but the tokenizer has no chat template; give plain text prompts"
+            "the prompts are message lists, but the tokenizer has no chat template; "
+            "use an instruct checkpoint, or give plain text prompts"
         )
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)

@@ -32,7 +32,7 @@ from .optim import build_adamw, lr_at, set_lr
 from .prompts import encode_prompt
 from .rng import generator, python_rng
 from .run import Run, describe_environment, open_run
-from .tasks import get_task
+from .tasks import DataTask, get_task
 from .tokenizer import train_tokenizer
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
@@ -247,6 +247,8 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     texts = []
     for name in sorted(config.tasks):
         task, rng = get_task(name), python_rng(config.seed, "tokenizer", name)
+        if isinstance(task, DataTask):
+            raise UserError(f"task {name!r}: a tokenizer is made from the embedded tasks only; start from a 'model'")
         rows = [task.row("train", i, config.seed) for i in range(400)]
         texts += [row["prompt"] + task.demonstrate(row, rng, task.right_share) for row in rows]
     return texts

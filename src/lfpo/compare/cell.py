@@ -52,7 +52,7 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dic
     """Held-out results under every eval sampler, problem by problem, and straightness."""
     assert config.task is not None  # checked before any cell runs
     task = get_task(config.task)
-    rows = [task.row("test", i) for i in range(config.eval_size)]
+    rows = task.test_rows(config.eval_size)
     samplers: dict[str, Any] = {}
     for name, sampler in config.eval_samplers.items():
         result = evaluate(

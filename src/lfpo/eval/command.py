@@ -26,14 +26,14 @@ class EvalConfig:
     """Configuration of `lfpo eval`.
 
     model: checkpoint folder, hub id, or "embedded". task: a task's name or dotted path, or "all" embedded ones.
-    n: problems of the test split. n_samples: completions a problem; more than 1 also gives pass@k.
+    n: problems of the test split (None: the standard number, or all of a data set). n_samples: completions a problem; more than 1 also gives pass@k.
     sampler: how completions are denoised (--sampler.temperature 1, --sampler.threshold 0.9, ...).
     output: file for the JSON result (with task "all", one list of results). Printed only when left out.
     """
 
     task: str
     model: str = "embedded"
-    n: int = 200
+    n: int | None = None
     n_samples: int = 1
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     seed: int = 0
@@ -43,7 +43,7 @@ class EvalConfig:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.n_samples < 1:
+        if (self.n is not None and self.n < 1) or self.n_samples < 1:
             raise ValueError("'n' and 'n_samples' must be at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
@@ -64,7 +64,7 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
             sampler = config.sampler.for_length(task.gen_length)
         except ValueError as error:
             raise UserError(f"lfpo eval: sampler: {error}") from error
-        rows = [task.row("test", i) for i in range(config.n)]
+        rows = task.test_rows(config.n)
         result = evaluate(
             model,
             tokenizer,

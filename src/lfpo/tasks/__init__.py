@@ -1,10 +1,13 @@
-"""Tasks: one file each. A new one is a new file and a line in TASKS, or a dotted path from anywhere."""
+"""Tasks: one file each. A new one is a new file and a line below, or a dotted path from anywhere."""
 
 from __future__ import annotations
 
+from ..errors import UserError
 from ..plugins import resolve
+from .data_task import DataTask
 from .task import Row, Task
 
+# Made up on the spot, and what the embedded model knows.
 TASKS: dict[str, str] = {
     "sudoku": "lfpo.tasks.sudoku:TASK",
     "countdown": "lfpo.tasks.countdown:TASK",
@@ -13,10 +16,35 @@ TASKS: dict[str, str] = {
     "choice": "lfpo.tasks.choice:TASK",
 }
 
+# Read from files or the hub.
+BENCHMARKS: dict[str, str] = {
+    "gsm8k": "lfpo.tasks.gsm8k:TASK",
+    "math": "lfpo.tasks.math:TASK",
+    "math500": "lfpo.tasks.math500:TASK",
+    "d1_countdown": "lfpo.tasks.d1_countdown:TASK",
+    "d1_sudoku": "lfpo.tasks.d1_sudoku:TASK",
+    "hellaswag": "lfpo.tasks.hellaswag:TASK",
+    "winogrande": "lfpo.tasks.winogrande:TASK",
+    "piqa": "lfpo.tasks.piqa:TASK",
+    "gpqa": "lfpo.tasks.gpqa:TASK",
+}
 
-def get_task(name: str) -> Task:
-    """A task by its name in TASKS or by dotted path (`package.module:TASK`)."""
-    return resolve(name, TASKS, kind="task", expected=Task)
+
+def get_task(name: str) -> Task | DataTask:
+    """A task by its name or by dotted path (`package.module:TASK`).
+
+    `NAME@WHERE` reads a benchmark's rows from local files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`,
+    `gsm8k@train=FILE,test=FILE`.
+    """
+    base, at, where = name.partition("@")
+    task = resolve(base, {**TASKS, **BENCHMARKS}, kind="task")
+    if not isinstance(task, Task | DataTask):
+        raise UserError(f"task {name!r}: expected a Task or DataTask, found {type(task).__name__}")
+    if not at:
+        return task
+    if isinstance(task, Task):
+        raise UserError(f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}'")
+    return task.at(where)
 
 
-__all__ = ["TASKS", "Row", "Task", "get_task"]
+__all__ = ["BENCHMARKS", "TASKS", "DataTask", "Row", "Task", "get_task"]

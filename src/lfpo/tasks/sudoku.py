@@ -10,6 +10,7 @@ import functools
 import itertools
 import random
 
+from ..rewards.sudoku import is_grid as is_grid
 from .task import Row, Task
 
 SLIP = 0.3  # chance of the mistake in each blank of a flawed demonstration
@@ -24,13 +25,6 @@ def grids() -> tuple[str, ...]:
     bands = [a + b for a, b in itertools.product(rows, repeat=2) if not {a[:2], a[1::-1]} & {b[:2], b[1::-1]}]
     bands = [b for b in bands if all(len(set(b[i : i + 2] + b[i + 4 : i + 6])) == 4 for i in (0, 2))]
     return tuple(a + b for a, b in itertools.product(bands, repeat=2) if is_grid(a + b))
-
-
-def is_grid(cells: str) -> bool:
-    """Whether 16 digits form a valid grid: each row, column and 2x2 box holds 1 to 4."""
-    units = [cells[4 * i : 4 * i + 4] for i in range(4)] + [cells[i::4] for i in range(4)]
-    units += [cells[i : i + 2] + cells[i + 4 : i + 6] for i in (0, 2, 8, 10)]
-    return len(cells) == 16 and all(sorted(u) == ["1", "2", "3", "4"] for u in units)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..rewards import RewardFunction
 from ..rng import key, python_rng
 
 Row = dict[str, Any]
@@ -45,6 +46,20 @@ class Task:
             row = self.sample(rng)
             if in_test_split(self.name, self.solution_key(row)) == (split == "test"):
                 return row
+
+    def test_rows(self, n: int | None = None) -> list[Row]:
+        """The first n rows of the test split; None means n_test."""
+        return [self.row("test", i) for i in range(self.n_test if n is None else n)]
+
+    @property
+    def reward_functions(self) -> list[RewardFunction]:
+        """What training is scored by when no other functions are given."""
+
+        def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+            columns.pop("completion_ids", None)
+            return self.reward(prompts, completions, **columns)
+
+        return [accuracy]
 
     def reward(self, prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
         """The sparse accuracy reward, 1 or 0, with TRL's signature."""

@@ -1,0 +1,79 @@
+"""The answer a completion commits to: what stands in its last `<answer>` tag, `\\boxed{}` or `#### ` line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TAIL_CHARS = 20_000  # an answer stands at the end; what comes before is not searched, so no completion takes long
+BOXES = ("\\boxed", "\\fbox")
+
+
+def completion_text(completion: Any) -> str:
+    """A completion's text: itself, or of a conversational completion the last message's content, as in TRL."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def marked_answer(text: str) -> str | None:
+    """The last marked answer of a completion, stripped, or None if nothing is marked.
+
+    Marks are `<answer>...</answer>`, `\\boxed{...}` and `#### ...` to the end of the line. The last one counts: naming
+    several answers gains nothing. One inside another (`<answer>\\boxed{7}</answer>`) is unwrapped. A mark that is never
+    closed is none.
+    """
+    text = text[-TAIL_CHARS:]
+    found = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
+    if not found:
+        return None
+    answer = max(found)[1].strip()
+    inner = marked_answer(answer) if any(mark in answer for mark in (*BOXES, "####")) else None
+    return answer if inner is None else inner
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced; `\\boxed 7` is read up to a space."""
+    found = _boxed(text)
+    return None if found is None else found[1].strip()
+
+
+def _tagged(text: str) -> tuple[int, str] | None:
+    """(where the tag ends, its content)."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return None if start < 0 else (end, text[start + len("<answer>") : end])
+
+
+def _boxed(text: str) -> tuple[int, str] | None:
+    """(where the box ends, its content)."""
+    mark = max(BOXES, key=text.rfind)
+    start = text.rfind(mark)
+    if start < 0:
+        return None
+    start += len(mark)
+    if text[start : start + 1] == " ":
+        content = text[start + 1 :].split("$")[0].split()[:1]
+        return (start + 1 + len(content[0]), content[0]) if content and "{" not in content[0] else None
+    end = closing_brace(text, start)
+    return None if end is None else (end, text[start + 1 : end])
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Where the brace that opens at `start` closes, or None."""
+    depth = 0
+    for i in range(start, len(text)):
+        escaped = text[i - 1] == "\\"
+        if text[i] == "{" and not escaped:
+            depth += 1
+        elif text[i] == "}" and not escaped:
+            depth -= 1
+        if depth == 0:
+            return i if i > start else None
+    return None
+
+
+def _after_hashes(text: str) -> tuple[int, str] | None:
+    """(where the content starts, the rest of the line)."""
+    start = text.rfind("####")
+    if start < 0:
+        return None
+    start += 4
+    return start, text[start:].split("\n", 1)[0]

@@ -1,0 +1,110 @@
+"""Format rewards: whether a completion has the shape that was asked for, whatever the answer.
+
+All but d1's are 1 or 0 and weighed by `reward_weights`. Tags are counted and searched for, not matched by regular
+expressions, so that a completion of a megabyte takes no longer than reading it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .answers import completion_text, last_boxed, marked_answer
+from .numbers import to_number
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+TRAILING_COST = 0.001  # d1: a character after the closing tag
+
+
+def tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """1 for `<reasoning>...</reasoning><answer>...</answer>` and nothing else, each tag once, the answer not empty."""
+    return [float(_is_tagged(completion_text(c))) for c in completions]
+
+
+def answer_tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """1 for exactly one `<answer>...</answer>`, not empty."""
+    return [float(_has_answer(completion_text(c))) for c in completions]
+
+
+def reasoning_tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """1 for exactly one `<reasoning>...</reasoning>`."""
+    return [float(_once_in_order(completion_text(c), TAGS[:2])) for c in completions]
+
+
+def boxed_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """1 for a `\\boxed{}` that is closed and not empty."""
+    return [float(bool(last_boxed(completion_text(c)))) for c in completions]
+
+
+def xml_count(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """d1: an eighth for each tag that occurs once and has its own line, less what follows the last one.
+
+    d1's code takes the trailing characters off twice, the first time after a string that a completion without a final
+    newline does not hold, which takes off its whole length; here they count once.
+    """
+    return [_xml_count(completion_text(c)) for c in completions]
+
+
+def soft_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """d1: a half for the two tagged parts in order at the start. Its regular expression misses reasoning of several
+    lines, for want of DOTALL; this does not."""
+    return [0.5 * _starts_tagged(completion_text(c)) for c in completions]
+
+
+def strict_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """d1: a half for the two parts and nothing else, every tag on a line of its own, lines between them."""
+    return [0.5 * _is_strict(completion_text(c)) for c in completions]
+
+
+def integer_answer(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """d1: a half for a tagged answer that is a whole number. Commas and a minus sign are allowed, unlike in d1."""
+    return [0.5 * _is_integer(completion_text(c)) for c in completions]
+
+
+def boxed_tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
+    """d1 on MATH: 1 for a box in an answer tag, 0.75 for the tag alone, 0.5 for a box alone, 0.25 for neither.
+
+    d1's code looks for a backspace followed by `oxed` (an unescaped `\\b`) and gives 0.75 or 0.25 only; these are the
+    values of its paper.
+    """
+    values = []
+    for text in map(completion_text, completions):
+        box = 1.0 if last_boxed(text) else 0.5
+        values.append(0.5 * (_has_answer(text) + box))
+    return values
+
+
+def _once_in_order(text: str, tags: tuple[str, ...]) -> bool:
+    places = [text.find(tag) for tag in tags]
+    return all(text.count(tag) == 1 for tag in tags) and places == sorted(places)
+
+
+def _has_answer(text: str) -> bool:
+    return _once_in_order(text, TAGS[2:]) and bool(text.partition("<answer>")[2].partition("</answer>")[0].strip())
+
+
+def _starts_tagged(text: str) -> bool:
+    """The parts in order with only white space before and between them."""
+    between = text.partition("</reasoning>")[2].partition("<answer>")[0]
+    return _once_in_order(text, TAGS) and text.lstrip().startswith(TAGS[0]) and not between.strip()
+
+
+def _is_tagged(text: str) -> bool:
+    return _starts_tagged(text) and text.rstrip().endswith(TAGS[3]) and _has_answer(text)
+
+
+def _is_strict(text: str) -> bool:
+    lines = text.strip().split("\n")
+    return _is_tagged(text) and all(tag in lines for tag in TAGS)
+
+
+def _is_integer(text: str) -> bool:
+    value = to_number(marked_answer(text) or "") if _has_answer(text) else None
+    return value is not None and value.denominator == 1
+
+
+def _xml_count(text: str) -> float:
+    lines = text.split("\n")
+    value = 0.125 * sum(lines.count(tag) == 1 for tag in TAGS)
+    if TAGS[3] in lines:
+        value -= TRAILING_COST * len(text.rpartition(TAGS[3])[2].strip())
+    return value

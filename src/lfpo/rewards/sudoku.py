@@ -1,0 +1,44 @@
+"""4x4 Sudoku written as 16 digits, 0 for an empty cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .answers import completion_text, marked_answer
+
+
+def is_grid(cells: str) -> bool:
+    """Whether 16 digits form a valid grid: each row, column and 2x2 box holds 1 to 4."""
+    units = [cells[4 * i : 4 * i + 4] for i in range(4)] + [cells[i::4] for i in range(4)]
+    units += [cells[i : i + 2] + cells[i + 4 : i + 6] for i in (0, 2, 8, 10)]
+    return len(cells) == 16 and all(sorted(unit) == ["1", "2", "3", "4"] for unit in units)
+
+
+def sudoku_accuracy(prompts: Any, completions: list[Any], puzzle: list[str], **columns: Any) -> list[float]:
+    """1 for a valid grid that keeps the given digits, else 0. A puzzle with several solutions accepts each."""
+    return [float(is_grid(cells := _cells(c)) and keeps(cells, p)) for c, p in zip(completions, puzzle, strict=True)]
+
+
+def sudoku_cells(
+    prompts: Any, completions: list[Any], puzzle: list[str], solution: list[str], **columns: Any
+) -> list[float]:
+    """d1: the share of empty cells that agree with the solution; 0 unless 16 digits are given."""
+    values = []
+    for completion, given, wanted in zip(completions, puzzle, solution, strict=True):
+        cells = _cells(completion)
+        empty = [i for i in range(16) if given[i] == "0"]
+        right = sum(cells[i] == wanted[i] for i in empty) if len(cells) == 16 else 0
+        values.append(right / len(empty) if empty else float(cells == wanted))
+    return values
+
+
+def keeps(cells: str, puzzle: str) -> bool:
+    """Whether the digits a puzzle gives stand where it gives them."""
+    return all(given in ("0", cell) for given, cell in zip(puzzle, cells, strict=True))
+
+
+def _cells(completion: Any) -> str:
+    """The digits of the marked answer; spaces, line ends and bars between them are no matter."""
+    answer = marked_answer(completion_text(completion)) or ""
+    cells = answer.translate({ord(c): None for c in " \n\t|,"})
+    return cells if len(cells) == 16 and cells.isascii() and cells.isdigit() else ""

@@ -1,0 +1,39 @@
+"""The child process of `symbolic.py`: reads [gold, answer] as JSON lines, writes true or false for each.
+
+It runs as a plain file, so that it starts without torch. Text is parsed by latex2sympy's grammar; math-verify's parser
+for plain expressions is not used, because sympy's own `parse_expr` evaluates its input as Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import resource
+import signal
+import sys
+
+CPU_SECONDS = 2.0
+MEMORY_BYTES = 2 << 30
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    math_verify = importlib.import_module("math_verify")
+    config = [math_verify.LatexExtractionConfig()]
+    for line in sys.stdin:
+        # A timer that kills, by the signal's default action: 9**9**9 is one call into C, during which no Python
+        # handler runs. CPU time, so that a verdict does not depend on how busy the machine is.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        gold, answer = (
+            math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in json.loads(line)
+        )
+        # Twelve decimals: a decimal approximation of 1/3 or pi is not the answer.
+        equal = math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(bool(equal)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""Tasks over data sets: loading, prompts, right and wrong answers, mistakes in the input, training end to end."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tiny
+from lfpo.cli import main
+from lfpo.config import RECIPES, build, load_yaml
+from lfpo.errors import UserError
+from lfpo.models import load_model, load_tokenizer
+from lfpo.plugins import resolve
+from lfpo.prompts import encode_prompt, task_source
+from lfpo.sampler import SamplerConfig
+from lfpo.tasks import BENCHMARKS, DataTask, get_task
+from lfpo.tasks.hub import HubSplit
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+
+DATA = Path(__file__).parent / "data"
+PIQA: list[dict[str, Any]] = [
+    {"goal": f"Open jar {i}.", "sol1": "Turn the lid.", "sol2": "Turn the table.", "label": i % 2} for i in range(4)
+]
+GPQA: list[dict[str, Any]] = [
+    {"Question": f"Made up {i}?", "Correct Answer": "yes", **{f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}}
+    for i in range(6)
+]
+SLICES = {
+    "gsm8k": "gsm8k",
+    "math": "train=math/train.jsonl",
+    "math500": "math500",
+    "d1_countdown": "countdown",
+    "d1_sudoku": "sudoku4x4/test_d1.csv",
+    "hellaswag": "hellaswag",
+    "winogrande": "winogrande",
+}
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA)
+
+
+def data_task(name: str) -> DataTask:
+    task = get_task(name)
+    assert isinstance(task, DataTask)
+    return task
+
+
+def unmarked(solution: str) -> str:
+    """A solution that breaks off before its answer tag is closed, with no box."""
+    return solution.replace("\\boxed", "").replace("</answer>", "")
+
+
+def all_rows(name: str) -> tuple[DataTask, list[dict[str, Any]]]:
+    task = data_task(f"{name}@{SLICES[name]}")
+    split = "train" if "train=" in SLICES[name] else "test"
+    rows = [task.row("train", i) for i in range(40)] if split == "train" else task.test_rows()
+    return task, rows
+
+
+def wrong_answers(name: str, row: dict[str, Any]) -> list[str]:
+    """Answers next to the right one."""
+    if name == "d1_sudoku":
+        solution = row["solution"]
+        return [solution[:5] + d + solution[6:] for d in "1234" if d != solution[5]] + [row["puzzle"], solution[::-1]]
+    if name == "d1_countdown":
+        (a, b, c), target = row["numbers"], row["target"]
+        return [f"{target}", f"{a} + {b}", f"{target} * 1", f"{a} + {b} + {c} + {target}"]
+    if "options" in row:
+        letters = "ABCDEFG"[: len(row["options"])]
+        return [x for x in letters if x != row["answer"]] + ["A or B", letters, row["options"][0]]
+    return [f"{row['answer']}+1", f"{row['answer']} or 17", "", "x_1", f"7{row['answer']}"]
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_every_row_of_the_slices_parses_and_its_solution_earns_every_reward(here: None, name: str) -> None:
+    task, rows = all_rows(name)
+    assert len(rows) >= 15
+    for row in rows:
+        assert [message["role"] for message in row["prompt"]] == ["user"]
+        assert task.correct(task.solution(row), row), row
+        columns = {key: [value] for key, value in row.items() if key != "prompt"}
+        for function in task.reward_functions:
+            assert function([row["prompt"]], [task.solution(row)], **columns) == [1.0]
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_answers_next_to_the_right_one_earn_nothing(here: None, name: str) -> None:
+    task, rows = all_rows(name)
+    tried = 0
+    for row in rows:
+        for answer in wrong_answers(name, row):
+            tried += 1
+            assert not task.correct(f"<reasoning>\n</reasoning>\n<answer>\n{answer}\n</answer>", row), (answer, row)
+        for text in ("", "#", unmarked(task.solution(row)), "x" * 1_000_000):
+            assert not task.correct(text, row)
+    assert tried >= 45
+
+
+def test_prompts_show_the_question_and_not_the_answer(here: None) -> None:
+    for name in SLICES:
+        task, rows = all_rows(name)
+        for row in rows[:5]:
+            text = row["prompt"][0]["content"]
+            assert "<reasoning>" in text and "<answer>" in text
+            shown = {"question", "problem", "puzzle"} & row.keys()
+            assert all(row[column] in text for column in shown)
+            if task.name in ("gsm8k", "d1_sudoku"):
+                assert row.get("solution", "####") not in text
+
+
+def test_prompts_go_through_the_models_own_chat_template(here: None, dream: Path) -> None:
+    task, tokenizer = data_task("gsm8k@gsm8k"), load_tokenizer(str(dream))
+    text = tokenizer.decode(encode_prompt(tokenizer, task.row("test", 0)["prompt"]))
+    assert text.startswith("<|im_start|>") and "user\n" in text
+
+
+def test_training_rows_are_an_endless_keyed_stream_and_test_rows_the_files_own(here: None) -> None:
+    task = data_task("gsm8k@gsm8k")
+    first = [task.row("train", i, seed=3)["question"] for i in range(25)]
+    second = [task.row("train", i, seed=3)["question"] for i in range(25, 50)]
+    assert sorted(first) == sorted(second) and len(set(first)) == 25
+    assert first != second
+    assert first != [task.row("train", i, seed=4)["question"] for i in range(25)]
+    lines = (DATA / "gsm8k/test.jsonl").read_text().splitlines()
+    assert [task.row("test", i)["question"] for i in range(25)] == [json.loads(line)["question"] for line in lines]
+    assert task.n_test == 25 and len(task_source(task, seed=0, n_eval=200).eval_rows) == 25
+    with pytest.raises(UserError, match="the test split has 25 rows, row 26 was asked for"):
+        task.row("test", 25)
+
+
+def test_training_rows_that_stand_in_the_test_split_are_left_out(tmp_path: Path) -> None:
+    rows = [{"problem": f"What is $ {i} + 1 $?", "answer": str(i + 1)} for i in range(6)]
+    write_jsonl(tmp_path / "train.jsonl", [*rows[:4], {**rows[4], "problem": "What is $4+1$?"}])
+    write_jsonl(tmp_path / "test.jsonl", rows[3:])
+    task = data_task(f"math@{tmp_path}")
+    assert {task.row("train", i)["answer"] for i in range(20)} == {"1", "2", "3"}
+
+
+def test_sudoku_is_split_by_solution(here: None) -> None:
+    task = data_task("d1_sudoku@train=sudoku4x4/test_d1.csv,test=sudoku4x4/test_spg.csv")
+    held_out = {row["solution"] for row in task.test_rows()}
+    assert not held_out & {task.row("train", i)["solution"] for i in range(60)}
+
+
+def test_gpqa_trains_on_main_minus_diamond_with_its_options_in_a_fixed_order(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "gpqa_main.jsonl", GPQA)
+    write_jsonl(tmp_path / "gpqa_diamond.jsonl", GPQA[:2])
+    task = data_task(f"gpqa@{tmp_path}")
+    trained = {row["question"]: row for row in (task.row("train", i) for i in range(12))}
+    assert sorted(trained) == [row["Question"] for row in GPQA[2:]]
+    assert {row["options"][ord(row["answer"]) - ord("A")] for row in trained.values()} == {"yes"}
+    assert len({row["answer"] for row in [*trained.values(), *task.test_rows()]}) > 1
+    assert task.row("test", 0) == data_task(f"gpqa@{tmp_path}/gpqa_diamond.jsonl").row("test", 0)
+
+
+def test_countdown_reads_the_hubs_fields_and_keeps_three_numbers(tmp_path: Path) -> None:
+    rows = [{"target": 10, "nums": [1, 2, 7]}, {"target": 24, "nums": [1, 2, 3, 4]}, {"target": 1, "nums": [3, 3, 9]}]
+    task = data_task(f"d1_countdown@{write_jsonl(tmp_path / 'test.jsonl', rows)}")
+    assert [row["numbers"] for row in task.test_rows()] == [[1, 2, 7], [3, 3, 9]]
+    assert all(task.correct(task.solution(row), row) for row in task.test_rows())
+
+
+def test_a_reference_is_taken_from_the_solutions_box_and_null_answers_are_left_out(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"problem": "1/2?", "solution": "It is $\\boxed{\\frac{1}{2}}$."},
+        {"problem": "2?", "solution": "Thus $x = \\boxed 2$."},
+        {"problem": "lost", "answer": None},
+    ]
+    task = data_task(f"math@{write_jsonl(tmp_path / 'test.jsonl', rows)}")
+    assert [row["answer"] for row in task.test_rows()] == ["\\frac{1}{2}", "2"]
+
+
+def test_the_same_rows_load_from_every_kind_of_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_jsonl(tmp_path / "a" / "validation.jsonl", PIQA)
+    (tmp_path / "validation.json").write_text(json.dumps(PIQA))
+    lines = [",".join(PIQA[0]), *(",".join(map(str, row.values())) for row in PIQA)]
+    (tmp_path / "validation.csv").write_text("\n".join(lines) + "\n")
+    shards = tmp_path / "hub"
+    shards.mkdir()
+    for i in range(2):
+        parquet.write_table(
+            pyarrow.Table.from_pylist(PIQA[2 * i : 2 * i + 2]), shards / f"validation-0000{i}-of-00002.parquet"
+        )
+    wanted = data_task(f"piqa@{tmp_path / 'a'}").test_rows()
+    assert [row["answer"] for row in wanted] == ["A", "B", "A", "B"]
+    for where in (tmp_path / "validation.json", tmp_path / "validation.csv", shards):
+        assert data_task(f"piqa@{where}").test_rows() == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        ("gsm8k", {"question": "1?"}, "test.jsonl:2: field 'answer' is missing (found: question)"),
+        ("gsm8k", {"question": "1?", "answer": "5"}, "test.jsonl:2: field 'answer' must be a solution that ends with"),
+        ("gsm8k", {"question": " ", "answer": "#### 5"}, "test.jsonl:2: field 'question' must be text"),
+        ("math", {"problem": "1?"}, "test.jsonl:2: field 'answer' is missing"),
+        (
+            "math",
+            {"problem": "1?", "solution": "5"},
+            "test.jsonl:2: field 'solution' must be a solution with its answer",
+        ),
+        ("d1_countdown", {"input": "1,2,3"}, "test.jsonl:2: field 'output' is missing"),
+        ("d1_countdown", {"input": "1,2,x", "output": "3"}, "test.jsonl:2: field 'input' must be whole numbers"),
+        ("d1_sudoku", {"Puzzle": "0"}, "test.jsonl:2: field 'Solution' is missing"),
+        (
+            "d1_sudoku",
+            {"Puzzle": "0" * 16, "Solution": "1" * 16},
+            "test.jsonl:2: field 'Solution' must be a valid grid",
+        ),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "test.jsonl:2: field 'label' must be a whole"),
+        ("hellaswag", {"ctx": "a", "endings": "b", "label": "0"}, "test.jsonl:2: field 'endings' must be a list"),
+        ("winogrande", {"sentence": "a"}, "test.jsonl:2: field 'sentence' must be a sentence with a blank"),
+        ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": -1}, "test.jsonl:2: field 'label' must be a whole"),
+        ("gpqa", {"Question": "a"}, "test.jsonl:2: field '"),
+    ],
+)
+def test_a_wrong_row_is_named_by_file_line_and_field(
+    tmp_path: Path, name: str, line: dict[str, Any], said: str
+) -> None:
+    good: dict[str, dict[str, Any]] = {
+        "gsm8k": {"question": "1?", "answer": "#### 1"},
+        "math": {"problem": "1?", "answer": "1"},
+        "d1_countdown": {"input": "1,2,3", "output": "6"},
+        "d1_sudoku": {"Puzzle": "0" * 16, "Solution": "1234341221434321"},
+        "hellaswag": {"ctx": "a", "endings": ["b", "c"], "label": "1"},
+        "winogrande": {"sentence": "_ is", "option1": "a", "option2": "b", "answer": "1"},
+        "piqa": PIQA[0],
+        "gpqa": GPQA[0],
+    }
+    file = write_jsonl(tmp_path / "test.jsonl", [good[name], line])
+    with pytest.raises(UserError) as error:
+        data_task(f"{name}@{file}").row("test", 0)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gsm8", "unknown task 'gsm8'; did you mean 'gsm8k'?"),
+        ("d1_sudoko", "did you mean 'd1_sudoku'?"),
+        ("sudoku@x.jsonl", "makes its own problems and reads no files"),
+        ("gsm8k@nowhere", "nowhere: no such file or folder"),
+        ("gsm8k@test=", "expected train=PATH,test=PATH"),
+        ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
+        ("gsm8k@test=gone.jsonl", "gone.jsonl: no such file"),
+        ("gsm8k@test=README.md", "expected a file that ends in .jsonl, .json, .csv, .parquet"),
+        ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
+        ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
+        ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),
+        ("lfpo.tasks.gsm8k:build", "expected a Task"),
+    ],
+)
+def test_a_wrong_name_or_place_is_one_line(here: None, name: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        get_task(name).row("test", 0)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    for name, content, said in (
+        ("test.parquet", b"no", "not readable as Parquet"),
+        ("test.json", b"{}", "expected a list of JSON objects"),
+        ("test.csv", b"question\n\xff\n", "not readable"),
+        ("test.jsonl", b"", "no rows"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            data_task(f"gsm8k@{tmp_path / name}").row("test", 0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_unreachable_hub_says_where_local_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    for name in ("gsm8k", "gpqa", "piqa"):
+        with pytest.raises(UserError) as error:
+            data_task(name).row("test", 0)
+        assert "could not load" in str(error.value)
+        assert f"or use local files: {name}@FOLDER, see docs/tasks.md" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_gated_data_set_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise FileNotFoundError("Dataset 'Idavidrein/gpqa' is a gated dataset\non the Hub.")
+
+    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=refuse))
+    with pytest.raises(
+        UserError, match=r"is a gated dataset on the Hub\); accept its terms .* `hf auth login`, or use"
+    ):
+        data_task("gpqa").row("test", 0)
+
+
+def test_the_datasets_library_is_needed_for_the_hub_only(monkeypatch: pytest.MonkeyPatch, here: None) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    assert data_task("gsm8k@gsm8k").row("test", 0)
+    with pytest.raises(UserError, match="needs the datasets library"):
+        data_task("gsm8k").row("test", 0)
+
+
+def test_hub_rows_of_several_configurations_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(path: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, str]]:
+        asked.append((path, config, split, revision))
+        row = {"problem": f"{config}, {split}?", "level": "1", "type": "x", "solution": "\\boxed{1}"}
+        return [row, {}] if config == "geometry" else [row]
+
+    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(
+        UserError, match=r"EleutherAI/hendrycks_math \(geometry\), test: row 2: field 'problem' is missing"
+    ):
+        data_task("math").row("test", 0)
+    assert len(asked) == 7 and {call[2] for call in asked} == {"test"}
+
+
+def test_every_benchmark_says_where_its_splits_are() -> None:
+    for name in BENCHMARKS:
+        task = data_task(name)
+        assert task.name == name
+        assert all(isinstance(source, HubSplit) for _, source in task.hub)
+        assert {split for split, _ in task.stems} == {"train", "test"}
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in (RECIPES / "tasks").glob("*.yaml")))
+def test_task_recipes_compose_with_a_model_an_algorithm_and_a_protocol(tmp_path: Path, recipe: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"include: [models/llada-8b, algorithms/lfpo, protocols/paper, tasks/{recipe}]\noutput_dir: x\n")
+    config = build(LFPOConfig, load_yaml(file))
+    assert config.task in BENCHMARKS and config.sampler.gen_length == 512
+    for path in config.reward_funcs:
+        assert callable(resolve(path, {}, kind="reward function"))
+    assert len(config.reward_weights or config.reward_funcs) == len(config.reward_funcs)
+
+
+def test_the_presets_weigh_a_right_solution_as_published(here: None) -> None:
+    wanted = {
+        "gsm8k-d1": 4.0,
+        "gsm8k-mmada": 2.5,
+        "gsm8k-agrpo": 4.0,
+        "math500-d1": 3.0,
+        "d1_countdown-d1": 1.0,
+        "d1_sudoku-d1": 1.0,
+    }
+    for recipe, value in wanted.items():
+        values = load_yaml(RECIPES / "tasks" / f"{recipe}.yaml")
+        functions = [resolve(path, {}, kind="reward function") for path in values["reward_funcs"]]
+        weights = values.get("reward_weights", [1.0] * len(functions))
+        task, rows = all_rows(values["task"])
+        for row in rows[:3]:
+            columns = {key: [v] for key, v in row.items() if key != "prompt"}
+            parts = [f([row["prompt"]], [task.solution(row)], **columns)[0] for f in functions]
+            assert sum(w * p for w, p in zip(weights, parts, strict=True)) == value
+
+
+def short_problems(folder: Path) -> Path:
+    """GSM8K's fields with questions that fit the tiny model's context."""
+    rng = random.Random(0)
+    numbers = [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(12)]
+    rows = [{"question": f"{a}+{b}, problem {i}?", "answer": f"#### {a + b}"} for i, (a, b) in enumerate(numbers)]
+    write_jsonl(folder / "train.jsonl", rows[:8])
+    write_jsonl(folder / "test.jsonl", rows[8:])
+    return folder
+
+
+def test_training_runs_on_local_rows(tmp_path: Path, llada: Path) -> None:
+    settings = json.loads((llada / "tokenizer_config.json").read_text())
+    (llada / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": tiny.CHATML}))
+    args = LFPOConfig(
+        output_dir=str(tmp_path / "run"),
+        task=f"gsm8k@{short_problems(tmp_path / 'data')}",
+        max_steps=1,
+        prompts_per_iteration=2,
+        num_generations=2,
+        optimizer_steps_per_iteration=1,
+        sampler=SamplerConfig(gen_length=8, temperature=1.0),
+        eval_samplers={"greedy": SamplerConfig(gen_length=8)},
+    )
+    trainer = LFPOTrainer(str(llada), args=args)
+    trainer.train()
+    metrics = next(row for row in trainer.run.read_metrics() if "reward" in row)
+    assert {"rewards/tag_format/mean", "rewards/number_accuracy/mean"} <= metrics.keys()
+
+
+def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, data = tiny.write_dream(tmp_path / "dream"), short_problems(tmp_path / "data")
+    out = tmp_path / "result.json"
+    arguments = ["eval", "--model", str(checkpoint), "--task", f"gsm8k@{data}", "--sampler.gen_length", "8"]
+    assert main([*arguments, "--n", "4", "--output", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert (result["task"], result["n"], result["accuracy"]) == ("gsm8k", 4, 0.0)
+
+
+def test_conversational_prompts_fit_the_embedded_model(here: None) -> None:
+    task, tokenizer, model = data_task("gsm8k@gsm8k"), load_tokenizer("embedded"), load_model("embedded")
+    assert len(encode_prompt(tokenizer, task.row("test", 1)["prompt"])) < model.max_length
