@@ -26,7 +26,8 @@ class EvalConfig:
     """Configuration of `lfpo eval`.
 
     model: checkpoint folder, hub id, or "embedded". task: a task's name or dotted path, or "all" embedded ones.
-    n: problems of the test split (None: the standard number, or all of a data set). n_samples: completions a problem; more than 1 also gives pass@k.
+    n: problems of the test split (None: the standard number, or all of a data set).
+    n_samples: completions a problem; more than 1 also gives pass@k.
     sampler: how completions are denoised (--sampler.temperature 1, --sampler.threshold 0.9, ...).
     output: file for the JSON result (with task "all", one list of results). Printed only when left out.
     """
