@@ -14,10 +14,13 @@ import tiny
 from lfpo.bench.layouts import LAYOUTS, random_prompts
 from lfpo.bench.machine import matmul_peak, peak_memory, spread, timed
 from lfpo.bench.plain import plain_rollout
+from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
 from lfpo.cli import main
-from lfpo.models import init_model, load_model
+from lfpo.flops import forward_flops
+from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import family_of
 from lfpo.models.masked_lm import build_backbone
+from lfpo.tasks import get_task
 from reference_sampler import generate
 
 CPU = torch.device("cpu")
@@ -80,6 +83,40 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
         assert 0 <= row["accuracy"] <= 1
         assert row["tokens_per_second"] > 0
         assert row["share_of_peak"] > 0
+
+
+def test_completions_are_scored_by_the_task_of_their_own_prompt():
+    problem = task_problem(BenchRolloutConfig(n=4, generations=2, tasks=["words", "choice"], gen_length=8))
+    tasks = [get_task("words"), get_task("choice")]
+    rows = [tasks[i % 2].row("test", i // 2) for i in range(4)]
+    tokenizer = load_tokenizer("embedded")
+    twins = [row for row in rows for _ in range(2)]
+    assert [tokenizer.decode(p) for p in problem.prompts] == [row["prompt"] for row in twins]
+    assert problem.score is not None
+    for wrong in (0, 3):
+        texts = [f"#### {row['answer']}" if "steps" in row else row["answer"] for row in twins]
+        texts[:wrong] = ["?"] * wrong
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        tokens = torch.tensor([x + [problem.model.eos_id] * (8 - len(x)) for x in ids])
+        assert problem.score(tokens) == (8 - wrong) / 8
+
+
+def test_the_numbers_of_a_mode_by_hand(llada: Path):
+    model = load_model(llada)
+    eos = model.eos_id
+    problem = Problem(model, [[5, 6], [7]], 4, None)
+    mode = Mode("group", "mode", lambda: (torch.zeros(0), 0))
+    reference = torch.tensor([[8, eos, 1, 1], [1, 2, 3, 4]])
+    result = torch.tensor([[8, eos, 2, 2], [1, 2, eos, 4]])
+    row = describe(problem, mode, (result, 3), (reference, 5), [2.0, 4.0, 9.0], 77, 1e6)
+    # Up to the reference's first EOS six tokens count, and one of them differs.
+    assert row["same"] == pytest.approx(5 / 6)
+    assert row["tokens_per_second"] == pytest.approx((2 + 3) / 4.0)
+    assert (row["seconds"], row["seconds_least"], row["seconds_most"]) == (4.0, 2.0, 9.0)
+    assert (row["nfe"], row["accuracy"], row["peak_memory"]) == (3.0, None, 77)
+    # The plain loop's rows are all as long as the longest.
+    flops = 3 * forward_flops(model, torch.tensor([6, 6]), 0)
+    assert row["share_of_peak"] == pytest.approx(flops / 4.0 / 1e6)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -20,16 +20,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lfpo.bench.machine import peak_memory
 from lfpo.models import load_model
-from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives import OBJECTIVES, Objective, make_objective
 from lfpo.ops.chunked import in_chunks
 from lfpo.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
-from lfpo.ops.rectified import rectified_loss
-from lfpo.predictions import BASE, CURRENT, OLD
+from lfpo.ops.rectified import printed_loss, rectified_loss
+from lfpo.predictions import BASE, CURRENT, OLD, Predictions
 from lfpo.rng import generator
 from lfpo.rollout import rollout
 from lfpo.sampler import SamplerConfig
 from lfpo.sft import Example, accumulate_sft_gradients
 from lfpo.update import accumulate_gradients
+from lfpo.views import Views
 from test_objective_training import KNOBS
 
 CPU = torch.device("cpu")
@@ -418,6 +419,65 @@ def test_without_gradients_each_chunk_runs_once():
 # Training
 
 
+def step_of(
+    checkpoint: Path, name: str, knobs: dict[str, Any]
+) -> tuple[Objective, dict[str, Any], Views, torch.Tensor]:
+    """An objective, three policies that differ, its views of four rollouts, and the signal of each; float64."""
+    models: dict[str, Any] = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
+    for seed, other in enumerate((OLD, BASE)):
+        models[other] = copy.deepcopy(models[CURRENT])
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in models[other].parameters():
+                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
+    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
+    objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
+    return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("reading", ["rectified", "printed", "printed_through"])
+def test_lfpos_knobs_reach_its_loss(reading: str, shared: bool, llada: Path):
+    """shared: the two policies have one head, as where it is not trained."""
+    weights = {"positive_weight": 0.5, "negative_weight": 2.0}
+    knobs = {"reward_transform": "raw", "beta": 0.7, "reading": reading, **weights}
+    objective, models, views, signal = step_of(llada, "lfpo", knobs)
+    if shared:
+        models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head
+    predictions = Predictions(views, models)
+    z, z_ref, r = predictions.logits(), predictions.logits(OLD), predictions.of_rollouts(signal)
+    if reading == "rectified":
+        expected = rectified_loss(z, z_ref, predictions.labels_T, r, beta=0.7, **weights)
+    else:
+        expected = printed_loss(z, z_ref, r, beta=0.7, through=reading == "printed_through", **weights)
+    with chunks_of(5 * z.shape[1]):
+        loss = objective.loss(Predictions(views, models), signal)
+    torch.testing.assert_close(loss, expected.sum(), rtol=1e-10, atol=0)
+    parameters = list(models[CURRENT].parameters())
+    found, wanted = torch.autograd.grad(loss, parameters), torch.autograd.grad(expected.sum(), parameters)
+    assert_same(found, wanted)
+
+
+def test_log_probabilities_are_those_of_the_logits(llada: Path):
+    """The model's own, and as the sampler drew: by its temperature, among the old policy's best 100 tokens."""
+    _, models, views, _ = step_of(llada, "agrpo", {})
+    predictions = Predictions(views, models)
+    z, z_old, labels = predictions.logits(), predictions.logits(OLD), predictions.labels_T[:, None]
+    z_old[:, views.mask_id] = -torch.inf
+    kept = z_old >= z_old.topk(100).values[:, -1:]
+    with chunks_of(5 * z.shape[1]):
+        own = predictions.logp()
+        drawn = predictions.logp(sampler=SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4))
+    torch.testing.assert_close(own, z.log_softmax(-1).gather(1, labels)[:, 0])
+    expected = (z / 0.8).masked_fill(~kept, -torch.inf).log_softmax(-1).gather(1, labels)[:, 0]
+    torch.testing.assert_close(drawn, expected)
+    assert bool(drawn.isfinite().all())
+    assert len(drawn) > 5  # several chunks
+
+
 def widest(products: Products, vocab_size: int) -> int:
     """Most tokens of a product whose columns are the vocabulary."""
     return max(rows for rows, *columns in products.shapes if columns == [vocab_size])
@@ -436,19 +496,7 @@ def widest(products: Products, vocab_size: int) -> int:
 def test_the_size_of_a_chunk_changes_no_objective(
     name: str, knobs: dict[str, Any], family: str, request: pytest.FixtureRequest
 ):
-    models: Any = {CURRENT: load_model(request.getfixturevalue(family), dtype=torch.float64)}
-    for seed, other in enumerate((OLD, BASE)):
-        models[other] = copy.deepcopy(models[CURRENT])
-        g = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for p in models[other].parameters():
-                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
-    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
-    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
-    objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
-    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
-    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
-    views = objective.views(t, signal, [1, 2, 3, 4], 0)
+    objective, models, views, signal = step_of(request.getfixturevalue(family), name, knobs)
     vocab_size, tokens = models[CURRENT].vocab_size, int(views.target.sum())
     size = 5 if tokens % 5 else 7  # the last chunk is smaller than the others
     assert tokens % size

@@ -112,6 +112,7 @@ class LFPOTrainer:
             self.policies[BASE] = self.model.frozen_copy() if args.lora is None else self.model.with_adapter(BASE)
         if args.gradient_checkpointing:
             self.model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        self.optimizer = self._new_optimizer()
         self.autocast = args.bf16 and device.type == "cuda"
         self.skipped = self.skipped_in_a_row = 0
         # Training time and arithmetic so far, evaluation aside, carried over a resume.
@@ -176,20 +177,23 @@ class LFPOTrainer:
         return gathered(policy) if self.args.fsdp else contextlib.nullcontext()
 
     def _build(self, checkpoint: Path | None) -> int:
-        """Split weights where asked for, and make the optimiser, which must come after; returns 0."""
-        args = self.args
-        if args.fsdp:
+        """Split weights where asked for, which makes other parameters of them, and restore the optimiser; returns 0."""
+        if self.args.fsdp:
             for policy in {id(p.backbone): p for p in (*self.policies.values(), self.reference)}.values():
                 shard(policy)
-        self.optimizer = build_adamw(
+            self.optimizer = self._new_optimizer()
+        if checkpoint is not None:
+            load_optimizer(self.optimizer, checkpoint)
+        return 0
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        args = self.args
+        return build_adamw(
             self.model,
             learning_rate=args.learning_rate,
             weight_decay=args.weight_decay,
             betas=(args.adam_beta1, args.adam_beta2),
         )
-        if checkpoint is not None:
-            load_optimizer(self.optimizer, checkpoint)
-        return 0
 
     def sample_rollouts(self, iteration: int) -> Batch:
         """Phase 1: scored rollouts for one iteration's prompts, from theta_old."""
