@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +25,8 @@ def start() -> tuple[int, int]:
     """Join the process group torchrun describes; returns (rank, world size), (0, 1) without torchrun."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        # One process writes checkpoints and some rollouts take long: the others must not give up on it.
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(hours=2))
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -69,7 +71,8 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if not dist.is_initialized():
         return
     trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    if not trained:
+    # Where no process has a gradient there is none: zeros would let the optimiser's momentum move the weights.
+    if not trained or not any(gather(any(p.grad is not None for p in trained))):
         return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
     dist.all_reduce(flat)

@@ -75,7 +75,8 @@ def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tenso
     total = cdf[:, -1:]
     # Below the total even when rounding would reach it; so the first sum above it belongs to a token that can be drawn.
     place = torch.minimum(uniform_T[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, place, right=True).squeeze(1)
+    # Clamped for logits that are not finite: an index past the end would take a GPU's whole process down.
+    return torch.searchsorted(cdf, place, right=True).squeeze(1).clamp(max=cdf.shape[1] - 1)
 
 
 def dream_score(scores_TV: torch.Tensor, token_T: torch.Tensor, alg: str) -> torch.Tensor:

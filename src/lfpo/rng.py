@@ -39,7 +39,9 @@ def uniform(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
     """
     x = _mix(seed)
     for counter in counters:
-        x = _mix(x + GOLDEN * (torch.as_tensor(counter, device=seed.device) + 1))
+        if not isinstance(counter, torch.Tensor):  # filled on the device: a copy from here would wait for it
+            counter = torch.full((), counter, dtype=torch.long, device=seed.device)
+        x = _mix(x + GOLDEN * (counter + 1))
     return _shift(x, 11).double() * 2.0**-53
 
 

@@ -95,12 +95,19 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
             raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
-        info = {"kind": kind, "environment": describe_environment(), "versions": versions()}
+        info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": os.getppid()}
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
         replace_file(marker, yaml_text(to_dict(config)))
     except OSError as error:
         raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
     return Run(path)
+
+
+def opened_by_this_launcher(path: Path) -> bool:
+    """Whether the process that started this one (torchrun, which outlives a restart) also started the run in `path`:
+    a restart must not continue somebody else's run, which the first start had refused to touch."""
+    file = path.expanduser() / "run.json"
+    return file.exists() and read_json(file).get("launcher") == os.getppid()
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -31,7 +31,7 @@ from .ops.fused import cross_entropy_sum
 from .optim import build_adamw, lr_at, set_lr
 from .prompts import encode_prompt
 from .rng import generator, python_rng
-from .run import Run, describe_environment, open_run
+from .run import Run, describe_environment, open_run, opened_by_this_launcher
 from .tasks import DataTask, get_task
 from .tokenizer import train_tokenizer
 
@@ -111,12 +111,14 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     if config.threads:
         torch.set_num_threads(config.threads)
     rank, _ = distributed.start()
+    resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(config.output_dir)))
     if rank == 0:
         run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
     else:
-        run, report = Run(Path(config.output_dir), silent=True), lambda _: None
+        run, report = Run(Path(config.output_dir).expanduser(), silent=True), lambda _: None
+    distributed.barrier()
     model, tokenizer = _start(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = distributed.device()
     model.to(device).train()
     draw = _example_source(config, tokenizer, model)
     betas = (config.adam_beta1, config.adam_beta2)

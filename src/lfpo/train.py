@@ -36,7 +36,7 @@ from .predictions import BASE, CURRENT, OLD
 from .prompts import PromptSource, as_completions, list_source, task_source
 from .rewards import RewardFunction, score
 from .rng import generator, key
-from .run import Run, open_run
+from .run import Run, open_run, opened_by_this_launcher
 from .sharding import gathered, shard
 from .tasks import get_task
 from .train_config import LFPOConfig
@@ -121,7 +121,7 @@ class LFPOTrainer:
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run."""
         args = self.args
-        resume = resume or distributed.restarted()
+        resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(args.output_dir)))
         if self.rank == 0:
             self.run = open_run(Path(args.output_dir), args, resume=resume, kind="train")
         else:
@@ -234,6 +234,11 @@ class LFPOTrainer:
         mine = block[:1] if idle else block[self.rank :: self.world]
         seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
         views = self.objective.views(batch.trajectory.rows(mine), signal[mine], seeds, inner)
+        if args.fsdp and not views.target.any():
+            # Nothing of its own to learn from: through some views of the block all the same.
+            idle, mine = True, block
+            seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
+            views = self.objective.views(batch.trajectory.rows(mine), signal[mine], seeds, inner)
         self.model.train()
         loss = accumulate_gradients(
             self.objective,

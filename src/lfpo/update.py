@@ -43,7 +43,7 @@ def accumulate_gradients(
     if not normalizer:
         return 0.0
     parts = [] if empty else [views.select(index).trim() for index in passes(views, update_tokens)]
-    parts = [part for part in parts if part.target.any()]
+    parts = [part for part in parts if part.target.any()][: 1 if idle else None]
     weights = [0.0 if idle else 1.0] * len(parts)
     if in_step:
         # Once more through the first part, weighing nothing, until every process has run as many passes.
@@ -54,7 +54,7 @@ def accumulate_gradients(
         predictions = Predictions(part, policies, autocast=autocast)
         loss = weight * objective.loss(predictions, signal_B) / normalizer
         loss.backward()
-        if meter is not None:
+        if meter is not None and weight:
             for policy in predictions.used:
                 meter.flops += update_flops(policies[policy], part, backward=policy == CURRENT)
         loss_sum += loss.item()
