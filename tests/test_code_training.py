@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
-import tiny
 from lfpo.rewards import RewardFunction, score
 from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_compliance
-from lfpo.sampler import SamplerConfig
 from lfpo.sandbox import Job, Limits, Sandbox, Verdict
 from lfpo.sandbox.inside import wire
 from lfpo.tasks import DataTask, get_task
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from small_runs import trained_on_rows
 from test_sandbox_attacks import CHEATS, ENDLESS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
@@ -58,22 +55,9 @@ def short_problems(folder: Path) -> Path:
 
 
 def test_training_runs_end_to_end_and_leaves_nothing(tmp_path: Path, llada: Path) -> None:
-    settings = json.loads((llada / "tokenizer_config.json").read_text())
-    (llada / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": tiny.CHATML}))
     before = open_files(), set(os.listdir(tempfile.gettempdir()))
-    args = LFPOConfig(
-        output_dir=str(tmp_path / "run"),
-        task=f"mbpp@{short_problems(tmp_path / 'data')}",
-        max_steps=2,
-        prompts_per_iteration=2,
-        num_generations=4,
-        optimizer_steps_per_iteration=1,
-        sampler=SamplerConfig(gen_length=8, temperature=1.0),
-        eval_samplers={"greedy": SamplerConfig(gen_length=8)},
-    )
-    trainer = LFPOTrainer(str(llada), args=args)
-    trainer.train()
-    metrics = [row for row in trainer.run.read_metrics() if "reward" in row]
+    task = f"mbpp@{short_problems(tmp_path / 'data')}"
+    metrics = trained_on_rows(llada, task, tmp_path / "run", max_steps=2, num_generations=4)
     assert len(metrics) == 2
     assert {"rewards/syntax_compliance/mean", "rewards/pass_rate/mean"} <= metrics[0].keys()
     new = {name for name in set(os.listdir(tempfile.gettempdir())) - before[1] if name.startswith("tmp")}

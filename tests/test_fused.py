@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,18 +19,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lfpo.bench.machine import peak_memory
 from lfpo.models import load_model
-from lfpo.objectives import OBJECTIVES, Objective, make_objective
+from lfpo.objectives import OBJECTIVES
 from lfpo.ops.chunked import in_chunks
 from lfpo.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
 from lfpo.ops.rectified import printed_loss, rectified_loss
 from lfpo.predictions import BASE, CURRENT, OLD, Predictions
 from lfpo.rng import generator
-from lfpo.rollout import rollout
 from lfpo.sampler import SamplerConfig
 from lfpo.sft import Example, accumulate_sft_gradients
 from lfpo.update import accumulate_gradients
-from lfpo.views import Views
-from test_objective_training import KNOBS
+from small_runs import step_of
 
 CPU = torch.device("cpu")
 
@@ -419,32 +416,13 @@ def test_without_gradients_each_chunk_runs_once():
 # Training
 
 
-def step_of(
-    checkpoint: Path, name: str, knobs: dict[str, Any]
-) -> tuple[Objective, dict[str, Any], Views, torch.Tensor]:
-    """An objective, three policies that differ, its views of four rollouts, and the signal of each; float64."""
-    models: dict[str, Any] = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
-    for seed, other in enumerate((OLD, BASE)):
-        models[other] = copy.deepcopy(models[CURRENT])
-        g = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for p in models[other].parameters():
-                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
-    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
-    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
-    objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
-    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
-    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
-    return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
-
-
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("reading", ["rectified", "printed", "printed_through"])
 def test_lfpos_knobs_reach_its_loss(reading: str, shared: bool, llada: Path):
     """shared: the two policies have one head, as where it is not trained."""
     weights = {"positive_weight": 0.5, "negative_weight": 2.0}
     knobs = {"reward_transform": "raw", "beta": 0.7, "reading": reading, **weights}
-    objective, models, views, signal = step_of(llada, "lfpo", knobs)
+    objective, models, views, signal = step_of(llada, "lfpo", **knobs)
     if shared:
         models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head
     predictions = Predictions(views, models)
@@ -463,7 +441,7 @@ def test_lfpos_knobs_reach_its_loss(reading: str, shared: bool, llada: Path):
 
 def test_log_probabilities_are_those_of_the_logits(llada: Path):
     """The model's own, and as the sampler drew: by its temperature, among the old policy's best 100 tokens."""
-    _, models, views, _ = step_of(llada, "agrpo", {})
+    _, models, views, _ = step_of(llada, "agrpo")
     predictions = Predictions(views, models)
     z, z_old, labels = predictions.logits(), predictions.logits(OLD), predictions.labels_T[:, None]
     z_old[:, views.mask_id] = -torch.inf
@@ -496,7 +474,7 @@ def widest(products: Products, vocab_size: int) -> int:
 def test_the_size_of_a_chunk_changes_no_objective(
     name: str, knobs: dict[str, Any], family: str, request: pytest.FixtureRequest
 ):
-    objective, models, views, signal = step_of(request.getfixturevalue(family), name, knobs)
+    objective, models, views, signal = step_of(request.getfixturevalue(family), name, **knobs)
     vocab_size, tokens = models[CURRENT].vocab_size, int(views.target.sum())
     size = 5 if tokens % 5 else 7  # the last chunk is smaller than the others
     assert tokens % size

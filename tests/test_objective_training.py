@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -12,39 +11,17 @@ import torch
 
 from lfpo.collect import collect
 from lfpo.models import load_model
-from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives import OBJECTIVES
 from lfpo.predictions import BASE, CURRENT, OLD
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
 from lfpo.train import LFPOTrainer
 from lfpo.update import accumulate_gradients, passes
+from small_runs import step_of
 from test_train import ROWS, config, even_letters, metrics
-
-KNOBS: dict[str, dict[str, Any]] = {
-    "lfpo": {"timesteps": 3},
-    "diffu_grpo": {"p_mask_prompt": 0.5},
-    "spg": {"block_length": 4, "num_masks": 3},
-    "agrpo": {"mc_samples": 3, "beta": 0.1},
-    "trace_rl": {"shrink": 2},
-    "rejection": {"masks": 3},
-}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_passes_change_no_gradient_and_only_the_current_policy_gets_one(name: str, checkpoint: Path):
-    models: Any = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
-    for seed, other in enumerate((OLD, BASE)):
-        models[other] = copy.deepcopy(models[CURRENT])  # not frozen: nothing but the objective keeps gradients away
-        g = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for p in models[other].parameters():
-                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
-    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
-    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
-    objective = make_objective({"name": name, **KNOBS.get(name, {})})
-    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
-    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
-    views = objective.views(t, signal, [1, 2, 3, 4], 0)
+    objective, models, views, signal = step_of(checkpoint, name)
     results = []
     for tokens in (10**6, 40, 1):
         assert (len(passes(views, tokens)) == 1) == (tokens == 10**6)

@@ -18,11 +18,10 @@ from lfpo.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.plugins import resolve
 from lfpo.prompts import encode_prompt, task_source
-from lfpo.sampler import SamplerConfig
 from lfpo.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.tasks.hub import HubSplit
-from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
+from small_runs import trained_on_rows
 
 DATA = Path(__file__).parent / "data"
 PIQA: list[dict[str, Any]] = [
@@ -388,21 +387,8 @@ def short_problems(folder: Path) -> Path:
 
 
 def test_training_runs_on_local_rows(tmp_path: Path, llada: Path) -> None:
-    settings = json.loads((llada / "tokenizer_config.json").read_text())
-    (llada / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": tiny.CHATML}))
-    args = LFPOConfig(
-        output_dir=str(tmp_path / "run"),
-        task=f"gsm8k@{short_problems(tmp_path / 'data')}",
-        max_steps=1,
-        prompts_per_iteration=2,
-        num_generations=2,
-        optimizer_steps_per_iteration=1,
-        sampler=SamplerConfig(gen_length=8, temperature=1.0),
-        eval_samplers={"greedy": SamplerConfig(gen_length=8)},
-    )
-    trainer = LFPOTrainer(str(llada), args=args)
-    trainer.train()
-    metrics = next(row for row in trainer.run.read_metrics() if "reward" in row)
+    task = f"gsm8k@{short_problems(tmp_path / 'data')}"
+    (metrics,) = trained_on_rows(llada, task, tmp_path / "run", max_steps=1, num_generations=2)
     assert {"rewards/tag_format/mean", "rewards/number_accuracy/mean"} <= metrics.keys()
 
 

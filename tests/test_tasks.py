@@ -12,7 +12,7 @@ from lfpo.errors import UserError
 from lfpo.models import load_tokenizer
 from lfpo.rng import python_rng
 from lfpo.sft import SFTConfig, _tokenizer_corpus
-from lfpo.tasks import TASKS, Task, get_task, sudoku
+from lfpo.tasks import TASKS, Task, expression, get_task, sudoku
 from lfpo.tasks.countdown import problems
 from lfpo.tokenizer import train_tokenizer
 
@@ -141,9 +141,10 @@ SUDOKU = {"puzzle": "1_3434121_434_21", "solution": "1234341221434321"}
         ("words", {"answer": 12}, "####12 \n", True),
         ("words", {"answer": -3}, "#### -3", True),
         ("words", {"answer": 12}, "12", False),
-        ("words", {"answer": 12}, "#### 12.", False),
+        ("words", {"answer": 12}, "#### 12.", True),
         ("words", {"answer": 12}, "#### 120", False),
-        ("words", {"answer": 12}, "#### 11\n#### 12", False),
+        ("words", {"answer": 12}, "#### 11\n#### 12", True),
+        ("words", {"answer": 12}, "#### 12\n#### 11", False),
         ("words", {"answer": 12}, "#### 12 or 13", False),
         ("expression", {"coefficients": [0, 3, 1]}, "3*x+1", True),
         ("expression", {"coefficients": [0, 3, 1]}, "x+x+x+1", True),
@@ -164,6 +165,21 @@ def test_verdicts(name: str, row: dict, text: str, verdict: bool) -> None:
     assert get_task(name).correct(text, row) is verdict
 
 
+def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And any Python expression counts there, where the syntax tree knows arithmetic alone."""
+    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")  # so that the test runs on any machine
+    task, rng = get_task("expression"), random.Random(0)
+    rows = task.test_rows(8)
+    texts = [task.demonstrate(row, rng, 0.5) for row in rows]
+    others = ["", "x\nx", "x)\nimport os\n(x", "import os", "exit()", "print(x)", "(lambda: x)()"]
+    rows, texts = rows + [{"prompt": "", "coefficients": [0, 1, 0]}] * len(others), texts + others
+    columns = {"coefficients": [row["coefficients"] for row in rows]}
+    found = expression.in_sandbox([row["prompt"] for row in rows], texts, **columns)
+    assert found[:-1] == [float(task.correct(text, row)) for text, row in zip(texts[:-1], rows[:-1], strict=True)]
+    assert 0 < found[:8].count(1.0) < 8
+    assert found[-1] == 1
+
+
 def test_a_grid_is_what_the_rules_say() -> None:
     assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
     assert all(sudoku.is_grid(g) for g in sudoku.grids())
@@ -181,8 +197,8 @@ def test_puzzles_have_one_solution() -> None:
 
 def test_countdown_problems_can_be_solved() -> None:
     task = get_task("countdown")
-    for (numbers, target), expression in problems().items():
-        assert task.correct(expression, {"numbers": list(numbers), "target": target})
+    for (numbers, target), solution in problems().items():
+        assert task.correct(solution, {"numbers": list(numbers), "target": target})
 
 
 def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import random
+from collections.abc import Sequence
+from typing import Any
 
 from ..rewards.arithmetic import evaluate, parse
+from ..rewards.code import all_tests_pass, parses
 from .task import Row, Task
 
 SHOWN_INPUTS = (0, 1, 10)
@@ -51,6 +55,27 @@ def correct(completion: str, row: Row) -> bool:
         return all(evaluate(tree, {"x": x}) == _value(coefficients, x) for x in TEST_INPUTS)
     except ValueError:
         return False
+
+
+def in_sandbox(
+    prompts: Sequence[str], completions: Sequence[str], coefficients: Sequence[list[int]], **columns: Any
+) -> list[float | None]:
+    """The same verdicts by running each expression as Python, a reward to choose instead of the task's own.
+
+    `--reward_funcs lfpo.tasks.expression:in_sandbox`. Any expression counts, also what `correct` does not read, such as
+    `sum((x, 1))`. Raises UserError where this machine has no sandbox.
+    """
+    texts = [completion.strip() for completion in completions]
+    programs = [f"def f(x):\n    return (\n{text}\n)" if _is_expression(text) else "" for text in texts]
+    tests = [[f"assert f({x}) == {_value((a, b, c), x)}" for x in TEST_INPUTS] for a, b, c in coefficients]
+    return all_tests_pass(prompts, programs, tests=tests)
+
+
+def _is_expression(text: str) -> bool:
+    if not parses(text):
+        return False
+    body = ast.parse(text).body
+    return len(body) == 1 and isinstance(body[0], ast.Expr)
 
 
 TASK = Task(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 
+from ..rewards.answers import marked_answer
+from ..rewards.math import same_number
 from .task import Row, Task
 
 NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
@@ -50,9 +51,8 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the number after `####` is the answer; exactly one such mark is allowed."""
-    found = re.findall(r"####\s*(-?[0-9]{1,9})\s*$", completion)  # bounded: int() refuses very long numbers
-    return completion.count("####") == 1 and len(found) == 1 and int(found[0]) == row["answer"]
+    """Whether the marked answer is the number, by the grader of GSM8K: the last mark counts, not the working."""
+    return same_number(marked_answer(completion) or "", str(row["answer"]))
 
 
 def solution_key(row: Row) -> str:

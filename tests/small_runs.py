@@ -1,0 +1,67 @@
+"""What several tests of training set up: an optimiser step's parts with differing policies, and a short run on rows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tiny
+from lfpo.models import load_model
+from lfpo.objectives import Objective, make_objective
+from lfpo.predictions import BASE, CURRENT, OLD
+from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+from lfpo.views import Views
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "lfpo": {"timesteps": 3},
+    "diffu_grpo": {"p_mask_prompt": 0.5},
+    "spg": {"block_length": 4, "num_masks": 3},
+    "agrpo": {"mc_samples": 3, "beta": 0.1},
+    "trace_rl": {"shrink": 2},
+    "rejection": {"masks": 3},
+}
+
+
+def step_of(checkpoint: Path, name: str, **knobs: Any) -> tuple[Objective, dict[str, Any], Views, torch.Tensor]:
+    """An objective, three policies that differ, its views of four rollouts, and the signal of each; float64.
+
+    No policy is frozen: nothing but the objective keeps gradients away from the old one and the base.
+    """
+    models: dict[str, Any] = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
+    for seed, other in enumerate((OLD, BASE)):
+        models[other] = copy.deepcopy(models[CURRENT])
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in models[other].parameters():
+                p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
+    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]], sampler, [1, 2, 3, 4])
+    objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    signal = objective.signal(rewards, torch.tensor([0, 0, 1, 1]))
+    return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
+
+
+def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> list[dict[str, Any]]:
+    """Train a tiny checkpoint, given a chat template, on a task's local rows; the lines of metrics with a reward."""
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": tiny.CHATML}))
+    args = LFPOConfig(
+        output_dir=str(output),
+        task=task,
+        prompts_per_iteration=2,
+        optimizer_steps_per_iteration=1,
+        sampler=SamplerConfig(gen_length=8, temperature=1.0),
+        eval_samplers={"greedy": SamplerConfig(gen_length=8)},
+        **sizes,  # type: ignore[arg-type]
+    )
+    trainer = LFPOTrainer(str(checkpoint), args=args)
+    trainer.train()
+    return [row for row in trainer.run.read_metrics() if "reward" in row]
