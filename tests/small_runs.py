@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,7 @@ def step_of(checkpoint: Path, name: str, **knobs: Any) -> tuple[Objective, dict[
 
 def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> list[dict[str, Any]]:
     """Train a tiny checkpoint, given a chat template, on a task's local rows; the lines of metrics with a reward."""
-    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": tiny.CHATML}))
+    tiny.with_chat_template(checkpoint)
     args = LFPOConfig(
         output_dir=str(output),
         task=task,

@@ -171,6 +171,14 @@ def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):
     assert "could not be" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "file" / "run")))
 
 
+def test_a_mistake_found_before_anything_was_logged_leaves_the_folder_free(fails: Callable[..., str], tmp_path: Path):
+    long = {"sampler.gen_length": "1000", "sampler.block_length": "1000"}
+    assert "exceeds the model's context" in fails(*train_arguments(tmp_path, **long))
+    assert "exceeds the model's context" in fails(*train_arguments(tmp_path, **long))
+    assert main(train_arguments(tmp_path)) == 0
+    assert "holds another run" in fails(*train_arguments(tmp_path))
+
+
 def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
     evaluate, sample = ("eval", "--task", "sudoku", "--n", "1"), ("sample", "--task", "sudoku")
     for command in (evaluate, sample):

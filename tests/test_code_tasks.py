@@ -11,8 +11,9 @@ import pytest
 
 from lfpo.config import RECIPES, build, load_yaml
 from lfpo.errors import UserError
-from lfpo.prompts import encode_prompt, task_source
+from lfpo.prompts import encode_prompt
 from lfpo.rewards.code import parses
+from lfpo.sources import task_source
 from lfpo.tasks import DataTask, acecode, bigcodebench, get_task, humaneval_plus, mbpp_plus
 from lfpo.tasks.code_task import CodeTask
 from lfpo.tasks.data_task import split_rows
@@ -89,7 +90,7 @@ def test_solutions_score_one_but_for_those_that_are_known_broken(name: str) -> N
 @pytest.mark.parametrize("name", SUITES)
 def test_mutants_score_as_they_do_in_a_plain_script(name: str) -> None:
     """A mutant that some test tells apart from the original scores 0, and only such a one."""
-    task, rows = own(name), rows_of(name, OWN)
+    task, rows = own(name), rows_of(name)
     most = 1 if name.endswith("plus") else 3  # numpy takes its time to load
     pairs = [(row, mutant) for row in rows for mutant in mutants(row["solution"], most) if not task.needs(row)]
     plain = [passes_as_a_script(mutant, row) for row, mutant in pairs]

@@ -1,5 +1,5 @@
-"""What README and docs tell people to type works: every command is configured, and those that need nothing but the
-package are run, at smoke size, in the order of the page."""
+"""What README and docs tell people to type works: every command is configured, and run at smoke size, in the order of
+the page. What takes long even so is marked `long`: `make commands`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+import tiny
 from lfpo.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
+ROWS = ROOT / "tests" / "data"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMOKE = {
     "train": "--max_steps 1 --prompts_per_iteration 2 --num_generations 2 --optimizer_steps_per_iteration 1 "
@@ -28,8 +30,32 @@ SMOKE = {
     "report": "",
     "doctor": "",
 }
-# Not here: models and data sets of the hub, folders of somebody's machine. Long: have tests of their own.
-ELSEWHERE = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
+LONG = {
+    "train": SMOKE["train"],
+    "sft": SMOKE["sft"] + " --init.n_layers 1",
+    "eval": "--n 1 --n_samples 1",
+    "plan": "",
+    "compare": "--recipes '[sudoku]' --seeds 1 --validation 2 --curve_problems 2 --learning_rates '[1e-4]' "
+    "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
+    "--overrides.eval_steps 1 --overrides.eval_size 2",
+    "bench": "--n 2 --repeats 1",
+    "drill": "--kills 1 --stops 1 --damages 1 --fuzz 8 --soak_minutes 0.1",
+}
+SHORT = "--sampler.gen_length 32 --sampler.steps 32 --sampler.block_length 32"  # for the models of the hub
+SHORT_TRAIN = f"{SHORT} --eval_samplers.greedy.gen_length 32"
+IS_LONG = re.compile(
+    r"^(?:plan|compare|bench|drill) |GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples"
+)
+# Tests of their own start these: torchrun, a server, lm-evaluation-harness on a data set that is at hand.
+ELSEWHERE = re.compile(r"^(?:lm-eval|watch) |--fsdp")
+# What a page takes from the hub or from somebody's folders, and what stands for it here.
+STAND_INS = {
+    r"GSAI-ML/[\w.-]+|/models/[\w.-]+|runs/gsm8k/model": "tiny",
+    r"/data/gsm8k/(train|test)\.jsonl": rf"{ROWS}/gsm8k/\1.jsonl",
+    r"/data/math500": f"{ROWS}/math500",
+    r"(?<=task )gsm8k,math500": f"gsm8k@{ROWS}/gsm8k,math500@{ROWS}/math500",
+    r"(?<=task )gsm8k(?=$| )": f"gsm8k@{ROWS}/gsm8k",
+}
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -112,12 +138,29 @@ def test_a_page_typed_from_top_to_bottom(page: Path, folder: Path, trained: Path
     for name in ("mine", "sudoku"):
         shutil.copytree(trained, folder / "runs" / name)
     for arguments in commands(page):
-        command = arguments[0]
-        if command not in SMOKE or "--fsdp" in arguments or ELSEWHERE.search(" ".join(arguments)):
-            continue
-        if command in ("train", "sft") and "--resume" not in arguments:
-            clear(arguments, folder)
-        assert main([*arguments, *shlex.split(SMOKE[command])]) == 0, (arguments, capsys.readouterr().err)
+        if not (IS_LONG.search(" ".join(arguments)) or ELSEWHERE.search(" ".join(arguments))):
+            typed([*arguments, *shlex.split(SMOKE[arguments[0]])], folder, capsys)
+
+
+LONG_ONES = [p for p in ALL if IS_LONG.search(" ".join(p.values[0])) and not ELSEWHERE.search(" ".join(p.values[0]))]  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", LONG_ONES)
+def test_a_long_command_at_smoke_size(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
+    tiny.with_chat_template(tiny.write_llada(folder / "tiny", max_sequence_length=4096))
+    line = shlex.join(arguments)
+    for pattern, stand_in in STAND_INS.items():
+        line = re.sub(pattern, stand_in, line)
+    short = "" if "tiny" not in line else SHORT_TRAIN if arguments[0] == "train" else SHORT
+    typed(shlex.split(f"{line} {LONG[arguments[0]]} {short}"), folder, capsys)
+
+
+def typed(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a command in the folder; one that trains does so from the beginning."""
+    if arguments[0] in ("train", "sft") and "--resume" not in arguments:
+        clear(arguments, folder)
+    assert main(arguments) == 0, (arguments, capsys.readouterr().err)
 
 
 def clear(arguments: list[str], folder: Path) -> None:

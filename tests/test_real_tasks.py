@@ -17,7 +17,8 @@ from lfpo.config import RECIPES, build, load_yaml
 from lfpo.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.plugins import resolve
-from lfpo.prompts import encode_prompt, task_source
+from lfpo.prompts import encode_prompt
+from lfpo.sources import task_source
 from lfpo.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.tasks.hub import HubSplit
 from lfpo.train_config import LFPOConfig

@@ -239,6 +239,13 @@ def write_dream(folder: Path, **changes: Any) -> Path:
 WRITERS = {"llada": write_llada, "dream": write_dream}
 
 
+def with_chat_template(folder: Path) -> Path:
+    """The same checkpoint, made to take conversations."""
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "chat_template": CHATML}))
+    return folder
+
+
 def save_weights(folder: Path, weights: Weights, shards: int = 1) -> None:
     """One model.safetensors, or several with an index."""
     if shards == 1:

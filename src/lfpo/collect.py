@@ -11,11 +11,12 @@ import torch
 
 from . import distributed
 from .models import MaskedDiffusionLM
-from .prompts import PromptSource, as_completions, columns_of, decode_completions, encode_rows, token_texts
+from .prompts import as_completions, columns_of, decode_completions, encode_rows, token_texts
 from .rewards import Rewards, score
 from .rng import key
 from .rollout import rollout
 from .sampler import SamplerConfig
+from .sources import PromptSource
 from .tasks import Row
 from .trajectory import Trajectory, join
 

@@ -7,7 +7,8 @@ import math
 import os
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     except OSError as error:
         raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
     return Run(path)
+
+
+@contextmanager
+def given_up_if_unbegun(run: Run) -> Iterator[None]:
+    """A mistake that shows before anything is logged or saved leaves a folder that the same command can enter."""
+    try:
+        yield
+    except UserError:
+        if not run.silent and {path.name for path in run.dir.iterdir()} == {"config.yaml", "run.json"}:
+            (run.dir / "config.yaml").unlink()
+        raise
 
 
 def _known_id(file: Path) -> str | None:

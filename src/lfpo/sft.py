@@ -33,7 +33,7 @@ from .ops.fused import cross_entropy_sum
 from .optim import build_adamw, lr_at, set_lr
 from .prompts import encode_prompt
 from .rng import generator, python_rng
-from .run import Run, describe_environment, open_run, opened_by_this_launcher
+from .run import Run, describe_environment, given_up_if_unbegun, open_run, opened_by_this_launcher
 from .stopping import Stopped, StopSignals
 from .tasks import DataTask, get_task
 from .tokenizer import train_tokenizer
@@ -125,6 +125,11 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     else:
         run, report = Run(Path(config.output_dir).expanduser(), silent=True), lambda _: None
     distributed.barrier()
+    with given_up_if_unbegun(run):
+        return _train(config, run, resume, report)
+
+
+def _train(config: SFTConfig, run: Run, resume: bool, report: Callable[[str], None]) -> Path:
     model, tokenizer = _start(config)
     device = distributed.device()
     model.to(device).train()

@@ -25,7 +25,6 @@ from .checkpoint import (
 )
 from .collect import Batch, batch_metrics, collect, completion_record, rollout_records
 from .config import to_dict
-from .data import check_row, load_jsonl
 from .display import Display
 from .errors import UserError
 from .eval import evaluate
@@ -34,16 +33,15 @@ from .lora import attach, settings_of
 from .models import MaskedDiffusionLM, load_model, load_tokenizer
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
-from .plugins import resolve
 from .predictions import BASE, CURRENT, OLD
-from .prompts import PromptSource, as_completions, list_source, task_source
+from .prompts import as_completions
 from .report import write_report
 from .rewards import RewardFunction, Rewards, score
 from .rng import generator, key
-from .run import Run, open_run, opened_by_this_launcher
+from .run import Run, given_up_if_unbegun, open_run, opened_by_this_launcher
 from .sharding import gathered, shard
+from .sources import make_source
 from .stopping import Stopped, StopSignals
-from .tasks import get_task
 from .trackers import reporting
 from .train_config import LFPOConfig
 from .update import accumulate_gradients, ema_update
@@ -89,7 +87,7 @@ class LFPOTrainer:
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)
-        self.source = _make_source(args, reward_funcs, train_dataset, eval_dataset)
+        self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = args.reward_weights or [1.0] * len(self.source.reward_functions)
         if len(self.reward_weights) != len(self.source.reward_functions):
             raise UserError(
@@ -146,7 +144,8 @@ class LFPOTrainer:
         display = display or Display(args.max_steps)
         first = self._restore(display.note) if resume else self._build(None)
         distributed.at_work = self.world > 1
-        with display, reporting(args.report_to, self.run, to_dict(args), done=first), StopSignals() as stop:
+        tracked = reporting(args.report_to, self.run, to_dict(args), done=first)
+        with given_up_if_unbegun(self.run), display, tracked, StopSignals() as stop:
             try:
                 if first == 0:
                     with stop.at_once():
@@ -432,47 +431,3 @@ class LFPOTrainer:
         self.run.truncate_metrics(state["step"])
         report(f"resumed from {checkpoint}")
         return int(state["step"])
-
-
-def _make_source(
-    args: LFPOConfig,
-    reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
-    train_dataset: Sequence[dict[str, Any]] | None,
-    eval_dataset: Sequence[dict[str, Any]] | None,
-) -> PromptSource:
-    functions: list[RewardFunction]
-    if reward_funcs is None:
-        functions = [resolve(path, {}, kind="reward function") for path in args.reward_funcs]
-    else:
-        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
-    if train_dataset is None and args.data_file is None:
-        if args.task is None:
-            raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=args.eval_size)
-        if eval_dataset is not None:
-            raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
-        if functions:
-            source = PromptSource(**{**source.__dict__, "reward_functions": functions})
-        return source
-    if args.task is not None or (train_dataset is not None and args.data_file is not None):
-        raise UserError("more than one of task, data_file and train_dataset was given; give one")
-    if not functions:
-        raise UserError(
-            "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
-        )
-    if train_dataset is None:
-        assert args.data_file is not None
-        rows = load_jsonl(args.data_file)
-    else:
-        rows = [dict(row) for row in train_dataset]
-        for i, row in enumerate(rows):
-            check_row(row, f"train_dataset[{i}]")
-        if not rows:
-            raise UserError("train_dataset: no rows")
-    if eval_dataset is not None:
-        eval_rows = [dict(row) for row in eval_dataset]
-        for i, row in enumerate(eval_rows):
-            check_row(row, f"eval_dataset[{i}]")
-    else:
-        eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
-    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])
