@@ -23,34 +23,34 @@ ROWS = ROOT / "tests" / "data"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMOKE = {
     "train": "--max_steps 1 --prompts_per_iteration 2 --num_generations 2 --optimizer_steps_per_iteration 1 "
-    "--eval_size 2 --threads 1 --eval_samplers '{greedy: {threshold: 0.5}}'",
+    "--eval_size 2 --threads 1",
     "sft": "--steps 1 --batch_size 2",
     "eval": "--n 2 --n_samples 2",
     "sample": "",
     "report": "",
     "doctor": "",
-}
-LONG = {
-    "train": SMOKE["train"],
-    "sft": SMOKE["sft"] + " --init.n_layers 1",
-    "eval": "--n 1 --n_samples 1",
     "plan": "",
-    "compare": "--recipes '[sudoku]' --seeds 1 --validation 2 --curve_problems 2 --learning_rates '[1e-4]' "
-    "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
-    "--overrides.eval_steps 1 --overrides.eval_size 2",
-    "bench": "--n 2 --repeats 1",
+    "compare": "--recipes '[sudoku]' --objectives lfpo,agrpo --seeds 1 --validation 2 --curve_problems 2 "
+    "--learning_rates '[1e-4]' --overrides.max_steps 1 --overrides.prompts_per_iteration 2 "
+    "--overrides.num_generations 2 --overrides.eval_steps 1 --overrides.eval_size 2",
+    "bench": "--n 2 --repeats 1 --tasks '[words]'",
     "drill": "--kills 1 --stops 1 --damages 1 --fuzz 8 --soak_minutes 0.1",
 }
-SHORT = "--sampler.gen_length 32 --sampler.steps 32 --sampler.block_length 32"  # for the models of the hub
-SHORT_TRAIN = f"{SHORT} --eval_samplers.greedy.gen_length 32"
-IS_LONG = re.compile(
-    r"^(?:plan|compare|bench|drill) |GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples"
+OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
+TINY = "--sampler.gen_length 32 --sampler.steps 32 --sampler.block_length 32"  # for models of the hub
+PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
+    f"--eval_samplers.{name}.gen_length 32" for name in ("greedy", "threshold", "confidence")
 )
+PAPER += " --eval_samplers.greedy.steps 32 --eval_samplers.confidence.steps 64"
+LONG = re.compile(r"^(?:plan|compare|bench|drill)\b")
+AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
 # Tests of their own start these: torchrun, a server, lm-evaluation-harness on a data set that is at hand.
 ELSEWHERE = re.compile(r"^(?:lm-eval|watch) |--fsdp")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
+    r"paper/llada-8b-gsm8k": f"paper/llada-8b-gsm8k --task gsm8k@{ROWS}/gsm8k",
     r"GSAI-ML/[\w.-]+|/models/[\w.-]+|runs/gsm8k/model": "tiny",
+    r"(?<=^train )my.yaml(?= --task)": "my.yaml --model tiny",
     r"/data/gsm8k/(train|test)\.jsonl": rf"{ROWS}/gsm8k/\1.jsonl",
     r"/data/math500": f"{ROWS}/math500",
     r"(?<=task )gsm8k,math500": f"gsm8k@{ROWS}/gsm8k,math500@{ROWS}/math500",
@@ -128,7 +128,7 @@ def test_every_command_is_one_that_lfpo_takes(arguments: list[str], capsys: pyte
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run, which pages call runs/mine or runs/sudoku."""
     run = tmp_path_factory.mktemp("docs") / "run"
-    assert main(["train", "sudoku", "--output_dir", str(run), *shlex.split(SMOKE["train"])]) == 0
+    assert main(["train", "sudoku", "--output_dir", str(run), *shlex.split(f"{SMOKE['train']} {OURS}")]) == 0
     return run
 
 
@@ -138,29 +138,40 @@ def test_a_page_typed_from_top_to_bottom(page: Path, folder: Path, trained: Path
     for name in ("mine", "sudoku"):
         shutil.copytree(trained, folder / "runs" / name)
     for arguments in commands(page):
-        if not (IS_LONG.search(" ".join(arguments)) or ELSEWHERE.search(" ".join(arguments))):
-            typed([*arguments, *shlex.split(SMOKE[arguments[0]])], folder, capsys)
+        line = " ".join(arguments)
+        if not (LONG.search(line) or AWAY.search(line) or ELSEWHERE.search(line)):
+            typed(f"{shlex.join(arguments)} {OURS if arguments[0] == 'train' else ''}", folder, capsys)
 
 
-LONG_ONES = [p for p in ALL if IS_LONG.search(" ".join(p.values[0])) and not ELSEWHERE.search(" ".join(p.values[0]))]  # type: ignore[arg-type]
+def those(pattern: re.Pattern[str], but: re.Pattern[str]) -> list[Any]:
+    lines = [(param, " ".join(param.values[0])) for param in ALL]  # type: ignore[arg-type]
+    return [param for param, line in lines if pattern.search(line) and not but.search(line)]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", LONG_ONES)
-def test_a_long_command_at_smoke_size(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("arguments", those(LONG, ELSEWHERE))
+def test_a_long_command(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
+    typed(shlex.join(arguments), folder, capsys)
+
+
+@pytest.mark.parametrize("arguments", those(AWAY, re.compile(f"{ELSEWHERE.pattern}|{LONG.pattern}")))
+def test_a_command_with_models_and_data_from_elsewhere(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+):
     tiny.with_chat_template(tiny.write_llada(folder / "tiny", max_sequence_length=4096))
     line = shlex.join(arguments)
     for pattern, stand_in in STAND_INS.items():
         line = re.sub(pattern, stand_in, line)
-    short = "" if "tiny" not in line else SHORT_TRAIN if arguments[0] == "train" else SHORT
-    typed(shlex.split(f"{line} {LONG[arguments[0]]} {short}"), folder, capsys)
+    sizes = PAPER if "paper/" in line else TINY if "tiny" in line else ""
+    typed(f"{line} {sizes}", folder, capsys)
 
 
-def typed(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run a command in the folder; one that trains does so from the beginning."""
+def typed(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a command in the folder, at smoke size; one that trains does so from the beginning."""
+    arguments = shlex.split(line)
     if arguments[0] in ("train", "sft") and "--resume" not in arguments:
         clear(arguments, folder)
-    assert main(arguments) == 0, (arguments, capsys.readouterr().err)
+    assert main([*arguments, *shlex.split(SMOKE[arguments[0]])]) == 0, (arguments, capsys.readouterr().err)
 
 
 def clear(arguments: list[str], folder: Path) -> None:
