@@ -38,7 +38,7 @@ from .plugins import resolve
 from .predictions import BASE, CURRENT, OLD
 from .prompts import PromptSource, as_completions, list_source, task_source
 from .report import write_report
-from .rewards import RewardFunction, Rewards, score
+from .rewards import RewardFunction, Rewards, in_child, score
 from .rng import generator, key
 from .run import Run, open_run, opened_by_this_launcher
 from .sharding import gathered, shard
@@ -133,8 +133,13 @@ class LFPOTrainer:
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run.
 
-        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
+        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt. Of
+        several processes one that is lost ends the others (see lfpo.distributed.watched).
         """
+        with distributed.watched(self.args.rank_timeout, self.args.progress_timeout):
+            return self._train(resume, display)
+
+    def _train(self, resume: bool, display: Display | None) -> Path:
         args = self.args
         resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(args.output_dir)))
         if self.rank == 0:
@@ -434,6 +439,10 @@ class LFPOTrainer:
         return int(state["step"])
 
 
+def _in_child(function: RewardFunction | str, args: LFPOConfig) -> RewardFunction:
+    return in_child(function, memory=args.reward_memory, seconds=args.reward_timeout)
+
+
 def _make_source(
     args: LFPOConfig,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
@@ -441,10 +450,15 @@ def _make_source(
     eval_dataset: Sequence[dict[str, Any]] | None,
 ) -> PromptSource:
     functions: list[RewardFunction]
-    if reward_funcs is None:
+    if reward_funcs is None and not args.reward_memory:
         functions = [resolve(path, {}, kind="reward function") for path in args.reward_funcs]
+    elif reward_funcs is None:
+        functions = [_in_child(path, args) for path in args.reward_funcs]
     else:
         functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        functions = [_in_child(f, args) for f in functions] if args.reward_memory else functions
+    if args.reward_memory and not functions:
+        raise UserError("reward_memory bounds the functions of reward_funcs, and none is given; leave it out")
     if train_dataset is None and args.data_file is None:
         if args.task is None:
             raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")

@@ -6,6 +6,7 @@ faults are real ones: the process kills itself, the disk is filled, the gradient
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,12 +22,14 @@ import torch
 
 from ..tasks import get_task
 
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+
 
 @dataclass(frozen=True)
 class Fault:
     """do: what happens. place, visit: where and when, for `times` visits from there on. where: a path that `do` needs.
 
-    do: kill, fill (the disk), freeze (the disk becomes read-only), raise, hang, nan, short, text (rewards),
+    do: kill, stop (SIGSTOP), fill (the disk), freeze (the disk becomes read-only), raise, hang, nan, short, text (rewards),
     nan_gradient, inf_loss, spike, clock (jumps), count (nothing; how often each place was visited goes to `where`).
     """
 
@@ -70,6 +73,8 @@ def visit(place: str) -> str:
         return ""
     if fault.do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault.do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault.do == "fill":
         _fill(Path(fault.where))
     if fault.do == "freeze":
@@ -158,6 +163,14 @@ def _jumping(real: Callable[[], float]) -> Callable[[], float]:
         return real() + (86_400 if looks["n"] % 2 else -86_400)
 
     return now
+
+
+def enter_network(namespace: str) -> None:
+    """Make this process see another network from here on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(namespace, "rb") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"{namespace}: could not be entered")
 
 
 def write_counts(path: Path) -> None:
