@@ -1,4 +1,4 @@
-"""Questions to a child process that hangs, dies, swells, is slow to read, or is interrupted; reward functions in one."""
+"""Questions to a child process that hangs, dies, swells or is interrupted; reward functions in such a process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_questions_and_answers_larger_than_a_pipe():
     assert child.ask(("say", "x" * 1_000_000)) == "x" * 1_000_000
     assert child.ask(("long", 3_000_000)) == "y" * 3_000_000
     child.seconds = 0.5
-    with pytest.raises(Unanswered, match="more than 0.5 s"):  # and does not wait for it to read all this
+    with pytest.raises(Unanswered, match=r"more than 0\.5 s"):  # and does not wait for it to read all this
         Child([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
     child.stop()
 

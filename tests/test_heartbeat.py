@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -83,8 +85,6 @@ def test_where_all_came_equally_far_all_are_told_of():
     assert "process 0 on " in said[0] and "process 1 on " in said[0]
 
 
-
-
 def test_a_store_that_does_not_answer_names_all_others(monkeypatch: pytest.MonkeyPatch):
     (_, second) = hearts(2)
     said = [second.judge(1.0) for _ in range(10)]
@@ -113,7 +113,7 @@ def test_the_first_that_is_left_speaks_and_the_first_of_each_machine(monkeypatch
 
 def test_after_a_broken_connection_the_one_whose_beats_stopped_is_named(monkeypatch: pytest.MonkeyPatch):
     three = hearts(3)
-    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: pass_time(three, 1, silent=(1,)) and None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pass_time(three, 1, silent=(1,)) and None)
     assert three[0].missing().startswith("process 1 ended before its work was done")
     assert three[0].verdict == three[0].missing()  # and so the others hear it
     assert three[2].missing() == three[0].verdict
@@ -121,10 +121,10 @@ def test_after_a_broken_connection_the_one_whose_beats_stopped_is_named(monkeypa
 
 def test_when_a_process_was_stopped_itself_it_blames_nobody(monkeypatch: pytest.MonkeyPatch):
     two = hearts(2)
-    clock, ended = iter([0.0, 0.25, 5000.0, 5000.25]), []
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(two[0]._closed, "wait", lambda seconds: len(ended) == 3 or ended.append(1))
-    monkeypatch.setattr(heartbeat.os, "_exit", lambda code: pytest.fail("it blamed the other"))
+    clock, looks = iter([0.0, 0.25, 5000.0, 5000.25]), iter([False, False, False, True])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(two[0]._closed, "wait", lambda seconds: next(looks))
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it blamed the other"))
     two[0]._watch()
     assert 0 < two[0].silence[1] < 2
 

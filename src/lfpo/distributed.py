@@ -77,9 +77,7 @@ def _await_all(heart: Heartbeat, store: Any) -> None:
 
 
 @contextmanager
-def watched(
-    rank_timeout: float = Limits.rank, progress_timeout: float = Limits.progress
-) -> Iterator[None]:
+def watched(rank_timeout: float = Limits.rank, progress_timeout: float = Limits.progress) -> Iterator[None]:
     """While open, this process ends when another one is lost, and says which (see lfpo.heartbeat).
 
     A connection that breaks raises ProcessLost; what would only wait forever ends with exit code 75.

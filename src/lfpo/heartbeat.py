@@ -18,10 +18,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import distributed as dist
+
 from .errors import LOST
 
 BEAT = 0.5  # seconds between two beats
 FRAMES = 4  # of the stack that tells where a process is
+TORCH = f"{os.sep}torch{os.sep}"
 NAMED = 4  # processes that a sentence names one by one
 
 
@@ -95,11 +98,12 @@ class Heartbeat:
         self.number += 1
 
     def _place(self) -> str:
-        """Where the thread that trains is, innermost first: `sleep (time.py:3) < judge (rewards.py:12)`."""
-        frame, found = sys._current_frames().get(self._thread), []
+        """Where the thread that trains is, innermost first: `read (socket.py:3) < judge (rewards.py:12)`."""
+        frame, found = sys._current_frames().get(self._thread), list[str]()
         while frame is not None and len(found) < FRAMES:
             code = frame.f_code
-            found.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
+            if not found or TORCH not in code.co_filename:  # its own layers of calls say nothing
+                found.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
             frame = frame.f_back
         return " < ".join(found)
 
@@ -169,7 +173,9 @@ class Heartbeat:
         while not self._closed.wait(self.interval):
             try:
                 self.beat()
-            except RuntimeError:  # the store is gone, or does not answer: judged by how long
+            except dist.DistNetworkError:  # its process is gone for good: judged by how long it says nothing
+                return
+            except RuntimeError:  # it was slow to answer
                 continue
 
     def _watch(self) -> None:

@@ -266,7 +266,9 @@ def difference(expected: Path, found: Path) -> str:
 
 def same_weights(a: Path, b: Path) -> bool:
     """Whether two model folders hold the same tensors, bit for bit."""
-    left, right = (load_file(folder / "model.safetensors") for folder in (a, b))
+    left, right = ({k: v for f in folder.glob("*.safetensors") for k, v in load_file(f).items()} for folder in (a, b))
+    if not left:
+        raise FileNotFoundError(f"{a}: no weights")
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 

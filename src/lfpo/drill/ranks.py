@@ -141,7 +141,7 @@ def _elastic(drill: Drill, do: str) -> Outcome:
     said = done.stdout + done.stderr
     if done.returncode or "resumed from" not in said:
         tally.add(f"exit code {done.returncode}: {said[-1500:]}")
-    elif "process 1 " not in said and do == "stop":
+    elif f"error: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
         tally.add(f"it was not named: {said[-1500:]}")
     else:
         tally.add(difference(unbroken(drill), folder))
@@ -210,7 +210,12 @@ def _cut(drill: Drill) -> list[Outcome]:
     fault = "the network between two processes cut"
     if reason := no_networks():
         return [Outcome(fault, 0, 0, note=f"not tried: {reason}")]
-    job = {"root": str(drill.root), "unbroken": str(unbroken(drill)), "seed": drill.rng.randrange(2**31), "fault": fault}
+    job = {
+        "root": str(drill.root),
+        "unbroken": str(unbroken(drill)),
+        "seed": drill.rng.randrange(2**31),
+        "fault": fault,
+    }
     command = ["unshare", "-rmn", sys.executable, "-m", "lfpo.drill.ranks", json.dumps(job)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
