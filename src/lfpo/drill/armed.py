@@ -1,4 +1,4 @@
-"""`python -m lfpo.drill.armed FAULT RANK ARGUMENTS...`: `lfpo`, with a fault in one process the first time it starts."""
+"""`python -m lfpo.drill.armed FAULT RANK ARGUMENTS...`: `lfpo`, with a fault in one process at its first start."""
 
 from __future__ import annotations
 

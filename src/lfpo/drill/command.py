@@ -46,9 +46,9 @@ class DrillConfig:
     """Configuration of `lfpo drill`.
 
     faults: which groups, by name, comma-separated; all when left out. kills, stops: runs that are killed or stopped.
-    damages: checkpoints that are damaged. ranks: runs of two processes that lose one, and of two networks that are cut. fuzz: inputs in all. soak_minutes: length of the soak. seed: of everything
-    that is drawn: moments, damages, inputs. output: folder for drill.json and drill.md. keep: keep the runs, in
-    `output`/runs.
+    damages: checkpoints that are damaged. ranks: runs of two processes of which one is lost. fuzz: inputs in all.
+    soak_minutes: length of the soak. seed: of everything that is drawn: moments, damages, inputs. output: folder for
+    drill.json and drill.md. keep: keep the runs, in `output`/runs.
     """
 
     faults: str = ",".join(FAULTS)

@@ -173,11 +173,39 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
-@functools.cache
+_method = "forkserver"
+
+
 def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lfpo.train", "lfpo.cli"])
+    context = multiprocessing.get_context(_method)
+    if _method == "forkserver":
+        context.set_forkserver_preload(["lfpo.train", "lfpo.cli"])
     return context
+
+
+def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:
+    """What `work` returns in a process that is root in namespaces of its own (see inside.enter_namespaces)."""
+    context = _context()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_namespaced, args=(work, job, flags, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"{work.__module__}.{work.__name__} failed; the reason is above") from None
+    finally:
+        process.join()
+        receiver.close()
+
+
+def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: int, sender: Any) -> None:
+    global _method
+    _method = "fork"  # it has torch loaded too, and no thread
+    torch.set_num_threads(1)
+    inside.enter_namespaces(flags)
+    sender.send(work(job))
+    sender.close()
 
 
 def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict[str, str], network: str) -> None:

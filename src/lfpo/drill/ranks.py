@@ -26,12 +26,13 @@ from .harness import (
     Tally,
     difference,
     environment,
+    in_namespaces,
     progress,
     recover,
     start,
     train_arguments,
 )
-from .inside import Fault
+from .inside import CLONE_NEWNET, CLONE_NEWNS, Fault
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
 WITHIN = 6.0  # seconds that the others may take to end, beyond those
@@ -216,11 +217,7 @@ def _cut(drill: Drill) -> list[Outcome]:
         "seed": drill.rng.randrange(2**31),
         "fault": fault,
     }
-    command = ["unshare", "-rmn", sys.executable, "-m", "lfpo.drill.ranks", json.dumps(job)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [Outcome(fault, 1, 0, note=f"the drill itself failed: {done.stderr[-800:]}")]
-    return [Outcome(**json.loads(done.stdout.splitlines()[-1]))]
+    return in_namespaces(cut_inside, job, CLONE_NEWNS | CLONE_NEWNET)
 
 
 def no_networks() -> str:
@@ -263,7 +260,7 @@ def linked() -> Iterator[tuple[tuple[str, str], Callable[[str], None]]]:
         keeper.stdout.close()
 
 
-def cut_inside(job: dict[str, Any]) -> Outcome:
+def cut_inside(job: dict[str, Any]) -> list[Outcome]:
     drill = Drill(Path(job["root"]) / "networks", None, random.Random(job["seed"]))
     tally, folder = Tally(job["fault"]), drill.folder("ranks-cut")
     with linked() as (networks, set_link):
@@ -285,8 +282,4 @@ def cut_inside(job: dict[str, Any]) -> Outcome:
             )
             tally.add(found.wrong, found.lost, found.seconds)
             tally.note = f"both ended within {took:.1f} s, each naming the other; joined again, bit-identical end"
-    return tally.outcome()
-
-
-if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(cut_inside(json.loads(sys.argv[1])))))
+    return [tally.outcome()]

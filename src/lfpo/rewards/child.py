@@ -27,7 +27,7 @@ class Unanswered(Exception):
 class Child:
     """At most one process of `command`, which reads questions from standard input and answers each on standard output.
 
-    seconds: that an answer may take. memory: bytes that the child may hold (resident; needs Linux). 0: any time, amount.
+    seconds: that an answer may take. memory: bytes that the child may hold (resident; needs Linux). 0: any.
     A child that holds more than half of it once it has answered is replaced, so that what leaks slowly costs nothing.
     env: its environment (this process's own if None). quiet: whether its standard error is dropped.
     """
