@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -11,10 +12,21 @@ from pathlib import Path
 import pytest
 
 from lfpo.cli import main
-from lfpo.drill import command, damage, disk, fuzz, numbers, scores, soak, stops, surroundings
+from lfpo.drill import command, damage, disk, fuzz, numbers, ranks, scores, soak, stops, surroundings
 from lfpo.drill.command import DrillConfig, markdown
-from lfpo.drill.harness import ITERATIONS, Drill, Outcome, Tally, difference, progress, same_weights
-from lfpo.drill.inside import Fault
+from lfpo.drill.harness import (
+    ITERATIONS,
+    Child,
+    Drill,
+    Outcome,
+    Tally,
+    difference,
+    in_namespaces,
+    progress,
+    same_weights,
+)
+from lfpo.drill.inside import CLONE_NEWNS, Fault
+from lfpo.errors import LOST
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,40 @@ def test_a_full_disk(drill: Drill, tmp_path: Path):
     if reason := disk.no_namespace(tmp_path):
         pytest.skip(reason)
     survived(disk.try_each(drill, tmp_path, ["fill"], ["checkpoint"]), 1)
+
+
+def broken(job: dict[str, int]) -> list[Outcome]:
+    raise ValueError(f"root here: {os.getuid() == 0}")
+
+
+def test_work_in_namespaces_that_fails_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    if reason := disk.no_namespace(tmp_path):
+        pytest.skip(reason)
+    with pytest.raises(RuntimeError, match=r"test_drill\.broken failed"):
+        in_namespaces(broken, {}, CLONE_NEWNS)
+
+
+@pytest.mark.slow
+def test_a_process_that_stalls_is_named_by_the_other(drill: Drill):
+    tally = Tally("one of two stalled")
+    assert 0 < ranks._lose(drill, tally, "stop", "reward", 1) < ranks.SILENCE + ranks.WITHIN
+    survived([tally.outcome()], 1)
+
+
+def test_an_end_that_does_not_name_the_lost_process_is_seen(tmp_path: Path):
+    def ended(said: str, code: int = LOST) -> str:
+        (tmp_path / "log").write_text(said)
+        return ranks.unclear(Child(None, tmp_path / "log", 0.0), code, 1)
+
+    assert ended("step 1\nerror: process 1 gave no sign of life for 3 s: gone\n") == ""
+    assert ended("error: process 1 gave no sign of life\n", 1).startswith("exit code 1")
+    for said in (
+        "",
+        "error: process 0 gave no sign of life: see process 1\n",
+        "error: process 1 a\nerror: process 1 b\n",
+        "Traceback (most recent call last):\nerror: process 1 a\n",
+    ):
+        assert ended(said).startswith("it said")
 
 
 def test_planted_code_is_never_run(drill: Drill):

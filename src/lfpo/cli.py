@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .config import build, load_yaml, merge, parse_overrides, recipe_names
-from .errors import UserError, nearest
+from .errors import LOST, ProcessLost, UserError, nearest
 
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
@@ -36,7 +36,7 @@ Any key can be given or changed as --key value (nested: --objective.beta 0.3).
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit code 0: done; 2: a mistake in the input, told in one line on standard error; 128 + N:
-    signal N ended it, training with a checkpoint."""
+    signal N ended it, training with a checkpoint; 75: another of several processes was lost, start again."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments)
@@ -46,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         if rank == 0 or _at_work():
             print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return 2
+    except ProcessLost as lost:
+        if lost.speaks:
+            print(f"error: {lost}", file=sys.stderr)
+        return LOST
     except KeyboardInterrupt as stop:
         number = getattr(stop, "number", signal.SIGINT)
         if os.environ.get("RANK", "0") == "0":
@@ -131,9 +135,6 @@ def train(rest: list[str]) -> None:
     except (RuntimeError, MemoryError) as error:
         from .plan.command import out_of_memory
 
-        if distributed.lost_another(error):
-            print(f"process {distributed.start()[0]}: another process has ended, so this one stops", file=sys.stderr)
-            raise SystemExit(1) from None
         if (explained := out_of_memory(error, config, distributed.start()[1])) is None:
             raise
         raise explained from error
@@ -166,7 +167,8 @@ def evaluate(rest: list[str]) -> None:
     from . import distributed
     from .eval.command import run_eval
 
-    run_eval(config)
+    with distributed.watched():
+        run_eval(config)
     distributed.stop()
 
 

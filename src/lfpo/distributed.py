@@ -5,9 +5,13 @@ Every function also works in a single process, where there is nothing to share.
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,25 +22,95 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from .errors import UserError
+from .errors import ProcessLost, UserError
+from .heartbeat import Heartbeat, Limits, names
 
 T = TypeVar("T")
 
+JOIN = 600.0  # seconds in which all processes must have started
+FOREVER = timedelta(days=20)  # the heartbeat decides how long is too long, and names who kept the others waiting
+# What gloo and NCCL say when another process has ended in the midst of an exchange.
+BROKEN = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "remote process exited")
+
 at_work = False  # whether processes have begun to do different things
+_heart: Heartbeat | None = None
 
 
 def start() -> tuple[int, int]:
-    """Join the process group torchrun describes; returns (rank, world size), (0, 1) without torchrun."""
+    """Join the process group torchrun describes; returns (rank, world size), (0, 1) without torchrun.
+
+    Raises ProcessLost when a process does not come.
+    """
+    global _heart
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1 and not dist.is_initialized():
-        patience = timedelta(hours=2)  # some rollouts take long: the others must not give up on them
-        store, rank, world = next(rendezvous("env://", timeout=patience))
-        # Processes started again may meet the store of those before them, and would call at addresses of the dead.
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"start {start}", store)  # type: ignore[attr-defined]
+        store, rank, world, address = _meet()
+        _heart = Heartbeat(store.clone(), rank, world, address)
+        _await_all(_heart, store)
+        _heart.start()
+        atexit.register(_heart.close)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+        _heart.limits = Limits(progress=JOIN)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=FOREVER)
+        _heart.limits = None
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _meet() -> tuple[Any, int, int, str]:
+    """The store of these processes, this one's rank, the world size, and the store's address."""
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=JOIN)))
+    except dist.DistError as error:
+        why = str(error).strip().splitlines()[0]
+        raise ProcessLost(f"process {os.environ.get('RANK')} did not meet the others at {address}: {why}") from error
+    # Processes started again may meet the store of those before them, and would call at addresses of the dead.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"start {start}", store), rank, world, address  # type: ignore[attr-defined]
+
+
+def _await_all(heart: Heartbeat, store: Any) -> None:
+    try:
+        store.wait([f"beat {r}" for r in range(heart.world)], timedelta(seconds=JOIN))
+    except dist.DistStoreError:
+        raise ProcessLost(f"{names(heart.absent())} of {heart.world} did not start in {JOIN:.0f} s") from None
+
+
+@contextmanager
+def watched(rank_timeout: float = Limits.rank, progress_timeout: float = Limits.progress) -> Iterator[None]:
+    """While open, this process ends when another one is lost, and says which (see lfpo.heartbeat).
+
+    A connection that breaks raises ProcessLost; what would only wait forever ends with exit code 75.
+    """
+    start()
+    heart = _heart
+    if heart is None:
+        yield
+        return
+    before, heart.still = heart.limits, 0.0
+    heart.limits = Limits(rank_timeout, progress_timeout)
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in BROKEN):
+            raise
+        with _unstopped():
+            raise ProcessLost(heart.missing(), heart.speaks()) from error
+    finally:
+        heart.limits = before
+
+
+@contextmanager
+def _unstopped() -> Iterator[None]:
+    """torchrun ends the processes that are left: not before this one has said why."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def device() -> torch.device:
@@ -52,25 +126,29 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def lost_another(error: BaseException) -> bool:
-    """Whether an error only says that another process has ended in the midst of an exchange; that one knows why."""
-    return dist.is_initialized() and any(
-        words in str(error)
-        for words in ("onnection closed by peer", "onnection reset by peer", "remote process exited")
-    )
-
-
 def stop() -> None:
     """Leave the process group, once every process has come this far."""
+    global _heart
     if dist.is_initialized():
-        dist.barrier()
+        with watched():
+            barrier()
+        if _heart is not None:
+            _heart.close()
+        _heart = None
         dist.destroy_process_group()
+
+
+def _come() -> None:
+    """This process has come to the next exchange."""
+    if _heart is not None:
+        _heart.exchanges += 1
 
 
 def gather(value: T) -> list[T]:
     """Every process's value, by rank, on every process. For small things: they travel pickled between processes."""
     if not dist.is_initialized():
         return [value]
+    _come()
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
@@ -100,6 +178,7 @@ def together(action: Callable[[], T]) -> list[T]:
 def barrier() -> None:
     """Wait until every process has come here."""
     if dist.is_initialized():
+        _come()
         dist.barrier()
 
 
@@ -139,6 +218,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if not trained or not any(gather(any(p.grad is not None for p in trained))):
         return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+    _come()
     dist.all_reduce(flat)
     for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
         p.grad = grad.view_as(p)
@@ -150,6 +230,7 @@ def sum_number(value: float) -> float:
         return value
     own = device() if dist.get_backend() == "nccl" else "cpu"
     tensor = torch.tensor(value, dtype=torch.float64, device=own)
+    _come()
     dist.all_reduce(tensor)
     return float(tensor)
 

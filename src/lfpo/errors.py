@@ -1,4 +1,4 @@
-"""The one exception that a user, not a programmer, is meant to read."""
+"""The exceptions that a user, not a programmer, is meant to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ class UserError(Exception):
 
     The command line prints it on one line and exits with code 2; anything else is a bug and keeps its traceback.
     """
+
+
+LOST = 75  # exit code of a process that ends because another is lost; EX_TEMPFAIL of sysexits.h: start again
+
+
+class ProcessLost(Exception):
+    """One of several processes has ended, or no longer answers: the message says which. Nothing saved is lost.
+
+    speaks: whether this process is the one to tell of it.
+    """
+
+    def __init__(self, message: str, speaks: bool = True):
+        super().__init__(message)
+        self.speaks = speaks
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -57,6 +57,8 @@ class SFTConfig:
     export_dtype: precision of the final `output_dir/model` (checkpoints stay float32).
     report_to: trackers that get the metrics too (see lfpo.trackers).
 
+    rank_timeout, progress_timeout: when the others end because a process is stalled or gone, as in `lfpo train`.
+
     Several processes share the work under `torchrun --nproc_per_node N -m lfpo sft CONFIG`.
     """
 
@@ -84,6 +86,8 @@ class SFTConfig:
     save_total_limit: int = 2
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     report_to: list[str] = field(default_factory=list)
+    rank_timeout: float = 300.0
+    progress_timeout: float = 7200.0
 
     def __post_init__(self) -> None:
         check_trackers(self.report_to)
@@ -104,6 +108,9 @@ class SFTConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name!r} must be at least 1")
+        for name in ("rank_timeout", "progress_timeout"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name!r} {getattr(self, name)} must be seconds, or 0 for no bound")
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,20 @@ class Example:
 
 def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
     """Train and return the folder of the final model (`output_dir/model`)."""
+    if distributed.start()[0] != 0:
+        report = _nothing
+    with distributed.watched(config.rank_timeout, config.progress_timeout):
+        final = _train(config, resume, report)
+    distributed.stop()
+    report(f"saved {final}")
+    return final
+
+
+def _nothing(text: str) -> None:
+    """What the other processes report."""
+
+
+def _train(config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
     if config.threads:
         torch.set_num_threads(config.threads)
     rank, _ = distributed.start()
@@ -123,13 +144,13 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     if rank == 0:
         run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
     else:
-        run, report = Run(Path(config.output_dir).expanduser(), silent=True), lambda _: None
+        run = Run(Path(config.output_dir).expanduser(), silent=True)
     distributed.barrier()
     with given_up_if_unbegun(run):
-        return _train(config, run, resume, report)
+        return _train_in(run, config, resume, report)
 
 
-def _train(config: SFTConfig, run: Run, resume: bool, report: Callable[[str], None]) -> Path:
+def _train_in(run: Run, config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
     model, tokenizer = _start(config)
     device = distributed.device()
     model.to(device).train()
@@ -148,12 +169,8 @@ def _train(config: SFTConfig, run: Run, resume: bool, report: Callable[[str], No
     report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
     with reporting(config.report_to, run, to_dict(config), done=step), StopSignals() as stop:
         _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report, stop)
-    final = run.dir / "model"
     card = model_card(run, to_dict(config), "sft")
-    export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer, card=card)
-    distributed.stop()
-    report(f"saved {final}")
-    return final
+    return export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer, card=card)
 
 
 def _loop(

@@ -12,7 +12,7 @@ import torch
 from .data import check_row, load_jsonl
 from .errors import UserError
 from .plugins import resolve
-from .rewards import RewardFunction
+from .rewards import RewardFunction, in_child
 from .rng import generator
 from .tasks import DataTask, Row, Task, get_task
 from .train_config import LFPOConfig
@@ -76,11 +76,7 @@ def make_source(
 
     Raises UserError where they name none, or more than one.
     """
-    functions: list[RewardFunction]
-    if reward_funcs is None:
-        functions = [resolve(path, {}, kind="reward function") for path in args.reward_funcs]
-    else:
-        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    functions = _functions(args, reward_funcs)
     if train_dataset is None and args.data_file is None:
         if args.task is None:
             raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
@@ -112,3 +108,17 @@ def make_source(
     else:
         eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
     return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])
+
+
+def _functions(
+    args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
+) -> list[RewardFunction]:
+    """Those of the arguments, or else of the configuration; in child processes where their memory is bounded."""
+    given: list[RewardFunction | str] = [*args.reward_funcs]
+    if reward_funcs is not None:
+        given = [reward_funcs] if callable(reward_funcs) else [*reward_funcs]
+    if args.reward_memory:
+        if not given:
+            raise UserError("reward_memory bounds the functions of reward_funcs, and none is given; leave it out")
+        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
+    return [resolve(f, {}, kind="reward function") if isinstance(f, str) else f for f in given]

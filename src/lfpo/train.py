@@ -131,8 +131,13 @@ class LFPOTrainer:
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run.
 
-        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
+        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt. Of
+        several processes one that is lost ends the others (see lfpo.distributed.watched).
         """
+        with distributed.watched(self.args.rank_timeout, self.args.progress_timeout):
+            return self._train(resume, display)
+
+    def _train(self, resume: bool, display: Display | None) -> Path:
         args = self.args
         resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(args.output_dir)))
         if self.rank == 0:

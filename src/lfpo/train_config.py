@@ -25,6 +25,8 @@ class LFPOConfig:
     reward_weights: one a function (all 1 when left out).
     reward_timeout: seconds that one function may take for a batch before its rewards of that batch are given up
         (0: any time).
+    reward_memory: GiB that one function may hold. It then runs in a child process of its own, which is killed past
+        this or past reward_timeout, whatever it is at (0: it runs in the training process, without a bound).
     eval_file: held-out JSONL for data_file runs; eval then reports the mean reward.
 
     max_steps: iterations of Algorithm 1 (sample, update, move the reference).
@@ -35,6 +37,9 @@ class LFPOConfig:
     dtype: of the weights; bfloat16 goes with lora, whose factors stay float32.
     fsdp: split weights, gradients and optimiser state over the processes of `torchrun` (PyTorch's FSDP2); without it
         each process holds all of them. What is learned is the same.
+    rank_timeout: seconds that one of several processes may give no sign of life before the others end and name it (0:
+        any time). progress_timeout: seconds in which a living one must come to the next exchange, likewise; above the
+        longest time of rollouts, rewards or evaluation.
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
@@ -53,6 +58,7 @@ class LFPOConfig:
     reward_funcs: list[str] = field(default_factory=list)
     reward_weights: list[float] | None = None
     reward_timeout: float = 1800.0
+    reward_memory: float = 0.0
 
     max_steps: int = 40
     prompts_per_iteration: int = 16
@@ -63,6 +69,8 @@ class LFPOConfig:
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     fsdp: bool = False
+    rank_timeout: float = 300.0
+    progress_timeout: float = 7200.0
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0
@@ -119,8 +127,11 @@ class LFPOConfig:
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
-        if self.reward_timeout < 0:
-            raise ValueError(f"'reward_timeout' {self.reward_timeout} must be seconds, or 0 for no bound")
+        for name in ("reward_timeout", "rank_timeout", "progress_timeout"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name!r} {getattr(self, name)} must be seconds, or 0 for no bound")
+        if not self.reward_memory >= 0:
+            raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, or 0 for no bound")
         if self.learning_rate <= 0:
             raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
         if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:

@@ -32,6 +32,7 @@ FAULTS: dict[str, str] = {
     "disk": "lfpo.drill.disk:disk",
     "nonfinite": "lfpo.drill.numbers:nonfinite",
     "rewards": "lfpo.drill.scores:rewards",
+    "ranks": "lfpo.drill.ranks:ranks",
     "surroundings": "lfpo.drill.surroundings:surroundings",
     "planted": "lfpo.drill.surroundings:planted",
     "repeated": "lfpo.drill.stops:repeated",
@@ -45,15 +46,16 @@ class DrillConfig:
     """Configuration of `lfpo drill`.
 
     faults: which groups, by name, comma-separated; all when left out. kills, stops: runs that are killed or stopped.
-    damages: checkpoints that are damaged. fuzz: inputs in all. soak_minutes: length of the soak. seed: of everything
-    that is drawn: moments, damages, inputs. output: folder for drill.json and drill.md. keep: keep the runs, in
-    `output`/runs.
+    damages: checkpoints that are damaged. ranks: runs of two processes of which one is lost. fuzz: inputs in all.
+    soak_minutes: length of the soak. seed: of everything that is drawn: moments, damages, inputs. output: folder for
+    drill.json and drill.md. keep: keep the runs, in `output`/runs.
     """
 
     faults: str = ",".join(FAULTS)
     kills: int = 30
     stops: int = 10
     damages: int = 12
+    ranks: int = 16
     fuzz: int = 100_000
     soak_minutes: float = 20.0
     seed: int = 0
@@ -64,7 +66,7 @@ class DrillConfig:
         for name in self.chosen:
             if name not in FAULTS:
                 raise ValueError(f"unknown fault {name!r}{nearest(name, FAULTS)}")
-        for name in ("kills", "stops", "damages", "fuzz", "soak_minutes"):
+        for name in ("kills", "stops", "damages", "ranks", "fuzz", "soak_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name!r} must not be negative")
 

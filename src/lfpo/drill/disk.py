@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import latest_checkpoint
-from .harness import Drill, Outcome, Tally, difference, environment, recover, start, train_arguments
-from .inside import Fault
+from .harness import Drill, Outcome, Tally, difference, in_namespaces, recover, start, train_arguments
+from .inside import CLONE_NEWNS, Fault
 
 SIZE = "256m"
 PLACES = {"checkpoint": "saving", "log": "logging", "dump": "dumping rollouts"}
@@ -37,11 +34,7 @@ def try_each(drill: Drill, mount: Path, conditions: list[str], places: list[str]
         "seed": drill.rng.randrange(2**31),
         "cases": [[do, place, drill.visits[place]] for do in conditions for place in places],
     }
-    command = ["unshare", "-rm", sys.executable, "-m", "lfpo.drill.disk", json.dumps(job)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [Outcome("disk full or read-only", 1, 0, note=f"the drill itself failed: {done.stderr[-500:]}")]
-    return [Outcome(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]
+    return in_namespaces(inside_namespace, job, CLONE_NEWNS)
 
 
 def no_namespace(mount: Path) -> str:
@@ -91,7 +84,3 @@ def _try(drill: Drill, tally: Tally, fault: Fault) -> None:
         found = recover(drill, folder)
         tally.add(f"{fault}: {found.wrong}" if found.wrong else "", found.lost, found.seconds)
     subprocess.run(["rm", "-rf", str(folder)], check=True)
-
-
-if __name__ == "__main__":
-    print(json.dumps([dataclasses.asdict(outcome) for outcome in inside_namespace(json.loads(sys.argv[1]))]))

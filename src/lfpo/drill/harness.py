@@ -146,15 +146,22 @@ def train_arguments(folder: Path, **changes: Any) -> list[str]:
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
-def start(arguments: list[str], fault: Fault | None = None, logs: Path | None = None) -> Child:
+def start(
+    arguments: list[str],
+    fault: Fault | None = None,
+    logs: Path | None = None,
+    environment: dict[str, str] | None = None,
+    network: str = "",
+) -> Child:
     """Start `lfpo` with these arguments in a process of its own, as the leader of a session of its own.
 
     It is forked from a process that has torch loaded and has done nothing else. logs: where its output goes.
+    environment: variables to set. network: path of the network namespace to enter.
     """
     folder = Path(arguments[arguments.index("--output_dir") + 1])
     log = (logs or folder.parent) / f"{folder.name}.{time.monotonic_ns()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = _context().Process(target=_main, args=(arguments, fault, str(log)))
+    process = _context().Process(target=_main, args=(arguments, fault, str(log), environment or {}, network))
     begun = time.monotonic()
     process.start()
     return Child(process, log, begun)
@@ -166,19 +173,50 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
-@functools.cache
+_method = "forkserver"
+
+
 def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lfpo.train", "lfpo.cli"])
+    context = multiprocessing.get_context(_method)
+    if _method == "forkserver":
+        context.set_forkserver_preload(["lfpo.train", "lfpo.cli"])
     return context
 
 
-def _main(arguments: list[str], fault: Fault | None, log: str) -> None:
+def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:
+    """What `work` returns in a process that is root in namespaces of its own (see inside.enter_namespaces)."""
+    context = _context()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_namespaced, args=(work, job, flags, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"{work.__module__}.{work.__name__} failed; the reason is above") from None
+    finally:
+        process.join()
+        receiver.close()
+
+
+def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: int, sender: Any) -> None:
+    global _method
+    _method = "fork"  # it has torch loaded too, and no thread
+    torch.set_num_threads(1)
+    inside.enter_namespaces(flags)
+    sender.send(work(job))
+    sender.close()
+
+
+def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict[str, str], network: str) -> None:
     os.setsid()
+    os.environ.update(environment)
     with open(log, "wb") as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if network:
+        inside.enter_network(network)
     from ..cli import main
 
     inside.arm(fault)
@@ -214,19 +252,25 @@ class Recovery:
     said: str
 
 
-def recover(drill: Drill, folder: Path) -> Recovery:
-    """Continue the run to its end and compare it with the unbroken one."""
+def recover(
+    drill: Drill, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
+) -> Recovery:
+    """Continue the run to its end and compare it with the unbroken one.
+
+    again: starts it, where that takes more than one process. expected: the unbroken run, if not the drill's own.
+    """
     before = progress(folder)
     checkpoint = latest_checkpoint(folder)
     saved = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
-    child = start([*train_arguments(folder), "--resume"], logs=drill.logs)
+    children = again() if again else [start([*train_arguments(folder), "--resume"], logs=drill.logs)]
+    first = children[0]
     # The old lines are dropped first: progress falls to `saved`, then rises.
-    wait_for(lambda: "resumed" in _seen(child, folder, saved), child)
-    wait_for(lambda: progress(folder) > before or progress(folder) >= ITERATIONS, child)
-    seconds = time.monotonic() - child.begun
-    code = child.wait()
-    wrong = difference(drill.unbroken, folder) if code == 0 else f"the resumed run ended with {code}: {child.said()}"
-    return Recovery(wrong, max(0, before - saved), seconds, child.said())
+    wait_for(lambda: "resumed" in _seen(first, folder, saved), first)
+    wait_for(lambda: progress(folder) > before or progress(folder) >= ITERATIONS, first)
+    seconds = time.monotonic() - first.begun
+    wrong = "; ".join(f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait()))
+    wrong = wrong or difference(expected or drill.unbroken, folder)
+    return Recovery(wrong, max(0, before - saved), seconds, first.said())
 
 
 def _seen(child: Child, folder: Path, saved: int) -> str:
@@ -250,7 +294,9 @@ def difference(expected: Path, found: Path) -> str:
 
 def same_weights(a: Path, b: Path) -> bool:
     """Whether two model folders hold the same tensors, bit for bit."""
-    left, right = (load_file(folder / "model.safetensors") for folder in (a, b))
+    left, right = ({k: v for f in folder.glob("*.safetensors") for k, v in load_file(f).items()} for folder in (a, b))
+    if not left:
+        raise FileNotFoundError(f"{a}: no weights")
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 

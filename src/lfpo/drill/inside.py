@@ -6,6 +6,7 @@ faults are real ones: the process kills itself, the disk is filled, the gradient
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,12 +22,15 @@ import torch
 
 from ..tasks import get_task
 
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
+MS_REC, MS_PRIVATE = 0x4000, 0x40000  # linux/mount.h
+
 
 @dataclass(frozen=True)
 class Fault:
     """do: what happens. place, visit: where and when, for `times` visits from there on. where: a path that `do` needs.
 
-    do: kill, fill (the disk), freeze (the disk becomes read-only), raise, hang, nan, short, text (rewards),
+    do: kill, stop (SIGSTOP), fill (the disk), freeze (the disk becomes read-only), raise, hang, nan, text (rewards),
     nan_gradient, inf_loss, spike, clock (jumps), count (nothing; how often each place was visited goes to `where`).
     """
 
@@ -70,6 +74,8 @@ def visit(place: str) -> str:
         return ""
     if fault.do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault.do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if fault.do == "fill":
         _fill(Path(fault.where))
     if fault.do == "freeze":
@@ -158,6 +164,30 @@ def _jumping(real: Callable[[], float]) -> Callable[[], float]:
         return real() + (86_400 if looks["n"] % 2 else -86_400)
 
     return now
+
+
+def enter_network(namespace: str) -> None:
+    """Make this process see another network from here on."""
+    with open(namespace, "rb") as file:
+        _system("setns", file.fileno(), CLONE_NEWNET)
+
+
+def enter_namespaces(flags: int) -> None:
+    """Make this process, which must have one thread, root in new namespaces: mounts (CLONE_NEWNS), network, ..."""
+    user, group = os.getuid(), os.getgid()
+    _system("unshare", CLONE_NEWUSER | flags)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    _system("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)  # no mount here reaches the others
+
+
+def _system(name: str, *arguments: Any) -> None:
+    """A call of the C library, with its error as Python's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def write_counts(path: Path) -> None:

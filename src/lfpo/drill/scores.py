@@ -1,4 +1,4 @@
-"""Reward functions that raise, hang or return garbage; workers of the sandbox that die."""
+"""Reward functions that raise, hang, return garbage or know no bounds; workers of the sandbox that die."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import threading
 import time
 from pathlib import Path
 
+from ..rewards.child import resident
 from ..run import Run
 from ..sandbox import Job, Limits, Sandbox, available_rungs
 from ..train import MAX_FAILED
-from .harness import ITERATIONS, Drill, Outcome, Tally, recover, start, train_arguments
+from .harness import ITERATIONS, Drill, Outcome, Tally, difference, environment, recover, start, train_arguments
 from .inside import Fault
+from .unbounded import LEAK
 
 ROLLOUTS = 8  # an iteration, as in train_arguments
 TIMEOUT = 2.0
+MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; seconds, which hold the start of one
 
 
 def rewards(drill: Drill) -> list[Outcome]:
@@ -27,6 +30,9 @@ def rewards(drill: Drill) -> list[Outcome]:
         _without_end(drill),
         _garbage(drill, "a reward is NaN", Fault("nan", "reward", first)),
         _garbage(drill, "a reward is text", Fault("text", "reward", first)),
+        _leaks(drill),
+        _unbounded(drill, "a reward function takes all memory", "grab", f"more than {MEMORY:.2f} GiB"),
+        _unbounded(drill, "a reward function calls C code that never returns", "endless", "it ran for more than"),
         _workers_killed(drill),
     ]
 
@@ -71,6 +77,58 @@ def _garbage(drill: Drill, name: str, fault: Fault) -> Outcome:
         found = recover(drill, folder)
         tally.add(found.wrong, found.lost, found.seconds)
     return tally.outcome()
+
+
+def _leaks(drill: Drill) -> Outcome:
+    """In a child process, replaced before it holds too much: no reward is lost by it."""
+    tally = Tally("a reward function leaks memory")
+    if not resident(os.getpid()):
+        return Outcome(tally.fault, 0, 0, note="not tried: memory is read from /proc")
+    folder = drill.folder("rewards")
+    child = start(_contained(folder), environment=_told("leak", folder))
+    peak = 0
+    while child.process.exitcode is None:
+        with contextlib.suppress(OSError):
+            peak = max([peak, *(resident(pid) for pid in children(child.process.pid))])
+        time.sleep(0.05)
+    pids = _mark(folder).read_text().split() if child.wait() == 0 else []
+    if not pids:
+        tally.add(f"exit code {child.wait()}: {child.said()}")
+    elif peak > (MEMORY + 0.2) * 2**30 or len(set(pids)) < 2:
+        tally.add(f"{len(set(pids))} children, of which the largest held {peak / 2**30:.2f} GiB")
+    else:
+        tally.add(difference(drill.unbroken, folder))
+    leaked = f"{len(pids) * LEAK / 2**30:.1f} GiB leaked by {len(set(pids))} child processes"
+    tally.note = f"{leaked}, none held more than {peak / 2**30:.1f}; no reward lost; the same bits"
+    return tally.outcome()
+
+
+def _unbounded(drill: Drill, name: str, do: str, said: str) -> Outcome:
+    """Killed with its child process, at the cost of one batch's rewards."""
+    tally = Tally(name, "its child process killed, counted, named in the log, the run went on")
+    folder = drill.folder("rewards")
+    child = start(_contained(folder), environment=_told(do, folder))
+    code, log, rows = child.wait(), child.said(), Run(folder).read_metrics()
+    failed = [row["step"] for row in rows if row.get("rewards/reward/failed")]
+    if code != 0 or len(rows) != ITERATIONS + 1:
+        tally.add(f"exit code {code}: {log}")
+    else:
+        tally.add("" if failed == [1] and log.count(said) == 1 else f"failures counted in {failed}: {log}")
+    return tally.outcome()
+
+
+def _contained(folder: Path) -> list[str]:
+    functions = "[lfpo.drill.unbounded.reward]"
+    return train_arguments(folder, reward_funcs=functions, reward_memory=MEMORY, reward_timeout=SLOW)
+
+
+def _told(do: str, folder: Path) -> dict[str, str]:
+    paths = environment()["PYTHONPATH"]
+    return {"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(_mark(folder)), "PYTHONPATH": paths}
+
+
+def _mark(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.mark")
 
 
 def _workers_killed(drill: Drill) -> Outcome:

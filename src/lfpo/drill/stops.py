@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..checkpoint import latest_checkpoint
 from ..errors import UserError
+from ..sandbox import Job, Limits, Sandbox, available_rungs
 from .harness import (
     EVERY,
     ITERATIONS,
@@ -129,4 +130,20 @@ def repeated(drill: Drill) -> list[Outcome]:
         child = start(train_arguments(folder), fault)
         code = child.wait()
         tally.add(difference(drill.unbroken, folder) if code == 0 else f"exit code {code}: {child.said()}")
-    return [same.outcome(), clock.outcome()]
+    return [same.outcome(), clock.outcome(), _workers()]
+
+
+def _workers() -> Outcome:
+    """Programs that pass, fail, crash and take too long, judged by one worker of the sandbox and by two."""
+    tally = Tally("1 and 2 sandbox workers", "the same verdicts")
+    if not any(rung.available for rung in available_rungs() if rung.name != "limits"):
+        return Outcome(tally.fault, 0, 0, note="not tried: no sandbox here (lfpo doctor says why)")
+    bodies = ["return 3", "return 4", "raise KeyError('k')", "while True: pass", "import os; os._exit(0)", "return 3"]
+    jobs = [Job(f"def f():\n    {body}", tests=["assert f() == 3"]) for body in bodies]
+    found = [
+        [(verdict.passed, verdict.reason) for verdict in Sandbox(limits=Limits(seconds=2.0), workers=n).run(jobs)]
+        for n in (1, 2)
+    ]
+    right = [True, False, False, False, False, True]
+    tally.add("" if found[0] == found[1] and [passed for passed, _ in found[0]] == right else f"{found}")
+    return tally.outcome()

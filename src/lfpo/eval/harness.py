@@ -223,7 +223,8 @@ def main(arguments: list[str]) -> None:
     if not named and not {"ls", "validate", "-h", "--help"} & set(arguments):
         arguments = [*arguments, "--model", "lfpo"]
     sys.argv = ["lfpo lm-eval", *arguments]
-    cli_evaluate()
+    with distributed.watched():
+        cli_evaluate()
     distributed.stop()
 
 

@@ -42,6 +42,10 @@ class Rewards:
         return bool(self.parts) and self.failed.keys() == self.parts.keys()
 
 
+class RewardFailed(Exception):
+    """A function gave no rewards for a batch; the message is the reason to be logged."""
+
+
 class OverTime(BaseException):
     """A reward function ran too long. No Exception, which a function's own `except Exception` would swallow."""
 
@@ -89,6 +93,8 @@ def score(
             raise
         except OverTime:
             failed[name] = f"it ran for more than {timeout:g} s"
+        except RewardFailed as error:
+            failed[name] = str(error)
         except Exception as error:  # the user's own code: whatever it raises must not end a week of training
             failed[name] = _last_line(error)
         else:

@@ -6,20 +6,15 @@ in a child process with a limit on CPU time; what takes longer, or makes a grade
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import importlib.util
-import json
 import random
-import select
-import subprocess
 import sys
-import threading
 from typing import Any
 
 from ..errors import UserError, nearest
 from ..rewards.answers import marked_answer
+from ..rewards.child import Child, Unanswered
 from .prompting import ask, tagged
 from .task import Row, Task
 
@@ -42,7 +37,7 @@ def gym_task(name: str) -> Task:
 
     def correct(completion: str, row: Row) -> bool:
         answer = marked_answer(completion)
-        return answer is not None and 0 < len(answer) <= MAX_CHARS and _WORKER.ask(name, row, answer)
+        return answer is not None and 0 < len(answer) <= MAX_CHARS and _judged_right(name, row, answer)
 
     def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
         if right_share != 1.0:
@@ -72,8 +67,8 @@ def _generator(name: str) -> Any:
     return reasoning_gym.create_dataset(kind, seed=0, size=SIZE)
 
 
-# The child: makes the problem again from its index, as not every entry survives being written as JSON.
-_CHILD = f"""
+# Makes the problem again from its index, as not every entry survives being written as JSON.
+_GRADER = f"""
 import json, signal, sys
 import reasoning_gym
 generators = {{}}
@@ -95,56 +90,18 @@ for line in sys.stdin:
 """
 
 
-class _Worker:
-    """At most one child, started when first asked."""
-
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self.lock = threading.Lock()
-
-    def ask(self, name: str, row: Row, answer: str) -> bool:
-        """Whether reasoning-gym gives the answer its full score."""
-        question = [name.removeprefix("reasoning_gym:"), row["index"], row["question"], answer]
-        with self.lock:
-            verdict = self._ask(json.dumps(question).encode() + b"\n")
-        if verdict == b'"other"\n':
-            raise UserError(
-                f"task {name!r}: its generator made another problem {row['index']} in the grader's process, so nothing "
-                "can be graded; choose another task"
-            )
-        return verdict == b"true\n"
-
-    def _ask(self, question: bytes) -> bytes:
-        if self.process is not None and self.process.poll() is not None:
-            self.stop()
-        if self.process is None:
-            pipe = subprocess.PIPE
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-            )
-        process, line = self.process, b""
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(question)
-            process.stdin.flush()
-            if select.select([process.stdout], [], [], WALL_SECONDS)[0]:
-                line = process.stdout.readline()
-        if not line:
-            self.stop()
-        return line
-
-    def stop(self) -> None:
-        """Kill the child, if there is one."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+def _judged_right(name: str, row: Row, answer: str) -> bool:
+    """Whether reasoning-gym gives the answer its full score."""
+    try:
+        verdict = _CHILD.ask([name.removeprefix("reasoning_gym:"), row["index"], row["question"], answer])
+    except Unanswered:
+        return False
+    if verdict == "other":
+        raise UserError(
+            f"task {name!r}: its generator made another problem {row['index']} in the grader's process, so nothing "
+            "can be graded; choose another task"
+        )
+    return verdict is True
 
 
-_WORKER = _Worker()
-atexit.register(_WORKER.stop)
+_CHILD = Child([sys.executable, "-P", "-c", _GRADER], WALL_SECONDS)

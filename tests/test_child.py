@@ -1,0 +1,182 @@
+"""Questions to a child process that hangs, dies, swells or is interrupted; reward functions in such a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import reward_samples
+from lfpo.errors import UserError
+from lfpo.rewards import in_child, score
+from lfpo.rewards.child import Child, Unanswered, resident
+from lfpo.rewards.scoring import OverTime, time_limit
+from lfpo.sources import make_source
+from lfpo.train_config import LFPOConfig
+
+# Answers each question as it says.
+ODD = """
+import itertools, json, os, signal, sys, time
+kept = []
+for line in sys.stdin:
+    do, value = json.loads(line)
+    if do == "c": sum(itertools.repeat(0))
+    if do == "sleep": time.sleep(value)
+    if do == "die": os.kill(os.getpid(), signal.SIGKILL)
+    if do == "exit": sys.exit(value)
+    if do == "half": sys.stdout.write("[1,"); sys.stdout.flush(); time.sleep(100)
+    if do == "hold": kept.append(b"x" * value)
+    if do == "long": value = "y" * value
+    print(json.dumps(value), flush=True)
+"""
+
+
+def odd(seconds: float = 30.0, memory: int = 0) -> Child:
+    return Child([sys.executable, "-I", "-c", ODD], seconds, memory)
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (("c", 0), "more than 0.5 s"),
+        (("sleep", 100), "more than 0.5 s"),
+        (("half", 0), "more than 0.5 s"),
+        (("die", 0), "ended by signal 9"),
+        (("exit", 3), "exit code 3"),
+    ],
+)
+def test_no_answer_costs_the_child_and_the_next_question_gets_another(question: tuple[str, int], why: str):
+    child = odd()
+    assert child.ask(("say", 1)) == 1
+    first, child.seconds = child.process, 0.5
+    with pytest.raises(Unanswered, match=why):
+        child.ask(question)
+    assert first is not None and first.poll() is not None and child.process is None
+    child.seconds = 30.0
+    assert child.ask(("say", [2])) == [2]
+    child.stop()
+
+
+def test_a_late_answer_is_not_taken_for_that_to_the_next_question():
+    child = odd()
+    child.ask(("say", 0))
+    with pytest.raises(OverTime), time_limit(0.2):
+        child.ask(("sleep", 0.5))
+    assert child.process is None
+    time.sleep(0.5)
+    assert child.ask(("say", "mine")) == "mine"
+    child.stop()
+
+
+def test_questions_and_answers_larger_than_a_pipe():
+    child = odd()
+    assert child.ask(("say", "x" * 1_000_000)) == "x" * 1_000_000
+    assert child.ask(("long", 3_000_000)) == "y" * 3_000_000
+    child.seconds = 0.5
+    with pytest.raises(Unanswered, match=r"more than 0\.5 s"):  # and does not wait for it to read all this
+        Child([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
+    child.stop()
+
+
+def test_a_child_that_ended_between_two_questions_is_replaced():
+    child = odd()
+    child.ask(("say", 1))
+    assert child.process is not None
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.process.wait()
+    assert child.ask(("say", 2)) == 2
+    child.stop()
+
+
+@pytest.mark.skipif(not resident(os.getpid()), reason="memory is read from /proc")
+def test_memory_is_bounded_and_what_leaks_slowly_costs_no_answer():
+    child = odd(memory=200 << 20)
+    pids = []
+    for _ in range(6):
+        assert child.ask(("hold", 30 << 20)) == 30 << 20
+        pids.append(child.process.pid if child.process else 0)
+    assert 0 in pids and len(set(pids)) >= 3  # replaced after the answer, more than once
+    with pytest.raises(Unanswered, match=r"GiB of memory, more than 0.20 GiB"):
+        child.ask(("hold", 1 << 30))
+    assert child.ask(("say", 1)) == 1
+    child.stop()
+
+
+# ---------------------------------------------------------------- reward functions
+
+
+def scored(function, completions: list[str], timeout: float = 0.0, **columns):
+    return score([function], [1.0], ["p"] * len(completions), completions, [[1]] * len(completions), columns, timeout)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_rewards.py").write_text(
+        "import itertools, os\n"
+        "from lfpo.errors import UserError\n"
+        "def length(prompts, completions, want):\n"
+        "    print('printed, not answered')\n"
+        "    return [None if w is None else float(len(t) + w) for t, w in zip(completions, want)]\n"
+        "def endless(completions, **columns):\n"
+        "    return [sum(itertools.repeat(0)) if 'c' in completions else 1.0 for t in completions]\n"
+        "def raises(completions, **columns):\n"
+        "    raise ConnectionError('no judge')\n"
+        "def refuses(completions, **columns):\n"
+        "    raise UserError('row 3 has no answer')\n"
+        "def text(completions, **columns):\n"
+        "    return ['very good'] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_rewards"
+
+
+def test_a_function_in_a_child_gives_what_it_gives_here(module: str):
+    function = in_child(f"{module}.length")
+    found = scored(function, ["a", "bcd", ""], want=[1, None, 0.5])
+    assert found.parts == {"length": [2.0, None, 0.5]} and not found.failed
+    here = scored(reward_samples.even_tokens, ["a", "bcd"])
+    assert scored(in_child(reward_samples.even_tokens), ["a", "bcd"]).parts == here.parts
+
+
+def test_a_call_into_c_that_never_returns_costs_its_batch(module: str):
+    function = in_child(f"{module}:endless", seconds=60.0)
+    assert scored(function, ["a"]).total.tolist() == [1.0]
+    found = scored(function, ["c"], timeout=0.5)  # by the signal
+    assert found.failed == {"endless": "it ran for more than 0.5 s"} and found.parts == {"endless": [None]}
+    function.child.seconds = 0.5  # type: ignore[attr-defined]
+    assert "it ran for more than 0.5 s" in scored(function, ["c"]).failed["endless"]  # by the child's own bound
+    function.child.seconds = 60.0  # type: ignore[attr-defined]
+    assert scored(function, ["b", "b"]).total.tolist() == [1.0, 1.0]
+
+
+def test_what_a_function_in_a_child_raises_and_returns_wrongly_is_told_as_ever(module: str):
+    assert scored(in_child(f"{module}.raises"), ["a"]).failed == {
+        "raises": "ConnectionError: no judge (own_rewards.py:9)"
+    }
+    with pytest.raises(UserError, match="row 3 has no answer"):
+        scored(in_child(f"{module}.refuses"), ["a"])
+    with pytest.raises(UserError, match="reward function 'text': reward 0 is 'very good'"):
+        scored(in_child(f"{module}.text"), ["a"])
+
+
+def test_a_function_that_no_child_could_import_is_one_error():
+    with pytest.raises(UserError, match=r"'<lambda>'.*at the top of a module"):
+        in_child(lambda completions: [0.0])
+    with pytest.raises(UserError, match="no 'nothing'"):
+        in_child("reward_samples:nothing")
+
+
+def test_reward_memory_puts_functions_into_children(module: str):
+    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.length"], reward_memory=2.0)
+    (function,) = make_source(args, None, None, None).reward_functions
+    assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
+    (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions
+    assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="reward_memory bounds the functions of reward_funcs"):
+        make_source(LFPOConfig(output_dir="x", task="choice", reward_memory=1.0), None, None, None)
+    with pytest.raises(ValueError, match="'reward_memory' -1 must be GiB"):
+        LFPOConfig(output_dir="x", task="choice", reward_memory=-1)
