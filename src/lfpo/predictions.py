@@ -26,10 +26,9 @@ class Predictions:
     labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in.
     """
 
-    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, autocast: bool = False):
+    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM]):
         self.views = views
         self.policies = policies
-        self.autocast = autocast
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
@@ -50,9 +49,8 @@ class Predictions:
         if policy not in self._hidden:
             model = self.policies[policy]
             with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-                with in_bfloat16(model.device.type, self.autocast):
-                    hidden_TD = model.hidden(self.views.input_ids, self.views.attention_mask)[self.views.target]
-                self._hidden[policy] = hidden_TD.to(model.dtype)
+                hidden_BLD = model.hidden(self.views.input_ids, self.views.attention_mask)
+                self._hidden[policy] = hidden_BLD[self.views.target]
         return self._hidden[policy]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
@@ -117,12 +115,6 @@ class Predictions:
             return printed_loss(z, z_ref, r.to(z.dtype), beta=beta, through=through, **weights)
 
         return in_chunks(printed, [self.hidden(), self.hidden(OLD), r_T], model.vocab_size)
-
-
-def in_bfloat16(device_type: str, enabled: bool) -> torch.autocast:
-    """Autocast that keeps no copies: a forward uses each weight once, and bfloat16 copies of all would stay to its
-    end."""
-    return torch.autocast(device_type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

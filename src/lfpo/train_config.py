@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .lora import LoraSettings
+from .optim import Optim
 from .sampler import SamplerConfig
 from .trackers import check as check_trackers
 
@@ -32,9 +33,15 @@ class LFPOConfig:
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
     lora: {r, lora_alpha, target_modules}, to train an adapter instead of all weights (see lfpo.lora).
-    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32.
+    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32. bf16: on a GPU all forwards' bodies run
+        in bfloat16 under autocast, in updates, rollouts and evaluation alike; heads and losses in the weights' dtype.
+    load_in_4bit: the layers' matrices under the adapter in bitsandbytes' NF4, an eighth of float32 (with lora).
     fsdp: split weights, gradients and optimiser state over the processes of `torchrun` (PyTorch's FSDP2); without it
         each process holds all of them. What is learned is the same.
+    offload_reference: keep the layers of theta_old (and of the base policy of KL terms) in CPU memory: each is brought
+        over for its own forward in the update, all of them for the rollouts. What is learned is the same.
+    optim: adamw_torch, or bitsandbytes' adamw_8bit (moments in 8 bits, a quarter of the memory), paged_adamw_8bit or
+        paged_adamw_32bit (moments leave a full GPU for CPU memory).
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
@@ -62,11 +69,14 @@ class LFPOConfig:
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    load_in_4bit: bool = False
     fsdp: bool = False
+    offload_reference: bool = False
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0
 
+    optim: Optim = "adamw_torch"
     learning_rate: float = 3e-4
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = 0
@@ -117,6 +127,27 @@ class LFPOConfig:
             raise ValueError(
                 "'dtype' bfloat16 goes with 'lora': trained weights must be float32, or rounding swallows small steps"
             )
+        if self.load_in_4bit and self.lora is None:
+            raise ValueError(
+                "'load_in_4bit' goes with 'lora': weights of 4 bits are too coarse to be trained themselves"
+            )
+        if self.load_in_4bit and self.fsdp:
+            raise ValueError(
+                "'load_in_4bit' does not go with 'fsdp', which would split the blocks that share a scale; without fsdp "
+                "each process holds the small base whole"
+            )
+        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
+            raise ValueError(
+                f"'optim' {self.optim} scales moments in blocks that fsdp's split would cut; with fsdp take "
+                "adamw_torch, whose moments are split, or train with 'lora'"
+            )
+        for name, why in (
+            ("lora", "the reference is an adapter on the same weights, and small"),
+            ("fsdp", "the reference is split over the processes already"),
+            ("rollout_compile", "a compiled forward must find its weights where they were"),
+        ):
+            if self.offload_reference and getattr(self, name):
+                raise ValueError(f"'offload_reference' does not go with '{name}': {why}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
         if self.reward_timeout < 0:

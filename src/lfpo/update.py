@@ -23,7 +23,6 @@ def accumulate_gradients(
     signal_B: torch.Tensor,
     *,
     update_tokens: int,
-    autocast: bool = False,
     meter: Meter | None = None,
     idle: bool = False,
     in_step: bool = False,
@@ -51,7 +50,7 @@ def accumulate_gradients(
         parts, weights = parts + parts[:1] * missing, weights + [0.0] * missing
     loss_sum = 0.0
     for part, weight in zip(parts, weights, strict=True):
-        predictions = Predictions(part, policies, autocast=autocast)
+        predictions = Predictions(part, policies)
         loss = weight * objective.loss(predictions, signal_B) / normalizer
         loss.backward()
         if meter is not None and weight:
@@ -77,7 +76,10 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
 def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
     """theta_old <- decay theta_old + (1 - decay) theta (Algorithm 1, line 17), in the reference's own dtype."""
     for old, new in zip(own_parameters(reference), own_parameters(model), strict=True):
-        old.lerp_(new.to(old.dtype), 1 - decay)
+        here = old.to(new.device)  # itself, unless it is kept in CPU memory
+        here.lerp_(new.to(old.dtype), 1 - decay)
+        if here is not old:
+            old.copy_(here)
 
 
 def own_parameters(policy: MaskedDiffusionLM) -> list[torch.nn.Parameter]:

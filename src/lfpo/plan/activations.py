@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 
 from ..lora import LoraSettings, factors, inject
 from ..models import MaskedDiffusionLM
-from ..predictions import in_bfloat16
 from .shapes import skeleton
 
 Work = Callable[[MaskedDiffusionLM, torch.Tensor, bool], torch.Tensor]
@@ -76,8 +75,8 @@ def _few_layers(
 
 
 def _plain(model: MaskedDiffusionLM, ids_BL: torch.Tensor, autocast: bool) -> torch.Tensor:
-    with in_bfloat16("cpu", autocast):
-        return model.hidden(ids_BL)
+    model.autocast = autocast
+    return model.hidden(ids_BL)
 
 
 def _checkpointed(model: MaskedDiffusionLM, ids_BL: torch.Tensor, autocast: bool) -> torch.Tensor:

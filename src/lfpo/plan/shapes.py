@@ -30,10 +30,13 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters: of all layers, of one, of the head, of all else (embeddings and norms; tied ones counted once)."""
+    """Parameters: of all layers, of one, of all matrices in them, of the largest of those, of the head, of all else
+    (embeddings and norms; tied ones counted once)."""
 
     layers: int
     layer: int
+    matrices: int
+    matrix: int
     head: int
     rest: int
 
@@ -91,7 +94,15 @@ def sizes_of(model: MaskedDiffusionLM) -> Sizes:
     backbone = model.backbone
     stack = backbone.model.layers
     layers = sum(p.numel() for p in stack.parameters())
+    matrices = [p.numel() for p in stack.parameters() if p.ndim == 2]
     tied = backbone.config.tie_word_embeddings
     head = 0 if tied else backbone.lm_head.weight.numel()
     total = sum(p.numel() for p in backbone.parameters())
-    return Sizes(layers=layers, layer=layers // len(stack), head=head, rest=total - layers - head)
+    return Sizes(
+        layers=layers,
+        layer=layers // len(stack),
+        matrices=sum(matrices),
+        matrix=max(matrices),
+        head=head,
+        rest=total - layers - head,
+    )
