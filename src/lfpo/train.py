@@ -108,7 +108,7 @@ class LFPOTrainer:
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]
         if args.gradient_checkpointing:
-            self.model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.checkpoint_layers()
         self.optimizer = self._new_optimizer()
         self.skipped = self.skipped_in_a_row = 0
         self.failing: dict[str, int] = {}  # reward function -> batches in a row for which it has failed

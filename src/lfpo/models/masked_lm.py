@@ -200,6 +200,12 @@ class MaskedDiffusionLM(nn.Module):
         delta = module.get_delta_weight(self.adapter)  # in float32, as the factors are
         return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
+    def checkpoint_layers(self) -> None:
+        """From now on a forward keeps each layer's input only, and the backward pass runs the layer again."""
+        # transformers has renamed it.
+        enable = getattr(self.backbone, "activation_checkpointing_enable", None)
+        (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
+
     def frozen_copy(self, instead: dict[int, Any] | None = None) -> MaskedDiffusionLM:
         """A deep copy without gradients: the reference policy. instead: id -> what takes the place of its copy."""
         copied = copy.copy(self)

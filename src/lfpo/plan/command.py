@@ -130,30 +130,21 @@ def suggestions(
         yield "gradient_checkpointing: true", peak
         if peak <= memory:
             return
-    found = _plan(config, args, model)
-    tokens = min(args.update_tokens, args.rollout_tokens)
-    if found.totals[0] <= memory:  # or what is held before any token is too much
-        while tokens // 2 >= found.length:
-            tokens //= 2
-            smaller = replace(
-                args,
-                update_tokens=min(args.update_tokens, tokens),
-                rollout_tokens=min(args.rollout_tokens, tokens),
-            )
-            peak = _plan(config, smaller, model).peak
-            if peak <= memory:
-                yield f"update_tokens and rollout_tokens: {tokens}", peak
-                return
+    if (fewer := _fewer_tokens(config, args, model, memory)) is not None:
+        yield fewer
+        return
     if args.lora is None and not args.fsdp:
         light = args
-        for name, value in (("optim", "adamw_8bit"), ("offload_reference", True)):
-            if getattr(args, name) not in ("adamw_torch", False) or (args.rollout_compile and value is True):
+        for name, value in (("optim", "adamw_8bit"), ("offload_reference", True), ("optim", "paged_adamw_8bit")):
+            if getattr(args, name) in ("paged_adamw_8bit", value) or (args.rollout_compile and value is True):
                 continue
             light = replace(light, **{name: value})
             peak = _plan(config, light, model).peak
             yield f"{name}: {str(value).lower()}", peak
             if peak <= memory:
                 return
+        if (fewer := _fewer_tokens(config, light, model, memory)) is not None:
+            yield fewer
     plain = replace(args, fsdp=True, load_in_4bit=False, offload_reference=False)
     plain = plain if args.lora else replace(plain, optim="adamw_torch")
     gpus = config.gpus
@@ -172,6 +163,23 @@ def suggestions(
             return
     if not args.fsdp and not args.load_in_4bit:
         yield "load_in_4bit: true", _plan(config, replace(light, load_in_4bit=True), model).peak
+
+
+def _fewer_tokens(
+    config: PlanConfig, args: LFPOConfig, model: dict[str, Any], memory: float
+) -> tuple[str, float] | None:
+    """Halved until the run fits, if it ever does."""
+    tokens = min(args.update_tokens, args.rollout_tokens)
+    found = _plan(config, args, model)
+    if found.totals[0] > memory:  # what is held before any token is too much
+        return None
+    while tokens // 2 >= found.length:
+        tokens //= 2
+        changes = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}
+        peak = _plan(config, replace(args, **changes), model).peak
+        if peak <= memory:
+            return f"update_tokens and rollout_tokens: {tokens}", peak
+    return None
 
 
 def _plan(config: PlanConfig, args: LFPOConfig, model: dict[str, Any]) -> Estimate:

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from ..drawing import CHUNK_ELEMENTS as DRAW_ELEMENTS
-from ..lora import factors, inject
 from ..objectives import make_objective
 from ..ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from ..reading import PIECE_TOKENS
 from ..tasks import get_task
 from ..train_config import LFPOConfig
 from .activations import measure
-from .shapes import Sizes, sizes_of, skeleton
+from .shapes import Sizes, adapter_size, shape_of
 from .standing import standing
 from .work import Work, count, forward_flops
 
@@ -62,24 +61,19 @@ def estimate(
     args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
 ) -> Estimate:
     """The plan of a recipe for a model with this config.json. device: "cuda" or "cpu", whose chunks differ."""
-    model = skeleton(config)
-    sizes, hf = sizes_of(model), model.backbone.config
+    sizes, hf, shift = shape_of(config)
     width, vocabulary, layers = hf.hidden_size, hf.vocab_size, hf.num_hidden_layers
     objective = make_objective(args.objective)
     sampler = args.sampler.for_length(gen_length(args))
     assert sampler.gen_length and sampler.block_length
     length = prompt_length + sampler.gen_length
-    work = count(objective, sampler, prompt_length, model.family.shift)
+    work = count(objective, sampler, prompt_length, shift)
     dtype = getattr(torch, args.dtype)
     autocast = args.bf16 and device == "cuda"
     per_value = dtype.itemsize
     share = 1 / gpus if args.fsdp else 1.0
 
-    adapter = 0
-    if args.lora is not None:
-        few = skeleton(config, layers=1)
-        inject(few, args.lora)
-        adapter = sum(p.numel() for _, p in factors(few)) * layers
+    adapter = layers * adapter_size(config, args.lora) if args.lora is not None else 0
     trained = adapter if args.lora is not None else sizes.total
     needs_base = objective.needs_base
     kept_on = standing(args, sizes, adapter=adapter, share=share, autocast=autocast, needs_base=needs_base)
@@ -87,19 +81,17 @@ def estimate(
     # Rows of one pass: as many as the budget allows, but whole units and no more views than there are.
     mine = args.prompts_per_iteration * args.num_generations / gpus / args.optimizer_steps_per_iteration
     rows = max(work.unit, min(args.update_tokens // length, int(-(-mine * work.views // 1))), 1)
+    alike: Any = {"layers": layers, "length": length, "dtype": dtype, "lora": args.lora, "autocast": autocast}
     kept = measure(
         "checkpointed" if args.gradient_checkpointing else "kept",
         config,
         rows=rows,
-        length=length,
-        dtype=dtype,
-        lora=args.lora,
-        autocast=autocast,
+        **alike,
     )
 
     in_flight = max(1, args.rollout_tokens // length)
     piece = max(1, min(PIECE_TOKENS[device] // length, in_flight))
-    alone = measure("forward", config, rows=piece, length=length, dtype=dtype, lora=args.lora, autocast=autocast).peak
+    alone = measure("forward", config, rows=piece, **alike).peak
     alone += 2 * in_flight * sampler.block_length * width * per_value  # states of the active blocks
     drawn = min(DRAW_ELEMENTS, in_flight * sampler.block_length * vocabulary) * (3 * 8 + per_value)
     head_dim = getattr(hf, "head_dim", None) or width // hf.num_attention_heads

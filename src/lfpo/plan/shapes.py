@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from ..bench.layouts import LAYOUTS
 from ..errors import UserError
+from ..lora import LoraSettings, factors, inject
 from ..models import MaskedDiffusionLM
 from ..models.loading import EMBEDDED, family_of, read_json
 from ..models.masked_lm import build_backbone
@@ -106,3 +109,26 @@ def sizes_of(model: MaskedDiffusionLM) -> Sizes:
         head=head,
         rest=total - layers - head,
     )
+
+
+def shape_of(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
+    """Counts, transformers' configuration and logit shift of a config.json's model."""
+    return _shape_of(json.dumps(config))
+
+
+@functools.cache
+def _shape_of(config: str) -> tuple[Sizes, Any, bool]:
+    model = skeleton(json.loads(config))
+    return sizes_of(model), model.backbone.config, model.family.shift
+
+
+def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
+    """Numbers of an adapter in one layer."""
+    return _adapter_size(json.dumps(config), json.dumps(asdict(settings)))
+
+
+@functools.cache
+def _adapter_size(config: str, settings: str) -> int:
+    model = skeleton(json.loads(config), layers=1)
+    inject(model, LoraSettings(**json.loads(settings)))
+    return sum(p.numel() for _, p in factors(model))
