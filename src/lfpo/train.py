@@ -300,6 +300,7 @@ class LFPOTrainer:
             views,
             signal[mine],
             update_tokens=args.update_tokens,
+            padding_free=args.padding_free,
             meter=self.update_meter,
             idle=idle,
             in_step=args.fsdp,

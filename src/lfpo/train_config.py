@@ -45,6 +45,8 @@ class LFPOConfig:
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
+    padding_free: rows of the update end to end, each attending to itself alone, in place of rows padded to the longest
+        of a pass; on a GPU in bfloat16 by torch's flash attention for that. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (a GPU's; seconds to minutes of compiling at first).
     ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
     max_grad_norm: gradients are scaled down to this norm (0: never).
@@ -86,6 +88,7 @@ class LFPOConfig:
     max_grad_norm: float = 1.0
     bf16: bool = True
     update_tokens: int = 8192
+    padding_free: bool = False
     rollout_tokens: int = 16384
     rollout_compile: bool = False
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .attention import NAME as ATTENTION
-from .attention import FullPrecisionRope
+from .attention import FullPrecisionRope, Packed
 from .family import Family
 from .four_bit import plain, shape_of
 from .memory import KeyValueMemory
@@ -99,6 +99,25 @@ class MaskedDiffusionLM(nn.Module):
         if self.family.shift:
             # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+        return hidden.to(self.dtype)
+
+    def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
+        """`hidden` of the real tokens alone, one row's after the other [tokens, D]: nothing is computed for padding."""
+        real = attention_mask_BL.bool()
+        lengths = real.sum(-1)
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        ids = input_ids_BL[real][None]
+        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
+            hidden = self.backbone.model(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],  # so that none is made
+                position_ids=_positions(attention_mask_BL)[real][None],
+                use_cache=False,
+                packed=Packed(tuple(lengths.tolist()), starts),
+            ).last_hidden_state[0]
+        if self.family.shift:
+            # A row's first token gets what its neighbour's last one says; as in `hidden`, it is never asked for.
+            hidden = torch.cat([hidden[:1], hidden[:-1]])
         return hidden.to(self.dtype)
 
     def window_hidden(
