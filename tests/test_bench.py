@@ -15,11 +15,13 @@ from lfpo.bench.layouts import LAYOUTS, random_prompts
 from lfpo.bench.machine import matmul_peak, peak_memory, spread, timed
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
+from lfpo.bench.update import BenchUpdateConfig, padding_cases
 from lfpo.cli import main
 from lfpo.flops import forward_flops
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import family_of
 from lfpo.models.masked_lm import build_backbone
+from lfpo.prompts import encode_rows
 from lfpo.tasks import get_task
 from reference_sampler import generate
 
@@ -171,6 +173,22 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
     peak = peak_memory(lambda: held[0], CPU)
     assert peak is not None
     assert peak < 0.2 * size
+
+
+def test_padding_and_packing_are_the_same_step():
+    cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300), CPU, prompts=6)
+    losses = [work() for work in cases.values()]
+    assert losses == pytest.approx(losses[:1] * 3, rel=1e-5)
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    tasks = [get_task(name) for name in ("choice", "words", "sudoku")]
+    rows = [tasks[i % 3].row("train", i) for i in range(6)]
+    lengths = [len(p) for p in encode_rows(rows, tokenizer, model, 64)]
+    completion = max(task.gen_length for task in tasks)
+    real, longest = sum(lengths) / 6 + completion, max(lengths) + completion
+    # Each rollout is seen four times, or less often where it took fewer steps.
+    assert padding["padded to the longest"] == pytest.approx(1 - real / longest, abs=0.02)
+    assert padding["end to end"] == 0
+    assert 0 <= padding["like lengths together"] <= padding["padded to the longest"]
 
 
 def test_clocks_and_spreads():

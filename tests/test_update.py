@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfpo.batching import left_pad, pack_by_tokens
+from lfpo.batching import fill_by_tokens, left_pad, pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import LFPO
 from lfpo.ops.rectified import rectified_loss
 from lfpo.predictions import CURRENT, OLD
 from lfpo.rollout import rollout
 from lfpo.sampler import SamplerConfig
-from lfpo.update import accumulate_gradients, ema_update
+from lfpo.update import accumulate_gradients, ema_update, passes
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -47,6 +47,18 @@ def test_update_tokens_changes_no_gradient(setting, tokens: int):
     assert split == pytest.approx(whole, rel=1e-12)
     torch.testing.assert_close(gradients(setting[1][CURRENT]), expected, rtol=1e-10, atol=1e-14)
     assert float(expected.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 10**6])
+def test_rows_end_to_end_change_no_gradient(setting, tokens: int):
+    padded = accumulate_gradients(*setting, update_tokens=10**6)
+    expected = gradients(setting[1][CURRENT])
+    packed = accumulate_gradients(*setting, update_tokens=tokens, padding_free=True)
+    assert packed == pytest.approx(padded, rel=1e-12)
+    torch.testing.assert_close(gradients(setting[1][CURRENT]), expected, rtol=1e-10, atol=1e-14)
+    lengths = setting[2].attention_mask.sum(-1)
+    for index in passes(setting[2], tokens, padding_free=True):
+        assert lengths[index].sum() <= tokens or len(index) == 1
 
 
 def test_loss_is_the_mean_over_all_target_positions(setting):
@@ -89,6 +101,11 @@ def test_packing_respects_the_budget_and_keeps_every_row():
     for group in groups:
         longest = max(lengths[i] for i in group)
         assert longest * len(group) <= 20 or len(group) == 1
+
+
+def test_groups_are_filled_by_hand():
+    assert fill_by_tokens([5, 9, 8, 30, 7, 5, 2], 17) == [[3], [1, 2], [4, 0, 5], [6]]
+    assert fill_by_tokens([5, 9, 7, 2, 1], 17) == [[1, 2, 4], [0, 3]]
 
 
 def test_left_padding():

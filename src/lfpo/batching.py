@@ -28,3 +28,19 @@ def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
         else:
             groups.append([index])
     return groups
+
+
+def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """Group indices so that sizes add up to at most `budget` (a larger one stands alone): the largest first, each into
+    the first group with room."""
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = next((g for g, free in enumerate(room) if free >= sizes[index]), None)
+        if place is None:
+            place = len(groups)
+            groups.append([])
+            room.append(budget)
+        groups[place].append(index)
+        room[place] -= sizes[index]
+    return groups

@@ -24,6 +24,7 @@ from .errors import UserError
 from .lora import load_adapter, save_adapter
 from .models import MaskedDiffusionLM, load_model, save_model
 from .models.loading import read_json
+from .optim import restore, state_of
 from .shards import places, read_like, write_shards
 
 CARD = "README.md"
@@ -159,11 +160,7 @@ def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> Non
 
 def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Per-parameter state, as `number.field`; the number counts parameters through all groups."""
-    tensors = {
-        f"{index}.{name}": torch.as_tensor(value)
-        for index, fields in optimizer.state_dict()["state"].items()
-        for name, value in fields.items()
-    }
+    tensors = state_of(optimizer)
     write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "optimizer")
 
 
@@ -191,7 +188,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     for name, file in places(path / "optimizer").items():
         index, _, field = name.partition(".")
         state.setdefault(int(index), {})[field] = read_like(file, name, parameters[int(index)])
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    restore(optimizer, state, path)
 
 
 def _numbered(root: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .models import MaskedDiffusionLM
+from .models.four_bit import shape_of
 from .trajectory import Trajectory
 from .views import Views
 
@@ -28,7 +29,8 @@ def forward_flops(
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
-    body = sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name and _runs(model, name))
+    layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
+    body = sum(shape_of(p).numel() for name, p in layers if _runs(model, name))
     n = lengths.double()
     run = n if queries is None else queries.double()
     attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())

@@ -23,13 +23,14 @@ class Predictions:
 
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
+    padding_free: run the views end to end, without their padding (see MaskedDiffusionLM.packed_hidden).
     labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in.
     """
 
-    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, autocast: bool = False):
+    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, padding_free: bool = False):
         self.views = views
         self.policies = policies
-        self.autocast = autocast
+        self.padding_free = padding_free
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
@@ -50,9 +51,11 @@ class Predictions:
         if policy not in self._hidden:
             model = self.policies[policy]
             with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-                with in_bfloat16(model.device.type, self.autocast):
-                    hidden_TD = model.hidden(self.views.input_ids, self.views.attention_mask)[self.views.target]
-                self._hidden[policy] = hidden_TD.to(model.dtype)
+                ids_SL, mask_SL, target_SL = self.views.input_ids, self.views.attention_mask, self.views.target
+                if self.padding_free:
+                    self._hidden[policy] = model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
+                else:
+                    self._hidden[policy] = model.hidden(ids_SL, mask_SL)[target_SL]
         return self._hidden[policy]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
@@ -117,12 +120,6 @@ class Predictions:
             return printed_loss(z, z_ref, r.to(z.dtype), beta=beta, through=through, **weights)
 
         return in_chunks(printed, [self.hidden(), self.hidden(OLD), r_T], model.vocab_size)
-
-
-def in_bfloat16(device_type: str, enabled: bool) -> torch.autocast:
-    """Autocast that keeps no copies: a forward uses each weight once, and bfloat16 copies of all would stay to its
-    end."""
-    return torch.autocast(device_type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from .data import load_jsonl
 from .errors import UserError
 from .models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from .ops.fused import cross_entropy_sum
-from .optim import build_adamw, lr_at, set_lr
+from .optim import Optim, build_adamw, lr_at, set_lr
 from .prompts import encode_prompt
 from .rng import generator, python_rng
 from .run import Run, describe_environment, given_up_if_unbegun, open_run, opened_by_this_launcher
@@ -53,6 +53,7 @@ class SFTConfig:
         One of the two.
     right_share: share of right demonstrations of tasks (None: each task's own flawed corpus).
     gen_length: completion length for data_file rows (tasks bring their own), in tokens.
+    optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).
     update_tokens: tokens in one forward pass; memory only, never the result.
     export_dtype: precision of the final `output_dir/model` (checkpoints stay float32).
     report_to: trackers that get the metrics too (see lfpo.trackers).
@@ -71,6 +72,7 @@ class SFTConfig:
     gen_length: int = 64
     steps: int = 1000
     batch_size: int = 64
+    optim: Optim = "adamw_torch"
     learning_rate: float = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
     warmup_steps: int = 100
@@ -156,7 +158,13 @@ def _train_in(run: Run, config: SFTConfig, resume: bool, report: Callable[[str],
     model.to(device).train()
     draw = _example_source(config, tokenizer, model)
     betas = (config.adam_beta1, config.adam_beta2)
-    optimizer = build_adamw(model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=betas)
+    optimizer = build_adamw(
+        model,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=betas,
+        optim=config.optim,
+    )
     step, losses = 0, []
     if resume and (checkpoint := latest_checkpoint(run.dir, report)) is not None:
         load_weights(model, checkpoint / "model")

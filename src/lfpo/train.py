@@ -29,11 +29,13 @@ from .display import Display
 from .errors import UserError
 from .eval import evaluate
 from .flops import Meter, rollout_flops
-from .lora import attach, settings_of
-from .models import MaskedDiffusionLM, load_model, load_tokenizer
+from .lora import settings_of
+from .models import MaskedDiffusionLM
 from .objectives import make_objective
 from .optim import build_adamw, lr_at, set_lr
-from .predictions import BASE, CURRENT, OLD
+from .placement import sampling
+from .policies import load_policies
+from .predictions import CURRENT, OLD
 from .prompts import as_completions
 from .report import write_report
 from .rewards import RewardFunction, Rewards, score
@@ -101,25 +103,11 @@ class LFPOTrainer:
             raise UserError(f"sampler: {error}") from error
         if hasattr(self.objective, "check_sampler"):
             self.objective.check_sampler(self.sampler)
-        device = distributed.device()
-        if isinstance(model, MaskedDiffusionLM):
-            if tokenizer is None:
-                raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
-            self.model, self.tokenizer = model.to(device), tokenizer
-        else:
-            name = model or args.model
-            self.model = load_model(name, dtype=getattr(torch, args.dtype), device=device)
-            self.tokenizer = tokenizer or load_tokenizer(name)
-        self.reference = (
-            self.model.frozen_copy() if args.lora is None else attach(self.model, args.lora, seed=args.seed)
-        )
-        self.policies = {CURRENT: self.model, OLD: self.reference}
-        if self.objective.needs_base:
-            self.policies[BASE] = self.model.frozen_copy() if args.lora is None else self.model.with_adapter(BASE)
+        self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
+        self.model, self.reference = self.policies[CURRENT], self.policies[OLD]
         if args.gradient_checkpointing:
-            self.model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.checkpoint_layers()
         self.optimizer = self._new_optimizer()
-        self.autocast = args.bf16 and device.type == "cuda"
         self.skipped = self.skipped_in_a_row = 0
         self.failing: dict[str, int] = {}  # reward function -> batches in a row for which it has failed
         # Training time and arithmetic so far, evaluation aside, carried over a resume.
@@ -236,9 +224,13 @@ class LFPOTrainer:
             self._save(self.done)
         return f"{self.run.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
 
-    def _whole(self, policy: MaskedDiffusionLM) -> contextlib.AbstractContextManager[None]:
-        """Where weights are split over processes: whole meanwhile."""
-        return gathered(policy) if self.args.fsdp else contextlib.nullcontext()
+    def _sampling(self, policy: MaskedDiffusionLM) -> contextlib.AbstractContextManager[None]:
+        """The policy made ready to sample with."""
+        if self.args.fsdp:
+            return gathered(policy)
+        # A compiled forward casts as it goes, for it must find its weights where they were.
+        cast = policy.autocast and not self.args.rollout_compile
+        return sampling(policy, cast=cast, bring=self.args.offload_reference and policy is self.reference)
 
     def _build(self, checkpoint: Path | None) -> int:
         """Split weights where asked for, which makes other parameters of them, and restore the optimiser; returns 0."""
@@ -250,18 +242,19 @@ class LFPOTrainer:
             load_optimizer(self.optimizer, checkpoint)
         return 0
 
-    def _new_optimizer(self) -> torch.optim.AdamW:
+    def _new_optimizer(self) -> torch.optim.Optimizer:
         args = self.args
         return build_adamw(
             self.model,
             learning_rate=args.learning_rate,
             weight_decay=args.weight_decay,
             betas=(args.adam_beta1, args.adam_beta2),
+            optim=args.optim,
         )
 
     def sample_rollouts(self, iteration: int) -> Batch:
         """Phase 1: scored rollouts for one iteration's prompts, from theta_old."""
-        with self._whole(self.reference):
+        with self._sampling(self.reference):
             return collect(
                 self.source,
                 self.reference,
@@ -311,7 +304,7 @@ class LFPOTrainer:
             views,
             signal[mine],
             update_tokens=args.update_tokens,
-            autocast=self.autocast,
+            padding_free=args.padding_free,
             meter=self.update_meter,
             idle=idle,
             in_step=args.fsdp,
@@ -343,7 +336,7 @@ class LFPOTrainer:
         started = time.perf_counter()
         for name, sampler in self.eval_samplers.items():
             correct_all = self.source.correct_all or (lambda rows, texts: [None] * len(rows))
-            with self._whole(self.model):
+            with self._sampling(self.model):
                 result = evaluate(
                     self.model,
                     self.tokenizer,

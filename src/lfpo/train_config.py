@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .lora import LoraSettings
+from .optim import Optim
 from .sampler import SamplerConfig
 from .trackers import check as check_trackers
 
@@ -34,15 +35,23 @@ class LFPOConfig:
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
     lora: {r, lora_alpha, target_modules}, to train an adapter instead of all weights (see lfpo.lora).
-    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32.
+    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32. bf16: on a GPU all forwards' bodies run
+        in bfloat16 under autocast, in updates, rollouts and evaluation alike; heads and losses in the weights' dtype.
+    load_in_4bit: the layers' matrices under the adapter in bitsandbytes' NF4, an eighth of float32 (with lora).
     fsdp: split weights, gradients and optimiser state over the processes of `torchrun` (PyTorch's FSDP2); without it
         each process holds all of them. What is learned is the same.
     rank_timeout: seconds that one of several processes may give no sign of life before the others end and name it (0:
         any time). progress_timeout: seconds in which a living one must come to the next exchange, likewise; above the
         longest time of rollouts, rewards or evaluation.
+    offload_reference: keep the layers of theta_old (and of the base policy of KL terms) in CPU memory: each is brought
+        over for its own forward in the update, all of them for the rollouts. What is learned is the same.
+    optim: adamw_torch, or bitsandbytes' adamw_8bit (moments in 8 bits, a quarter of the memory), paged_adamw_8bit or
+        paged_adamw_32bit (moments leave a full GPU for CPU memory).
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
     optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
     update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
+    padding_free: rows of the update end to end, each attending to itself alone, in place of rows padded to the longest
+        of a pass; on a GPU in bfloat16 by torch's flash attention for that. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (a GPU's; seconds to minutes of compiling at first).
     ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
     max_grad_norm: gradients are scaled down to this norm (0: never).
@@ -68,13 +77,16 @@ class LFPOConfig:
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    load_in_4bit: bool = False
     fsdp: bool = False
     rank_timeout: float = 300.0
     progress_timeout: float = 7200.0
+    offload_reference: bool = False
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0
 
+    optim: Optim = "adamw_torch"
     learning_rate: float = 3e-4
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: int = 0
@@ -84,6 +96,7 @@ class LFPOConfig:
     max_grad_norm: float = 1.0
     bf16: bool = True
     update_tokens: int = 8192
+    padding_free: bool = False
     rollout_tokens: int = 16384
     rollout_compile: bool = False
 
@@ -125,6 +138,27 @@ class LFPOConfig:
             raise ValueError(
                 "'dtype' bfloat16 goes with 'lora': trained weights must be float32, or rounding swallows small steps"
             )
+        if self.load_in_4bit and self.lora is None:
+            raise ValueError(
+                "'load_in_4bit' goes with 'lora': weights of 4 bits are too coarse to be trained themselves"
+            )
+        if self.load_in_4bit and self.fsdp:
+            raise ValueError(
+                "'load_in_4bit' does not go with 'fsdp', which would split the blocks that share a scale; without fsdp "
+                "each process holds the small base whole"
+            )
+        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
+            raise ValueError(
+                f"'optim' {self.optim} scales moments in blocks that fsdp's split would cut; with fsdp take "
+                "adamw_torch, whose moments are split, or train with 'lora'"
+            )
+        for name, why in (
+            ("lora", "the reference is an adapter on the same weights, and small"),
+            ("fsdp", "the reference is split over the processes already"),
+            ("rollout_compile", "a compiled forward must find its weights where they were"),
+        ):
+            if self.offload_reference and getattr(self, name):
+                raise ValueError(f"'offload_reference' does not go with '{name}': {why}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
         for name in ("reward_timeout", "rank_timeout", "progress_timeout"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from . import distributed
-from .batching import pack_by_tokens
+from .batching import fill_by_tokens, pack_by_tokens
 from .flops import Meter, update_flops
 from .lora import factors
 from .models import MaskedDiffusionLM
@@ -23,7 +23,7 @@ def accumulate_gradients(
     signal_B: torch.Tensor,
     *,
     update_tokens: int,
-    autocast: bool = False,
+    padding_free: bool = False,
     meter: Meter | None = None,
     idle: bool = False,
     in_step: bool = False,
@@ -42,7 +42,11 @@ def accumulate_gradients(
     normalizer = distributed.sum_number(0.0 if empty or idle else objective.normalizer(views))
     if not normalizer:
         return 0.0
-    parts = [] if empty else [views.select(index).trim() for index in passes(views, update_tokens)]
+    parts = (
+        []
+        if empty
+        else [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
+    )
     parts = [part for part in parts if part.target.any()][: 1 if idle else None]
     weights = [0.0 if idle else 1.0] * len(parts)
     if in_step:
@@ -51,7 +55,7 @@ def accumulate_gradients(
         parts, weights = parts + parts[:1] * missing, weights + [0.0] * missing
     loss_sum = 0.0
     for part, weight in zip(parts, weights, strict=True):
-        predictions = Predictions(part, policies, autocast=autocast)
+        predictions = Predictions(part, policies, padding_free=padding_free)
         loss = weight * objective.loss(predictions, signal_B) / normalizer
         loss.backward()
         if meter is not None and weight:
@@ -61,15 +65,18 @@ def accumulate_gradients(
     return loss_sum
 
 
-def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
-    """Indices of the views of each pass. Views of one unit stay together, whatever the budget."""
+def passes(views: Views, update_tokens: int, *, padding_free: bool = False) -> list[torch.Tensor]:
+    """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
+    towards unless there is none."""
     units: dict[int, list[int]] = {}
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
     lengths = views.attention_mask.sum(-1).tolist()
-    sizes = [len(m) * max(lengths[i] for i in m) for m in members]
-    groups = pack_by_tokens(sizes, update_tokens)
+    if padding_free:
+        groups = fill_by_tokens([sum(lengths[i] for i in m) for m in members], update_tokens)
+    else:
+        groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 
 
@@ -77,7 +84,10 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
 def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
     """theta_old <- decay theta_old + (1 - decay) theta (Algorithm 1, line 17), in the reference's own dtype."""
     for old, new in zip(own_parameters(reference), own_parameters(model), strict=True):
-        old.lerp_(new.to(old.dtype), 1 - decay)
+        here = old.to(new.device)  # itself, unless it is kept in CPU memory
+        here.lerp_(new.to(old.dtype), 1 - decay)
+        if here is not old:
+            old.copy_(here)
 
 
 def own_parameters(policy: MaskedDiffusionLM) -> list[torch.nn.Parameter]:

@@ -26,9 +26,11 @@ from ..run import describe_environment, replace_file, versions
 from ..sampler import SamplerConfig
 from ..tasks import get_task
 from ..trajectory import Trajectory
-from ..update import accumulate_gradients
+from ..update import accumulate_gradients, passes
 from .layouts import LAYOUTS, random_prompts
 from .machine import peak_memory, spread, timed
+
+Case = Callable[[], float]
 
 
 @dataclass
@@ -72,7 +74,9 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = measure("loss", loss_cases(config, device), device, config.repeats)
     rows += measure("update step", step_cases(config, device), device, config.repeats)
-    rows += measure("ragged prompts", padding_cases(config, device), device, config.repeats)
+    cases, padding = padding_cases(config, device)
+    ragged = measure("ragged prompts", cases, device, config.repeats)
+    rows += [{**row, "padding": padding[row["case"]]} for row in ragged]
     _print(rows, console)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +86,7 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     return path
 
 
-def measure(
-    group: str, cases: dict[str, Callable[[], float]], device: torch.device, repeats: int
-) -> list[dict[str, Any]]:
+def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: int) -> list[dict[str, Any]]:
     """Peak memory and median time of each case, and both against the group's first. Each case returns its loss."""
     memory = {label: peak_memory(work, device) for label, work in cases.items()}
     seconds: dict[str, list[float]] = {label: [] for label in cases}
@@ -114,7 +116,7 @@ def measure(
     return rows
 
 
-def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
+def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
     """Loss and the states' gradient: heads of their own or one shared, r anywhere in [0, 1] or 0 and 1."""
     rng = torch.Generator().manual_seed(0)
     dtype = getattr(torch, config.dtype)
@@ -151,7 +153,7 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cal
     }
 
 
-def step_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
+def step_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
     """Gradients of one LFPO step over more and more states, at a fixed number of tokens a pass."""
     shape = {
         "n_layers": 2,
@@ -172,25 +174,40 @@ def step_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cal
     return cases
 
 
-def padding_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Callable[[], float]]:
-    """The same step over prompts of several tasks: all padded to the longest, or like lengths together."""
+def padding_cases(
+    config: BenchUpdateConfig, device: torch.device, prompts: int = 48
+) -> tuple[dict[str, Case], dict[str, float]]:
+    """The same step over prompts of several tasks: all padded to the longest, like lengths together, or end to end
+    without padding; and which share of the tokens that each computes is padding."""
     model = load_model(config.model, device=device)
-    batch = _task_rollouts(config, model, ["choice", "words", "sudoku"], 48)
+    batch = _task_rollouts(config, model, ["choice", "words", "sudoku"], prompts)
     objective, policies, signal, views = _parts(model, batch, 4)
     width = views.input_ids.shape[1]
-    rows = max(1, config.update_tokens // width)
+    in_turn = list(torch.arange(len(views), device=device).split(max(1, config.update_tokens // width)))
 
     def padded() -> float:
         model.zero_grad()
         total = 0.0
-        for index in torch.arange(len(views), device=model.device).split(rows):
+        for index in in_turn:
             predictions = Predictions(views.select(index), policies)
             loss = objective.loss(predictions, signal) / objective.normalizer(views)
             loss.backward()
             total += loss.item()
         return total
 
-    return {"padded to the longest": padded, "like lengths together": _step(config, model, batch, 4)}
+    lengths = views.attention_mask.sum(-1)
+    alike = passes(views, config.update_tokens)
+    computed = {
+        "padded to the longest": len(views) * width,
+        "like lengths together": sum(len(index) * int(lengths[index].max()) for index in alike),
+        "end to end": int(lengths.sum()),
+    }
+    cases = {
+        "padded to the longest": padded,
+        "like lengths together": _step(config, model, batch, 4),
+        "end to end": _step(config, model, batch, 4, padding_free=True),
+    }
+    return cases, {label: 1 - int(lengths.sum()) / tokens for label, tokens in computed.items()}
 
 
 def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: list[str], n: int) -> Trajectory:
@@ -212,13 +229,19 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory, timesteps: int) -> tuple
 
 
 def _step(
-    config: BenchUpdateConfig, model: MaskedDiffusionLM, batch: Trajectory, timesteps: int
-) -> Callable[[], float]:
+    config: BenchUpdateConfig,
+    model: MaskedDiffusionLM,
+    batch: Trajectory,
+    timesteps: int,
+    *,
+    padding_free: bool = False,
+) -> Case:
     objective, policies, signal, views = _parts(model, batch, timesteps)
 
     def step() -> float:
         model.zero_grad()
-        return accumulate_gradients(objective, policies, views, signal, update_tokens=config.update_tokens)
+        budget = config.update_tokens
+        return accumulate_gradients(objective, policies, views, signal, update_tokens=budget, padding_free=padding_free)
 
     return step
 
@@ -235,11 +258,11 @@ def _print(rows: list[dict[str, Any]], console: Console) -> None:
             table.add_row(f"[bold]{group}[/]")
         held, ratio = row["peak_memory"], row["memory_ratio"]
         table.add_row(
-            row["case"],
+            row["case"] + (f", {row['padding']:.0%} padding" if "padding" in row else ""),
             f"{row['seconds']:.2f}",
             f"{row['time_ratio']:.2f}",
             "-" if held is None else f"{held / 2**20:,.0f}",
             "-" if ratio is None else f"{ratio:.3f}",
             f"{row['loss']:.4f}",
         )
-    console.print(table, width=max(console.width, 84))
+    console.print(table, width=max(console.width, 96))

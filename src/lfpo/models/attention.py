@@ -7,6 +7,8 @@ float32, and this attention function casts them back to the value's dtype before
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -14,6 +16,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "lfpo_bidirectional"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """N rows that lie end to end in one sequence of T tokens. lengths: of each. starts [N + 1]: where they begin, int32
+    on the device, and T."""
+
+    lengths: tuple[int, ...]
+    starts: torch.Tensor
 
 
 def bidirectional_attention(
@@ -24,13 +35,17 @@ def bidirectional_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    packed: Packed | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D].
 
     attention_mask: bool, broadcast to [B, 1, L, L], True where a key may be seen; None when nothing is padded.
+    packed: rows that B = 1 holds end to end, each of which sees itself alone; there is no padding then.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if packed is not None:
+        return _packed_attention(query, key, value, packed, scaling), None
     output = F.scaled_dot_product_attention(
         query,
         key,
@@ -42,6 +57,27 @@ def bidirectional_attention(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _packed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Packed, scaling: float | None
+) -> torch.Tensor:
+    """[1, H, T, D] and [1, H_kv, T, D] -> [1, T, H, D]."""
+    grouped = query.shape[1] != key.shape[1]
+    if _has_kernel(query):
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        longest, more = max(packed.lengths), {"enable_gqa": True} if grouped else {}
+        return varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **more)[None]
+    rows = zip(*(x.split(packed.lengths, dim=2) for x in (query, key, value)), strict=True)
+    parts = [F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped) for q, k, v in rows]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _has_kernel(query: torch.Tensor) -> bool:
+    """Whether torch's attention over rows of different lengths takes this; it is flash attention's, on a GPU."""
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
 
 
 class FullPrecisionRope(nn.Module):

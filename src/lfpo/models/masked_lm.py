@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from .attention import NAME as ATTENTION
-from .attention import FullPrecisionRope
+from .attention import FullPrecisionRope, Packed
 from .family import Family
+from .four_bit import plain, shape_of
 from .memory import KeyValueMemory
 
 
@@ -24,6 +25,7 @@ class MaskedDiffusionLM(nn.Module):
     mask_id, eos_id, pad_id: token ids. max_length: the longest prompt + completion the model takes, in tokens.
     config: the family's own config.json. source: the folder it came from (None for a fresh model).
     adapter: which LoRA adapter of the backbone this policy is (see lfpo.lora); None where there are none.
+    autocast: run the body (not the head) in bfloat16, whatever the weights' dtype; states come back in the weights'.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class MaskedDiffusionLM(nn.Module):
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.source = source
         self.adapter: str | None = None
+        self.autocast = False
         self._compiled: list[Any] | None = None
 
     @property
@@ -85,7 +88,7 @@ class MaskedDiffusionLM(nn.Module):
         if memory is not None and mask is None:
             mask = torch.ones_like(input_ids_BL, dtype=torch.bool)[:, None, None, :]
             position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
-        with self._as_policy():
+        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
             hidden = (self._compiled_body() if compiled else self.backbone.model)(
                 input_ids=input_ids_BL,
                 attention_mask=mask,
@@ -96,7 +99,26 @@ class MaskedDiffusionLM(nn.Module):
         if self.family.shift:
             # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
-        return hidden
+        return hidden.to(self.dtype)
+
+    def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
+        """`hidden` of the real tokens alone, one row's after the other [tokens, D]: nothing is computed for padding."""
+        real = attention_mask_BL.bool()
+        lengths = real.sum(-1)
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        ids = input_ids_BL[real][None]
+        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
+            hidden = self.backbone.model(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],  # so that none is made
+                position_ids=_positions(attention_mask_BL)[real][None],
+                use_cache=False,
+                packed=Packed(tuple(lengths.tolist()), starts),
+            ).last_hidden_state[0]
+        if self.family.shift:
+            # A row's first token gets what its neighbour's last one says; as in `hidden`, it is never asked for.
+            hidden = torch.cat([hidden[:1], hidden[:-1]])
+        return hidden.to(self.dtype)
 
     def window_hidden(
         self,
@@ -118,7 +140,7 @@ class MaskedDiffusionLM(nn.Module):
         columns = columns.clamp(max=length)  # the scratch column
         memory.columns = columns
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
-        with self._as_policy():
+        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
             hidden = self.backbone.model(
                 input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
                 attention_mask=seen[:, None, None, :],
@@ -126,7 +148,7 @@ class MaskedDiffusionLM(nn.Module):
                 past_key_values=memory,
                 use_cache=False,
             ).last_hidden_state
-        return hidden[:, :width]
+        return hidden[:, :width].to(self.dtype)
 
     def _compiled_body(self) -> Any:
         """The body compiled for fixed shapes; on a GPU each shape's program is replayed as one CUDA graph."""
@@ -171,33 +193,51 @@ class MaskedDiffusionLM(nn.Module):
         other.adapter = adapter
         return other
 
-    def weights(self) -> dict[str, nn.Parameter]:
-        """The backbone's own parameters, split ones as they are, under the names they have without adapters."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The backbone's own parameters, split ones as they are, under the names they have without adapters; of those
+        in 4 bits only shape and dtype."""
         return {
             name.replace(".base_layer.", "."): p
+            if shape_of(p) == p.shape
+            else torch.empty(shape_of(p), dtype=self.dtype, device="meta")
             for name, p in self.backbone.named_parameters(remove_duplicate=False)
             if "lora_" not in name
         }
 
     def merged(self, name: str) -> torch.Tensor:
-        """One of `weights`, put together where it is split (every process must ask), this policy's adapter added."""
+        """One of `weights`, put together where it is split (every process must ask), out of its 4 bits where it is in
+        them, this policy's adapter added."""
         from ..distributed import whole
 
         module_name, _, kind = name.rpartition(".")
         module = self.backbone.get_submodule(module_name)
         if not hasattr(module, "get_delta_weight"):
-            return whole(getattr(module, kind)).detach()
-        weight = whole(getattr(module.base_layer, kind)).detach()
+            return whole(plain(getattr(module, kind))).detach()
+        weight = whole(plain(getattr(module.base_layer, kind))).detach()
         if kind != "weight":
             return weight
         delta = module.get_delta_weight(self.adapter)  # in float32, as the factors are
         return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
-    def frozen_copy(self) -> MaskedDiffusionLM:
-        """A deep copy without gradients: the reference policy."""
+    def checkpoint_layers(self) -> None:
+        """From now on a forward keeps each layer's input only, and the backward pass runs the layer again."""
+        # transformers has renamed it.
+        enable = getattr(self.backbone, "activation_checkpointing_enable", None)
+        (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def frozen_copy(self, instead: dict[int, Any] | None = None) -> MaskedDiffusionLM:
+        """A deep copy without gradients: the reference policy. instead: id -> what takes the place of its copy."""
         copied = copy.copy(self)
         copied._compiled = None
-        return copy.deepcopy(copied).requires_grad_(False).eval()
+        return copy.deepcopy(copied, instead).requires_grad_(False).eval()
+
+
+def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:
+    """Autocast that keeps no copies: a forward uses each weight once, and bfloat16 copies of all would stay to its
+    end."""
+    if not enabled:
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
 
 
 def _positions(attention_mask_BL: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import weakref
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,10 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..lora import LoraSettings, factors, inject
 from ..models import MaskedDiffusionLM
-from ..predictions import in_bfloat16
 from .shapes import skeleton
 
-Work = Callable[[MaskedDiffusionLM, torch.Tensor, bool], torch.Tensor]
+Kind = Literal["kept", "checkpointed", "forward"]
 
 
 @dataclass(frozen=True)
@@ -36,21 +34,21 @@ class Held:
 
 
 def measure(
-    kind: Literal["kept", "checkpointed", "forward"],
+    kind: Kind,
     config: dict[str, Any],
     *,
+    layers: int,
     rows: int,
     length: int,
     dtype: torch.dtype,
     lora: LoraSettings | None,
     autocast: bool,
 ) -> Held:
-    """The body's passes over `rows` rows of `length` tokens, for a family's config.json: forward and backward, the same
-    with gradient checkpointing, or a forward alone."""
-    settings = (json.dumps(config), length, dtype, json.dumps(asdict(lora)) if lora else "", autocast)
-    layers = skeleton(config).backbone.config.num_hidden_layers
+    """The body's passes over `rows` rows of `length` tokens, for a family's config.json with so many layers: forward
+    and backward, the same with gradient checkpointing, or a forward alone."""
+    model = (json.dumps(config), dtype, json.dumps(asdict(lora)) if lora else "", kind == "checkpointed")
     # One row or two, two layers or three (the first one's input stays): from there on both only repeat.
-    one, two = _few_layers(kind, 1, *settings), _few_layers(kind, 2, *settings)
+    one, two = (_two_and_three_layers(kind, n, length, autocast, *model) for n in (1, 2))
 
     def extended(field: str) -> float:
         first, second = (
@@ -62,60 +60,45 @@ def measure(
 
 
 @functools.cache
-def _few_layers(
-    kind: str, rows: int, config: str, length: int, dtype: torch.dtype, lora: str, autocast: bool
+def _two_and_three_layers(
+    kind: Kind, rows: int, length: int, autocast: bool, config: str, dtype: torch.dtype, lora: str, checkpointed: bool
 ) -> tuple[Held, Held]:
-    """With two layers and with three."""
-    settings = LoraSettings(**json.loads(lora)) if lora else None
-    work = {"kept": _plain, "checkpointed": _checkpointed, "forward": _forward}[kind]
-    first, second = (
-        _peak(json.loads(config), layers, rows, length, dtype=dtype, lora=settings, autocast=autocast, work=work)
-        for layers in (2, 3)
-    )
-    return first, second
+    model, fake = _small(config, dtype, lora, checkpointed)
+    model.autocast = autocast
+    body = model.backbone.model
+    found, whole = [], body.layers
+    for layers in (2, 3):
+        body.layers = whole[:layers]
+        found.append(_held(model, fake, rows, length, backward=kind != "forward"))
+    return found[0], found[1]
 
 
-def _plain(model: MaskedDiffusionLM, ids_BL: torch.Tensor, autocast: bool) -> torch.Tensor:
-    with in_bfloat16("cpu", autocast):
-        return model.hidden(ids_BL)
-
-
-def _checkpointed(model: MaskedDiffusionLM, ids_BL: torch.Tensor, autocast: bool) -> torch.Tensor:
-    model.backbone.gradient_checkpointing_enable({"use_reentrant": False})
-    return _plain(model, ids_BL, autocast)
-
-
-def _forward(model: MaskedDiffusionLM, ids_BL: torch.Tensor, autocast: bool) -> torch.Tensor:
-    with torch.no_grad():
-        return _plain(model.requires_grad_(False).eval(), ids_BL, autocast)
-
-
-def _peak(
-    config: dict[str, Any],
-    layers: int,
-    rows: int,
-    length: int,
-    *,
-    dtype: torch.dtype,
-    lora: LoraSettings | None,
-    autocast: bool,
-    work: Work,
-) -> Held:
-    model = skeleton(config, layers=layers, dtype=dtype)
-    if lora is not None:
-        for policy in (model, inject(model, lora)):
+@functools.lru_cache(maxsize=4)
+def _small(config: str, dtype: torch.dtype, lora: str, checkpointed: bool) -> tuple[MaskedDiffusionLM, FakeTensorMode]:
+    """A model of three layers that trains without data."""
+    model = skeleton(json.loads(config), layers=3, dtype=dtype)
+    if lora:
+        for policy in (model, inject(model, LoraSettings(**json.loads(lora)))):
             for _, p in factors(policy):
                 p.data = p.data.float()
-    with FakeTensorMode():
+    if checkpointed:
+        model.checkpoint_layers()
+    fake = FakeTensorMode()
+    with fake:
         _without_data(model.backbone)
-        for p in model.parameters():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(_drop)  # gradients are counted elsewhere
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(_drop)  # gradients are counted elsewhere
+    model.train()
+    model.backbone.model.embed_tokens.requires_grad_(False)  # a gradient the size of a vocabulary, likewise
+    return model, fake
+
+
+def _held(model: MaskedDiffusionLM, fake: FakeTensorMode, rows: int, length: int, *, backward: bool) -> Held:
+    with fake:
         ids = torch.zeros(rows, length, dtype=torch.long)
-        model.train()
-        model.backbone.model.embed_tokens.requires_grad_(False)  # a gradient the size of a vocabulary, likewise
-        with _Live(model.parameters()) as live:
-            hidden = work(model, ids, autocast)
+        with _Live(model.parameters()) as live, torch.set_grad_enabled(backward):
+            hidden = model.hidden(ids)
             between = live.now
             if hidden.requires_grad:
                 hidden.backward(torch.empty_like(hidden))

@@ -87,6 +87,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, console: Console | None = Non
             "phases": PHASES,
             "bytes": found.parts,
             "total": found.totals,
+            "host": found.host,
             "gpu_memory": memory,
             "fits": found.peak <= memory,
             "seconds": {"rollout": seconds[0], "update": seconds[1]},
@@ -129,31 +130,56 @@ def suggestions(
         yield "gradient_checkpointing: true", peak
         if peak <= memory:
             return
-    found = _plan(config, args, model)
-    tokens = min(args.update_tokens, args.rollout_tokens)
-    if found.totals[0] <= memory:  # or what is held before any token is too much
-        while tokens // 2 >= found.length:
-            tokens //= 2
-            smaller = replace(
-                args,
-                update_tokens=min(args.update_tokens, tokens),
-                rollout_tokens=min(args.rollout_tokens, tokens),
-            )
-            peak = _plan(config, smaller, model).peak
+    if (fewer := _fewer_tokens(config, args, model, memory)) is not None:
+        yield fewer
+        return
+    if args.lora is None and not args.fsdp:
+        light = args
+        for name, value in (("optim", "adamw_8bit"), ("offload_reference", True), ("optim", "paged_adamw_8bit")):
+            if getattr(args, name) in ("paged_adamw_8bit", value) or (args.rollout_compile and value is True):
+                continue
+            light = replace(light, **{name: value})
+            peak = _plan(config, light, model).peak
+            yield f"{name}: {str(value).lower()}", peak
             if peak <= memory:
-                yield f"update_tokens and rollout_tokens: {tokens}", peak
                 return
-    most = min(64, args.prompts_per_iteration)
+        if (fewer := _fewer_tokens(config, light, model, memory)) is not None:
+            yield fewer
+    plain = replace(args, fsdp=True, load_in_4bit=False, offload_reference=False)
+    plain = plain if args.lora else replace(plain, optim="adamw_torch")
     gpus = config.gpus
-    while gpus * 2 <= most:
+    while gpus * 2 <= min(64, args.prompts_per_iteration):
         gpus *= 2
-        peak = _plan(replace(config, gpus=gpus), replace(args, fsdp=True), model).peak
+        peak = _plan(replace(config, gpus=gpus), plain, model).peak
         if peak <= memory:
-            yield f"{gpus} GPUs with fsdp: true", peak
+            yield f"or {gpus} GPUs with fsdp: true", peak
             break
+    light = args
     if args.lora is None:
-        light = replace(args, lora=LoraSettings(), dtype="bfloat16")
-        yield f"or lora: {{r: {LoraSettings().r}}}, dtype: bfloat16", _plan(config, light, model).peak
+        light = replace(args, lora=LoraSettings(), dtype="bfloat16", offload_reference=False)
+        peak = _plan(config, light, model).peak
+        yield f"or lora: {{r: {LoraSettings().r}}}, dtype: bfloat16", peak
+        if peak <= memory:
+            return
+    if not args.fsdp and not args.load_in_4bit:
+        yield "load_in_4bit: true", _plan(config, replace(light, load_in_4bit=True), model).peak
+
+
+def _fewer_tokens(
+    config: PlanConfig, args: LFPOConfig, model: dict[str, Any], memory: float
+) -> tuple[str, float] | None:
+    """Halved until the run fits, if it ever does."""
+    tokens = min(args.update_tokens, args.rollout_tokens)
+    found = _plan(config, args, model)
+    if found.totals[0] > memory:  # what is held before any token is too much
+        return None
+    while tokens // 2 >= found.length:
+        tokens //= 2
+        changes = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}
+        peak = _plan(config, replace(args, **changes), model).peak
+        if peak <= memory:
+            return f"update_tokens and rollout_tokens: {tokens}", peak
+    return None
 
 
 def _plan(config: PlanConfig, args: LFPOConfig, model: dict[str, Any]) -> Estimate:
@@ -189,12 +215,9 @@ def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
 
 
 def _seconds(found: Estimate, args: LFPOConfig, config: PlanConfig, rates: dict[str, float]) -> tuple[float, float]:
-    """Of the rollouts and of the updates of one iteration. Rollouts run in the weights' dtype."""
-    update = "bfloat16" if args.dtype == "bfloat16" or (args.bf16 and config.device == "cuda") else "float32"
-    return (
-        found.rollout_flops / config.gpus / rates[args.dtype],
-        found.update_flops / config.gpus / rates[update],
-    )
+    """Of the rollouts and of the updates of one iteration."""
+    rate = rates["bfloat16" if args.bf16 and config.device == "cuda" else args.dtype] * config.gpus
+    return found.rollout_flops / rate, found.update_flops / rate
 
 
 def _print_memory(
@@ -224,6 +247,10 @@ def _print_memory(
     table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in found.totals))
     table.add_row(f"of {memory / GIB:.0f} GiB ({source})", *(f"{v / memory:.0%}" for v in found.totals))
     console.print(table)
+    if found.host:
+        held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in found.host.items())
+        cross = f"; the reference's layers cross {found.crossings} times an iteration" if found.crossings else ""
+        console.print(f"GiB in CPU memory, of each process: {held}{cross}.", soft_wrap=True)
     console.print(
         f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length}). "
         + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),

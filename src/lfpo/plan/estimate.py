@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ..drawing import CHUNK_ELEMENTS as DRAW_ELEMENTS
-from ..lora import factors, inject
 from ..objectives import make_objective
 from ..ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from ..reading import PIECE_TOKENS
 from ..tasks import get_task
 from ..train_config import LFPOConfig
 from .activations import measure
-from .shapes import Sizes, sizes_of, skeleton
+from .shapes import Sizes, adapter_size, shape_of
+from .standing import standing
 from .work import Work, count, forward_flops
 
 PHASES = ("start", "rollout", "update")
@@ -26,6 +26,7 @@ CONTEXT = {"cuda": 2**30, "cpu": 0}  # what CUDA itself takes, about
 class Estimate:
     """parts: name -> bytes of one GPU in each phase (start, rollout, update).
     rows: of one update pass, each of `length` tokens. trained: numbers that are.
+    host: name -> bytes of CPU memory of each process. crossings: of the reference's layers to or from it an iteration.
     rollout_flops, update_flops: of one iteration, all GPUs together; the latter with what checkpointing runs again."""
 
     parts: dict[str, tuple[float, float, float]]
@@ -33,6 +34,8 @@ class Estimate:
     length: int
     sizes: Sizes
     trained: int
+    host: dict[str, float]
+    crossings: int
     work: Work
     rollout_flops: float
     update_flops: float
@@ -58,50 +61,44 @@ def estimate(
     args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
 ) -> Estimate:
     """The plan of a recipe for a model with this config.json. device: "cuda" or "cpu", whose chunks differ."""
-    model = skeleton(config)
-    sizes, hf = sizes_of(model), model.backbone.config
+    sizes, hf, shift = shape_of(config)
     width, vocabulary, layers = hf.hidden_size, hf.vocab_size, hf.num_hidden_layers
     objective = make_objective(args.objective)
     sampler = args.sampler.for_length(gen_length(args))
     assert sampler.gen_length and sampler.block_length
     length = prompt_length + sampler.gen_length
-    work = count(objective, sampler, prompt_length, model.family.shift)
+    work = count(objective, sampler, prompt_length, shift)
     dtype = getattr(torch, args.dtype)
     autocast = args.bf16 and device == "cuda"
     per_value = dtype.itemsize
     share = 1 / gpus if args.fsdp else 1.0
 
-    adapter = 0
-    if args.lora is not None:
-        few = skeleton(config, layers=1)
-        inject(few, args.lora)
-        adapter = sum(p.numel() for _, p in factors(few)) * layers
+    adapter = layers * adapter_size(config, args.lora) if args.lora is not None else 0
     trained = adapter if args.lora is not None else sizes.total
-    policy = per_value * (sizes.layers * share + sizes.outside)
-    held = 4 * (adapter if args.lora is not None else sizes.layers * share + sizes.outside)  # float32 a trained number
+    needs_base = objective.needs_base
+    kept_on = standing(args, sizes, adapter=adapter, share=share, autocast=autocast, needs_base=needs_base)
 
     # Rows of one pass: as many as the budget allows, but whole units and no more views than there are.
     mine = args.prompts_per_iteration * args.num_generations / gpus / args.optimizer_steps_per_iteration
     rows = max(work.unit, min(args.update_tokens // length, int(-(-mine * work.views // 1))), 1)
+    alike: Any = {"layers": layers, "length": length, "dtype": dtype, "lora": args.lora, "autocast": autocast}
     kept = measure(
         "checkpointed" if args.gradient_checkpointing else "kept",
         config,
         rows=rows,
-        length=length,
-        dtype=dtype,
-        lora=args.lora,
-        autocast=autocast,
+        **alike,
     )
 
     in_flight = max(1, args.rollout_tokens // length)
     piece = max(1, min(PIECE_TOKENS[device] // length, in_flight))
-    alone = measure("forward", config, rows=piece, length=length, dtype=dtype, lora=args.lora, autocast=False).peak
+    alone = measure("forward", config, rows=piece, **alike).peak
     alone += 2 * in_flight * sampler.block_length * width * per_value  # states of the active blocks
     drawn = min(DRAW_ELEMENTS, in_flight * sampler.block_length * vocabulary) * (3 * 8 + per_value)
     head_dim = getattr(hf, "head_dim", None) or width // hf.num_attention_heads
     cache = 0
     if sampler.cache != "none":  # twice: while rows leave, those that stay are copied
-        cache = 2 * in_flight * (length + 1) * 2 * hf.num_key_value_heads * head_dim * layers * per_value
+        cached = 2 if autocast else per_value
+        cache = 2 * in_flight * (length + 1) * 2 * hf.num_key_value_heads * head_dim * layers * cached
 
     split = args.fsdp and gpus > 1
     # One layer put together, twice while it is copied; trained ones with their gradient before it is split again.
@@ -112,11 +109,7 @@ def estimate(
     # The chunk's logits are gone when the body's backward pass begins.
     at_head = max(chunk - (kept.peak - kept.between), gradient)
     parts = {
-        "weights": (per_value * sizes.total + 4 * adapter, policy + 4 * adapter, policy + 4 * adapter),
-        "reference": _both(4 * adapter if args.lora else policy, per_value * sizes.total if not args.lora else None),
-        "base policy": _both(policy, per_value * sizes.total) if objective.needs_base and not args.lora else (0, 0, 0),
-        "optimiser": (0, 2 * held, 2 * held),
-        "gradients": (0, 0, held),
+        **kept_on.parts,
         "layers put together": (0, whole, together),
         "forward, or logits to draw from": (0, max(alone, drawn), 0),
         "keys and values": (0, cache, 0),
@@ -136,21 +129,21 @@ def estimate(
     once = forward_flops(counted, tokens=work.views * length, length=length, at=work.targets, **shape)
     times = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
     rollouts = args.prompts_per_iteration * args.num_generations
+    # Once for the rollouts, forth and back for the average, and once a pass.
+    passes = -(-mine * work.views // rows) * args.optimizer_steps_per_iteration * objective.num_iterations
+    crossings = 3 + int(passes) if args.offload_reference else 0
     return Estimate(
         parts=parts,
         rows=rows,
         length=length,
         sizes=sizes,
         trained=trained,
+        host=kept_on.host,
+        crossings=crossings,
         work=work,
         rollout_flops=rollouts * per_rollout,
         update_flops=rollouts * objective.num_iterations * times * once,
     )
-
-
-def _both(later: float, start: float | None = None) -> tuple[float, float, float]:
-    """The same in every phase, but before weights are split all of it."""
-    return (later if start is None else start, later, later)
 
 
 def _head(args: LFPOConfig, targets: int, width: int, vocabulary: int, device: str) -> tuple[float, float, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from ..bench.layouts import LAYOUTS
 from ..errors import UserError
+from ..lora import LoraSettings, factors, inject
 from ..models import MaskedDiffusionLM
 from ..models.loading import EMBEDDED, family_of, read_json
 from ..models.masked_lm import build_backbone
@@ -30,10 +33,13 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters: of all layers, of one, of the head, of all else (embeddings and norms; tied ones counted once)."""
+    """Parameters: of all layers, of one, of all matrices in them, of the largest of those, of the head, of all else
+    (embeddings and norms; tied ones counted once)."""
 
     layers: int
     layer: int
+    matrices: int
+    matrix: int
     head: int
     rest: int
 
@@ -91,7 +97,38 @@ def sizes_of(model: MaskedDiffusionLM) -> Sizes:
     backbone = model.backbone
     stack = backbone.model.layers
     layers = sum(p.numel() for p in stack.parameters())
+    matrices = [p.numel() for p in stack.parameters() if p.ndim == 2]
     tied = backbone.config.tie_word_embeddings
     head = 0 if tied else backbone.lm_head.weight.numel()
     total = sum(p.numel() for p in backbone.parameters())
-    return Sizes(layers=layers, layer=layers // len(stack), head=head, rest=total - layers - head)
+    return Sizes(
+        layers=layers,
+        layer=layers // len(stack),
+        matrices=sum(matrices),
+        matrix=max(matrices),
+        head=head,
+        rest=total - layers - head,
+    )
+
+
+def shape_of(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
+    """Counts, transformers' configuration and logit shift of a config.json's model."""
+    return _shape_of(json.dumps(config))
+
+
+@functools.cache
+def _shape_of(config: str) -> tuple[Sizes, Any, bool]:
+    model = skeleton(json.loads(config))
+    return sizes_of(model), model.backbone.config, model.family.shift
+
+
+def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
+    """Numbers of an adapter in one layer."""
+    return _adapter_size(json.dumps(config), json.dumps(asdict(settings)))
+
+
+@functools.cache
+def _adapter_size(config: str, settings: str) -> int:
+    model = skeleton(json.loads(config), layers=1)
+    inject(model, LoraSettings(**json.loads(settings)))
+    return sum(p.numel() for _, p in factors(model))

@@ -1,0 +1,152 @@
+"""Adapters on a base in 4 bits: what is quantised, that it really trains, resumes and is exported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+
+import tiny
+from lfpo.checkpoint import latest_checkpoint
+from lfpo.config import build
+from lfpo.errors import UserError
+from lfpo.flops import forward_flops
+from lfpo.lora import LoraSettings, attach, factors, load_adapter
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
+from lfpo.models.four_bit import BYTES, plain, quantize, shape_of
+from lfpo.predictions import BASE
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+
+IDS = tiny.random_ids(2, 7, seed=3)
+CPU = torch.device("cpu")
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llada": {**tiny.LLADA_CONFIG, "d_model": 64, "mlp_hidden_size": 128},
+    "dream": {**tiny.DREAM_CONFIG, "hidden_size": 128, "intermediate_size": 192},
+}
+
+
+@pytest.fixture(params=sorted(SHAPES))
+def pair(request: pytest.FixtureRequest) -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
+    """A model as it is, and with quantised layers."""
+    plain, model = (init_model({**SHAPES[request.param], "init_std": 0.1}, seed=0) for _ in range(2))
+    quantize(model.backbone, CPU, torch.float32)
+    return plain, model
+
+
+def test_the_matrices_of_the_layers_are_quantised_and_nothing_else(pair: tuple[MaskedDiffusionLM, MaskedDiffusionLM]):
+    before, model = pair
+    kinds: dict[bool, set[str]] = {True: set(), False: set()}
+    held = numbers = 0
+    for name, p in model.backbone.named_parameters():
+        kinds[isinstance(p, bitsandbytes.nn.Params4bit)].add(name.split(".")[-2])
+        original = before.backbone.get_parameter(name)
+        assert shape_of(p) == original.shape
+        if isinstance(p, bitsandbytes.nn.Params4bit):
+            assert p.quant_state.quant_type == "nf4"
+            scales = (p.quant_state.absmax, p.quant_state.state2.absmax)
+            held += p.nbytes + sum(s.nbytes for s in scales)
+            numbers += original.numel()
+            error = (plain(p) - original).norm() / original.norm()
+            assert 0.08 < error < 0.1  # 16 levels for normal numbers
+    linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert kinds[True] == linear
+    biased = {"q_proj", "k_proj", "v_proj"} if model.family.name == "dream" else set()
+    assert kinds[False] - biased == {"embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm"}
+    assert held / numbers == pytest.approx(BYTES, rel=0.05)
+    lengths = torch.tensor([7, 7])
+    assert forward_flops(model, lengths, 3) == forward_flops(before, lengths, 3)
+
+
+def test_it_computes_with_the_matrices_it_stands_for(pair: tuple[MaskedDiffusionLM, MaskedDiffusionLM]):
+    """And so do gradients, and a forward without them in between does not change what follows."""
+    same, model = pair
+    with torch.no_grad():
+        for name, p in model.backbone.named_parameters():
+            same.backbone.get_parameter(name).copy_(plain(p))
+    grads = []
+    for policy in (model, same):
+        reference = attach(policy, LoraSettings(r=2))
+        with torch.no_grad():
+            for (_, p), (_, q) in zip(factors(policy), factors(reference), strict=True):
+                p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+                q.copy_(p)
+            policy.eval()
+            quiet = reference(IDS)
+        policy.train()
+        logits = policy(IDS)
+        torch.testing.assert_close(logits, quiet, rtol=1e-5, atol=1e-5)
+        logits.square().mean().backward()
+        grads.append([p.grad for _, p in factors(policy)])
+    for a, b in zip(*grads, strict=True):
+        assert a is not None
+        assert a.abs().sum() > 0
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def wide(llada: Path, tmp_path: Path) -> Path:
+    """A checkpoint whose rows hold whole blocks."""
+    save_model(init_model({**SHAPES["llada"], "init_std": 0.1}, seed=0), tmp_path / "wide", load_tokenizer(llada))
+    return tmp_path / "wide"
+
+
+def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+    values = {
+        "output_dir": str(folder),
+        "model": str(model),
+        "task": "choice",
+        "prompts_per_iteration": 4,
+        "num_generations": 4,
+        "eval_size": 2,
+        "save_steps": 1,
+        "learning_rate": 1e-2,
+        "reward_funcs": ["reward_samples.even_tokens"],
+        "lora": {"r": 2, "lora_alpha": 4, "target_modules": "as-published"},
+        "load_in_4bit": True,
+    }
+    return build(LFPOConfig, values | settings)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Path, tmp_path: Path):
+    settings: dict[str, Any] = {"dtype": dtype, "objective": {"name": "coupled_grpo"}, "gradient_checkpointing": True}
+    whole = LFPOTrainer(args=config(tmp_path / "whole", wide, max_steps=2, **settings))
+    whole.train()
+    LFPOTrainer(args=config(tmp_path / "parts", wide, max_steps=1, **settings)).train()
+    resumed = LFPOTrainer(args=config(tmp_path / "parts", wide, max_steps=2, **settings))
+    resumed.train(resume=True)
+    for (_, a), (_, b) in zip(factors(whole.model), factors(resumed.model), strict=True):
+        assert torch.equal(a, b)
+    width = getattr(torch, dtype)
+    exported = load_model(tmp_path / "whole" / "model", dtype=width)
+    with torch.no_grad():
+        moved = whole.model(IDS).float()
+        assert not torch.allclose(whole.model.with_adapter(BASE)(IDS).float(), moved, atol=1e-3)
+        # The quantised base with its adapter, not the original weights with it.
+        torch.testing.assert_close(exported(IDS).float(), moved, atol=1e-4 if dtype == "float32" else 0.1, rtol=0.05)
+        assert (load_model(wide, dtype=width)(IDS).float() - moved).abs().max() > 0.2
+    checkpoint = latest_checkpoint(tmp_path / "whole")
+    assert checkpoint is not None
+    original = load_model(wide)
+    attach(original, LoraSettings(r=2, lora_alpha=4, target_modules="as-published"))
+    load_adapter(original, checkpoint / "model")  # the adapter alone goes on the original weights too
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(original), factors(whole.model), strict=True))
+
+
+def test_where_it_cannot_work(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match=r"layer 0.self_attn.q_proj has rows of 32 numbers"):
+        LFPOTrainer(args=config(tmp_path, llada))
+    with pytest.raises(UserError, match="'load_in_4bit' goes with 'lora'"):
+        config(tmp_path, llada, lora=None)
+    with pytest.raises(UserError, match="'load_in_4bit' does not go with 'fsdp'"):
+        config(tmp_path, llada, fsdp=True)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UserError, match="load_in_4bit needs the package bitsandbytes: pip install bitsandbytes"):
+        LFPOTrainer(args=config(tmp_path, llada))

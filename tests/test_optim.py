@@ -1,0 +1,129 @@
+"""Optimisers with small moments: against the plain one, through checkpoints, and where they cannot work."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from lfpo.checkpoint import latest_checkpoint
+from lfpo.config import build
+from lfpo.errors import UserError
+from lfpo.models import load_model
+from lfpo.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
+from lfpo.sft import SFTConfig, train_sft
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+from tiny import random_ids
+
+
+def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    return build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99), optim=optim)
+
+
+def test_eight_bits_take_nearly_the_same_steps(llada: Path):
+    models = [load_model(llada) for _ in range(2)]
+    start = [p.detach().clone() for p in models[0].parameters()]
+    optimizers = [optimizer(models[0], "adamw_torch"), optimizer(models[1], "adamw_8bit")]
+    for step in range(4):
+        for model, its in zip(models, optimizers, strict=True):
+            model(random_ids(2, 6, seed=step)).square().mean().backward()
+            its.step()
+            its.zero_grad()
+    for old, plain, small in zip(start, *(m.parameters() for m in models), strict=True):
+        moved, apart = (plain - old).norm(), (plain - small).norm()
+        assert moved > 0
+        # Those of few numbers keep whole moments; codes of 8 bits are a few per cent off.
+        assert apart < (1e-3 if plain.numel() < SMALL else 0.1) * moved
+    quantised = [p for p in models[1].parameters() if p.numel() >= SMALL]
+    assert len(quantised) == 2  # embeddings and head
+    for p in quantised:
+        fields = optimizers[1].state[p]
+        assert fields["state1"].dtype == fields["state2"].dtype == torch.uint8
+        held = sum(v.nbytes for k, v in fields.items() if isinstance(v, torch.Tensor) and k not in TABLES)
+        assert held == pytest.approx(moment_bytes("adamw_8bit") * p.numel(), rel=1e-3)
+
+
+def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+    values = {
+        "output_dir": str(folder),
+        "model": str(model),
+        "task": "choice",
+        "prompts_per_iteration": 4,
+        "num_generations": 4,
+        "eval_size": 2,
+        "save_steps": 1,
+        "learning_rate": 1e-2,
+        "reward_funcs": ["reward_samples.even_tokens"],
+    }
+    return build(LFPOConfig, values | settings)
+
+
+def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
+    small: dict[str, Any] = {"optim": "adamw_8bit"}
+    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=3, **small))
+    whole.train()
+    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **small)).train()
+    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=3, **small))
+    resumed.train(resume=True)
+    start = load_model(llada).state_dict()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name])
+    assert not torch.equal(start["backbone.lm_head.weight"], whole.model.head_weight)
+    saved = latest_checkpoint(tmp_path / "whole")
+    assert saved is not None
+    with safe_open(saved / "optimizer" / "optimizer.safetensors", framework="pt") as file:
+        names = {name.partition(".")[2]: file.get_slice(name).get_dtype() for name in sorted(file.keys())}
+    assert names.keys() == {"step", "state1", "state2", "absmax1", "absmax2"}
+    with pytest.raises(UserError, match="moments of another optimiser"):
+        LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=4)).train(resume=True)
+    LFPOTrainer(args=config(tmp_path / "plain", llada, max_steps=1)).train()
+    with pytest.raises(UserError, match="moments of another optimiser"):
+        LFPOTrainer(args=config(tmp_path / "plain", llada, max_steps=2, **small)).train(resume=True)
+
+
+def test_adapters_too(llada: Path, tmp_path: Path):
+    settings: dict[str, Any] = {"optim": "adamw_8bit", "lora": {"r": 128, "lora_alpha": 128}}
+    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
+    whole.train()
+    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **settings)).train()
+    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=2, **settings))
+    resumed.train(resume=True)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_supervised_training_takes_it_as_well(tmp_path: Path, llada: Path):
+    folder = tmp_path / "run"
+    values = {
+        "output_dir": str(folder),
+        "model": str(llada),
+        "tasks": {"choice": 1.0},
+        "steps": 2,
+        "batch_size": 2,
+        "save_steps": 1,
+    }
+    train_sft(build(SFTConfig, {**values, "optim": "adamw_8bit"}))
+    checkpoint = latest_checkpoint(folder)
+    assert checkpoint is not None
+    with safe_open(checkpoint / "optimizer" / "optimizer.safetensors", framework="pt") as file:
+        assert any(name.endswith(".absmax1") for name in file.keys())  # noqa: SIM118 - not a dict
+
+
+def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):
+    model = load_model(llada)
+    with pytest.raises(UserError, match="without a GPU take adamw_8bit"):
+        optimizer(model, "paged_adamw_8bit")
+    with pytest.raises(UserError, match=r"'optim' adamw_8bit .* fsdp"):
+        build(LFPOConfig, {"output_dir": "x", "fsdp": True, "optim": "adamw_8bit"})
+    # Adapters are whole on every process.
+    build(LFPOConfig, {"output_dir": "x", "fsdp": True, "optim": "adamw_8bit", "lora": {"r": 2}})
+    with pytest.raises(UserError, match="did you mean 'adamw_8bit'"):
+        build(LFPOConfig, {"output_dir": "x", "optim": "adam"})
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UserError, match="pip install bitsandbytes"):
+        optimizer(model, "adamw_8bit")

@@ -1,0 +1,175 @@
+"""Layers in CPU memory, and weights cast for the time of the rollouts: the same numbers from other places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lfpo.config import build
+from lfpo.lora import LoraSettings, attach
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.masked_lm import in_bfloat16
+from lfpo.placement import frozen_copy_on_cpu, sampling
+from lfpo.predictions import CURRENT, OLD, Predictions
+from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+from lfpo.views import replay
+from tiny import random_ids
+
+IDS = random_ids(2, 7, seed=3)
+
+
+def layers(policy: MaskedDiffusionLM) -> list[nn.Module]:
+    return list(policy.backbone.model.layers)
+
+
+def places(layer: nn.Module) -> list[int]:
+    return [p.data_ptr() for p in layer.parameters()]
+
+
+@torch.no_grad()
+def test_one_layer_at_a_time_is_here(checkpoint: Path):
+    model = load_model(checkpoint)
+    away, homes = frozen_copy_on_cpu(model), []
+    homes = [places(layer) for layer in layers(away)]
+    assert not {p for home in homes for p in home} & {p.data_ptr() for p in model.parameters()}
+    seen: list[list[bool]] = []
+
+    def look(*_: Any) -> None:
+        seen.append(
+            [
+                here != home
+                for layer, at in zip(layers(away), homes, strict=True)
+                for here, home in [(places(layer), at)]
+            ]
+        )
+
+    for layer in layers(away):
+        layer.mlp.register_forward_hook(look)  # type: ignore[union-attr]
+    assert torch.equal(away.hidden(IDS), model.frozen_copy().hidden(IDS))
+    assert seen == [[True, False], [False, True]]
+    assert [places(layer) for layer in layers(away)] == homes
+    # Also where a forward fails in the middle.
+    layers(away)[0].mlp.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[union-attr]
+    with pytest.raises(ZeroDivisionError):
+        away.hidden(IDS)
+    assert [places(layer) for layer in layers(away)] == homes
+
+
+@torch.no_grad()
+def test_layers_go_to_the_device_and_back(llada: Path):
+    """The meta device stands for a GPU: it refuses to compute with what is elsewhere."""
+    model, there = load_model(llada), torch.device("meta")
+    before = {n: p.clone() for n, p in model.backbone.model.layers.named_parameters()}
+    for part in (model.backbone.model.embed_tokens, model.backbone.model.rotary_emb, model.backbone.model.norm):
+        part.to(there)
+    model.backbone.lm_head.to(there)
+    policy = frozen_copy_on_cpu(model)
+    assert policy.hidden(IDS.to(there)).device == there
+    assert {p.device.type for p in policy.backbone.model.layers.parameters()} == {"cpu"}
+    with sampling(policy, cast=True, bring=True):
+        kinds = {(p.device.type, p.ndim, p.dtype) for p in policy.backbone.model.layers.parameters()}
+        assert kinds == {("meta", 2, torch.bfloat16), ("meta", 1, torch.float32)}
+    for name, p in policy.backbone.model.layers.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lora", [False, True])
+def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path):
+    model = load_model(checkpoint)
+    policy = attach(model, LoraSettings(r=2)) if lora else frozen_copy_on_cpu(model)
+    for p in policy.parameters():
+        p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    wide = policy.hidden(IDS)
+    policy.autocast = True
+    narrow = policy.hidden(IDS)
+    assert narrow.dtype == torch.float32
+    assert 1e-3 < (narrow - wide).abs().median() < 0.1
+    homes = [places(layer) for layer in layers(policy)]
+    with sampling(policy, cast=True, bring=not lora):
+        assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
+        brought = [places(layer) for layer in layers(policy)]
+        assert torch.equal(policy.hidden(IDS), narrow)
+        assert [places(layer) for layer in layers(policy)] == brought  # nothing moved meanwhile
+    assert [places(layer) for layer in layers(policy)] == homes
+    assert torch.equal(policy.hidden(IDS), narrow)
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_rollouts_under_autocast_are_those_the_update_sees(cache: str, checkpoint: Path):
+    model = load_model(checkpoint)
+    model.autocast = True
+    settings = SamplerConfig(gen_length=6, block_length=3, steps=6, temperature=1.0, cache=cache)
+    with sampling(model, cast=True, bring=False):
+        trajectory = rollout(model, [[5, 6, 7]], settings, [1])
+    model.autocast = False
+    wide = rollout(model, [[5, 6, 7]], settings, [1])
+    model.autocast = True
+    steps = trajectory.distinct_steps(0)
+    views = replay(trajectory, torch.zeros(len(steps), dtype=torch.long), steps)
+    apart = 0.0
+    for i, step in enumerate(steps.tolist()):
+        view = views.select(torch.tensor([i]))  # alone, as it was sampled: in other shapes bfloat16 rounds otherwise
+        logp = Predictions(view, {CURRENT: model, OLD: model}).logp(OLD)
+        revealed = (trajectory.reveal_step[0] == step).nonzero().flatten() + 3
+        at = [view.target[0].nonzero().flatten().tolist().index(c) for c in revealed.tolist() if view.target[0, c]]
+        sure = trajectory.confidence[0][revealed - 3][: len(at)].log()
+        apart = max(apart, float((logp[at] - sure).abs().max()) if at else 0.0)
+    if cache == "none":
+        assert apart < 1e-5
+    assert not torch.equal(trajectory.confidence, wide.confidence)
+
+
+def test_the_head_is_not_rounded(llada: Path):
+    model = load_model(llada)
+    model.autocast = True
+    hidden = model.hidden(IDS)
+    assert torch.equal(model(IDS), hidden @ model.head_weight.T)
+    with in_bfloat16("cpu", True):
+        assert model.head(hidden).dtype == torch.bfloat16  # what it is kept from
+
+
+def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+    values = {
+        "output_dir": str(folder),
+        "model": str(model),
+        "task": "choice",
+        "prompts_per_iteration": 4,
+        "num_generations": 4,
+        "eval_size": 2,
+        "save_steps": 1,
+        "learning_rate": 1e-2,
+        "ema_decay": 0.5,
+        "reward_funcs": ["reward_samples.even_tokens"],
+    }
+    return build(LFPOConfig, values | settings)
+
+
+@pytest.mark.parametrize("objective", ["lfpo", "diffu_grpo"])  # the second one has a base policy too
+def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, tmp_path: Path):
+    settings: dict[str, Any] = {"objective": {"name": objective}, "optimizer_steps_per_iteration": 1}
+    near = LFPOTrainer(args=config(tmp_path / "near", llada, max_steps=2, **settings))
+    near.train()
+    settings["offload_reference"] = True
+    LFPOTrainer(args=config(tmp_path / "far", llada, max_steps=1, **settings)).train()
+    far = LFPOTrainer(args=config(tmp_path / "far", llada, max_steps=2, **settings))
+    far.train(resume=True)
+    assert all(layer._forward_pre_hooks for layer in layers(far.reference))
+    assert not any(layer._forward_pre_hooks for layer in layers(far.model))
+    for name, policy in near.policies.items():
+        for a, b in zip(policy.parameters(), far.policies[name].parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert not torch.equal(near.model.head_weight, near.reference.head_weight)
+
+
+def test_where_it_does_not_go():
+    for other in ({"lora": {"r": 2}}, {"fsdp": True}, {"rollout_compile": True}):
+        with pytest.raises(ValueError, match=f"'offload_reference' does not go with '{next(iter(other))}'"):
+            LFPOConfig(output_dir="x", offload_reference=True, **other)  # type: ignore[arg-type]
