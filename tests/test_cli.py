@@ -209,7 +209,7 @@ def test_sample_by_other_samplers(settings: str, capsys: pytest.CaptureFixture[s
 def test_wrong_benchmarks(fails: Callable[..., str]):
     assert "rollout" in fails("bench")
     assert "training" in fails("bench", "training")
-    assert "'repeats' must be at least 1" in fails("bench", "rollout", "--repeats", "0")
+    assert "repeats 0 must be at least 1" in fails("bench", "rollout", "--repeats", "0")
     assert "dtype 'float16'" in fails("bench", "rollout", "--dtype", "float16")
     assert "did you mean 'layers'" in fails("bench", "rollout", "--layer", "2")
     assert "'tasks'" in fails("bench", "rollout", "--tasks", "[]")

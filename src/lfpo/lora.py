@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from .checks import at_least_one
 from .errors import UserError, nearest
 from .models import MaskedDiffusionLM
 from .predictions import CURRENT, OLD
@@ -44,8 +45,7 @@ class LoraSettings:
     target_modules: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError(f"r {self.r} must be at least 1")
+        at_least_one(self, "r")
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from .checks import at_least_one, not_negative
+
 
 @dataclass(frozen=True)
 class SamplerConfig:
@@ -80,14 +82,8 @@ class SamplerConfig:
             self._check_lengths(self.gen_length)
 
     def _check_ranges(self) -> None:
-        for name in ("temperature", "cfg_scale", "alg_temp", "entropy_bound"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} {value} must not be negative")
-        for name in ("top_k", "cache_refresh"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} {value} must be at least 1")
+        not_negative(self, "temperature", "cfg_scale", "alg_temp", "entropy_bound")
+        at_least_one(self, "top_k", "cache_refresh")
         for name in ("threshold", "early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

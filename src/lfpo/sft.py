@@ -25,6 +25,7 @@ from .checkpoint import (
     load_weights,
     save_checkpoint,
 )
+from .checks import at_least_one
 from .config import to_dict
 from .data import load_jsonl
 from .errors import UserError
@@ -99,17 +100,8 @@ class SFTConfig:
             raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
         if bool(self.tasks) == (self.data_file is not None):
             raise ValueError("give either 'tasks' or 'data_file'")
-        for name in (
-            "steps",
-            "batch_size",
-            "gen_length",
-            "update_tokens",
-            "logging_steps",
-            "save_steps",
-            "save_total_limit",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name!r} must be at least 1")
+        at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
+        at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
         for name in ("rank_timeout", "progress_timeout"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name!r} {getattr(self, name)} must be seconds, or 0 for no bound")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from .checks import at_least_one
 from .lora import LoraSettings
 from .optim import Optim
 from .sampler import SamplerConfig
@@ -116,20 +117,10 @@ class LFPOConfig:
         check_trackers(self.report_to)
         if self.sampler.temperature == 0 and self.sampler.remasking != "random":
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt alike; set it above 0")
-        for name in (
-            "max_steps",
-            "prompts_per_iteration",
-            "num_generations",
-            "optimizer_steps_per_iteration",
-            "update_tokens",
-            "rollout_tokens",
-            "eval_steps",
-            "eval_size",
-            "save_steps",
-            "save_total_limit",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name!r} must be at least 1, found {getattr(self, name)}")
+        at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
+        at_least_one(
+            self, "update_tokens", "rollout_tokens", "eval_steps", "eval_size", "save_steps", "save_total_limit"
+        )
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..checks import at_least_one
 from ..config import to_dict
 from ..flops import forward_flops, rollout_flops
 from ..models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -58,9 +59,7 @@ class BenchRolloutConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        for name in ("n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name!r} must be at least 1")
+        at_least_one(self, "n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
         if not self.tasks and self.model not in LAYOUTS:

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..checks import at_least_one, not_negative
 from ..config import to_dict
 from ..errors import UserError
 from ..run import describe_environment, replace_file, versions
@@ -43,8 +44,8 @@ class BenchSandboxConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        if self.verdicts < 1 or self.repeats < 1 or self.workers < 0:
-            raise ValueError("'verdicts' and 'repeats' must be at least 1, 'workers' at least 0")
+        at_least_one(self, "verdicts", "repeats")
+        not_negative(self, "workers")
 
 
 def run_bench_sandbox(config: BenchSandboxConfig, console: Console | None = None) -> Path:

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..checks import at_least_one
 from ..config import to_dict
 from ..models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from ..objectives import make_objective
@@ -57,9 +58,7 @@ class BenchUpdateConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "vocabulary", "width", "update_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name!r} must be at least 1")
+        at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "repeats")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
         if not self.sizes or min(self.sizes) < 1:

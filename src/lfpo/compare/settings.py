@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..checks import at_least_one
 from ..config import build, load_yaml, merge
 from ..errors import UserError, nearest
 from ..train_config import LFPOConfig
@@ -50,9 +51,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if not self.recipes or not self.objectives:
             raise ValueError("'recipes' and 'objectives' must not be empty")
-        for name in ("seeds", "validation", "curve_problems", "workers", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name!r} must be at least 1")
+        at_least_one(self, "seeds", "validation", "curve_problems", "workers", "threads")
         if not self.learning_rates:
             raise ValueError("'learning_rates' needs at least one value")
         self.output_dir = str(Path(self.output_dir).expanduser())

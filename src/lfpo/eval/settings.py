@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from ..checks import at_least_one
 from ..config import RECIPES, build, load_yaml, merge
 from ..errors import UserError, nearest
 from ..sampler import SamplerConfig
@@ -30,8 +31,7 @@ class LikelihoodConfig:
     cfg_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.mc_num < 1:
-            raise ValueError(f"mc_num {self.mc_num} must be at least 1")
+        at_least_one(self, "mc_num")
         if not self.cfg_scale >= 0:
             raise ValueError(f"cfg_scale {self.cfg_scale} must not be negative")
 
@@ -80,8 +80,7 @@ class EvalConfig:
     ALIASES: ClassVar[dict[str, str]] = {"limit": "n"}
 
     def __post_init__(self) -> None:
-        if (self.n is not None and self.n < 1) or self.n_samples < 1:
-            raise ValueError("'n' and 'n_samples' must be at least 1")
+        at_least_one(self, "n", "n_samples")
         if self.num_fewshot < 0 or self.rollout_tokens < 1:
             raise ValueError("'num_fewshot' must not be negative, and 'rollout_tokens' at least 1")
         if self.dtype not in DTYPES:

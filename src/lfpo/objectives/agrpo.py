@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from ..checks import at_least_one, not_negative
 from ..errors import UserError
 from ..predictions import Predictions
 from ..rng import generator
@@ -15,7 +16,6 @@ from ..sampler import SamplerConfig
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
-from .checks import at_least_one, not_negative
 from .policy_gradient import clipped_losses
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..checks import at_least_one, in_unit_interval, not_negative
 from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
-from .checks import at_least_one, in_unit_interval, not_negative
 from .policy_gradient import clipped_losses
 
 

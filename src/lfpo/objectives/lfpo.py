@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 
 import torch
 
+from ..checks import at_least_one, not_negative, positive
 from ..errors import UserError
 from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory, stratified_indices, uniform_indices
 from ..views import Views, replay
 from .advantages import group_advantages
-from .checks import at_least_one, not_negative, positive
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
+from ..checks import at_least_one
 from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
-from .checks import at_least_one
 
 
 @dataclass(frozen=True)

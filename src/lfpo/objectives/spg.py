@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 import torch
 
+from ..checks import at_least_one, in_unit_interval
 from ..predictions import Predictions
 from ..rng import generator
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import Advantage, group_advantages
-from .checks import at_least_one, in_unit_interval
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
+from ..checks import at_least_one, in_unit_interval, not_negative
 from ..predictions import OLD, Predictions
 from ..trajectory import Trajectory
 from ..views import Views, noised
 from .advantages import group_advantages, group_means
-from .checks import at_least_one, in_unit_interval, not_negative
 from .policy_gradient import clipped_surrogate, k3
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
+from ..checks import at_least_one, in_unit_interval, positive
 from ..predictions import Predictions
 from ..trajectory import Trajectory
 from ..views import Views
 from .advantages import Advantage, group_advantages, group_sizes
-from .checks import at_least_one, in_unit_interval, positive
 from .diffu_grpo import prompt_masked_views
 
 

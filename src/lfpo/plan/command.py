@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..bench.machine import matmul_peak
+from ..checks import at_least_one
 from ..config import build, merge
 from ..errors import UserError
 from ..lora import LoraSettings
@@ -48,8 +49,7 @@ class PlanConfig:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus < 1 or self.prompt_length < 1:
-            raise ValueError("'gpus' and 'prompt_length' must be at least 1")
+        at_least_one(self, "gpus", "prompt_length")
         for name in ("gpu_memory", "tflops", "tflops_float32"):
             value = getattr(self, name)
             if value is not None and not value > 0:

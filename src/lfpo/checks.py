@@ -1,4 +1,4 @@
-"""Checks of an objective's knobs, one sentence each. NaN passes none of them."""
+"""Checks of the values in a configuration, one sentence each. NaN passes none of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 
 def at_least_one(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a knob below 1."""
+    """Raise ValueError for a knob below 1; None passes."""
     for name in names:
-        if not getattr(knobs, name) >= 1:
-            raise ValueError(f"{name} {getattr(knobs, name)} must be at least 1")
+        value = getattr(knobs, name)
+        if value is not None and not value >= 1:
+            raise ValueError(f"{name} {value} must be at least 1")
 
 
 def not_negative(knobs: Any, *names: str) -> None:
