@@ -121,11 +121,11 @@ def test_a_forward_and_a_backward_by_hand():
 
 def test_what_leaves_the_gpu_by_hand():
     """LLaDA-8B on one GPU, theta_old away and moments paged: layers of 26 GiB in CPU memory, and there only."""
-    heavy = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
+    heavy: dict[str, Any] = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
     sizes = sizes_of(skeleton(model_config("llada-8b")))
-    light = {"offload_reference": True, "optim": "paged_adamw_8bit", **heavy}
-    plan = estimate(recipe(**light), model_config("llada-8b"))
-    assert plan.parts["reference"] == (4 * sizes.outside,) * 3
+    light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
+    plan = estimate(light, model_config("llada-8b"))
+    assert set(plan.parts["reference"]) == {4 * sizes.outside}
     assert plan.parts["bfloat16 copies to sample with"] == (0, 2 * sizes.matrices, 0)
     norms = sizes.layers - sizes.matrices
     assert plan.parts["reference's layers brought over"] == (0, 4 * norms, 4 * sizes.layer)
@@ -147,8 +147,8 @@ def test_a_base_in_four_bits_by_hand():
     adapter = 32 * 64 * (4 * (4096 + 4096) + 3 * (4096 + 12288))
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
-    assert plan.parts["weights"] == pytest.approx((base + 4 * adapter,) * 3)
-    assert plan.parts["a matrix out of its 4 bits"] == (0, 2 * 4096 * 12288, 2 * 4096 * 12288)
+    assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
+    assert plan.parts["a matrix out of its 4 bits"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
     assert plan.parts["bfloat16 copies to sample with"] == (0, 2 * 2 * adapter, 0)
 
 

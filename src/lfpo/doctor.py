@@ -21,7 +21,13 @@ from .sandbox import available_rungs
 from .tasks import get_task
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
-OPTIONAL = {"datasets": "hub data sets", "peft": "LoRA", "accelerate": "many GPUs", "math_verify": "symbolic maths"}
+OPTIONAL = {
+    "datasets": "hub data sets",
+    "peft": "LoRA",
+    "accelerate": "many GPUs",
+    "math_verify": "symbolic maths",
+    "bitsandbytes": "8-bit moments, 4-bit bases",
+}
 
 
 def run_doctor(console: Console | None = None) -> None:

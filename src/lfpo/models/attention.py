@@ -8,6 +8,7 @@ float32, and this attention function casts them back to the value's dtype before
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,9 +69,11 @@ def _packed_attention(
         from torch.nn.attention.varlen import varlen_attn
 
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        longest, more = max(packed.lengths), {"enable_gqa": True} if grouped else {}
-        return varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **more)[None]
-    rows = zip(*(x.split(packed.lengths, dim=2) for x in (query, key, value)), strict=True)
+        longest = max(packed.lengths)
+        more: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+        out: Any = varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **more)
+        return out[None]
+    rows = zip(*(x.split(list(packed.lengths), dim=2) for x in (query, key, value)), strict=True)
     parts = [F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped) for q, k, v in rows]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 

@@ -135,10 +135,12 @@ def suggestions(
         return
     if args.lora is None and not args.fsdp:
         light = args
-        for name, value in (("optim", "adamw_8bit"), ("offload_reference", True), ("optim", "paged_adamw_8bit")):
+        changes: list[dict[str, Any]] = [{"optim": "adamw_8bit"}, {"offload_reference": True}]
+        for change in (*changes, {"optim": "paged_adamw_8bit"}):
+            ((name, value),) = change.items()
             if getattr(args, name) in ("paged_adamw_8bit", value) or (args.rollout_compile and value is True):
                 continue
-            light = replace(light, **{name: value})
+            light = replace(light, **change)
             peak = _plan(config, light, model).peak
             yield f"{name}: {str(value).lower()}", peak
             if peak <= memory:
@@ -175,8 +177,10 @@ def _fewer_tokens(
         return None
     while tokens // 2 >= found.length:
         tokens //= 2
-        changes = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}
-        peak = _plan(config, replace(args, **changes), model).peak
+        smaller = replace(
+            args, update_tokens=min(args.update_tokens, tokens), rollout_tokens=min(args.rollout_tokens, tokens)
+        )
+        peak = _plan(config, smaller, model).peak
         if peak <= memory:
             return f"update_tokens and rollout_tokens: {tokens}", peak
     return None
