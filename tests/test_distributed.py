@@ -156,9 +156,9 @@ def test_a_restart_does_not_continue_a_run_of_another_launcher(
     assert opened_by_this_launcher(run_dir)
     assert not opened_by_this_launcher(tmp_path)
     info = json.loads((run_dir / "run.json").read_text())
-    (run_dir / "run.json").write_text(json.dumps({**info, "launcher": info["launcher"] + 1}))
+    (run_dir / "run.json").write_text(json.dumps({**info, "launcher": info["launcher"] + "1"}))
     assert not opened_by_this_launcher(run_dir)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some-id")
     with pytest.raises(UserError, match="holds another run"):
         LFPOTrainer(args=args).train()
 

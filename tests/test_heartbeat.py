@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -141,12 +143,36 @@ def test_thousands_of_processes_beat_less_often():
     assert Heartbeat(HashStore(), 0, 1024).interval == 16.0
 
 
-def test_a_process_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(distributed, "JOIN", 0.1)
+def start_together(store: HashStore, world: int, seconds: float = 20.0, absent: tuple[int, ...] = ()) -> list[str]:
+    """What processes (here threads) agree on, or why not."""
+
+    def come(rank: int) -> str:
+        time.sleep(random.Random(rank).random() * 0.1)
+        try:
+            return distributed.agree(store, rank, world, seconds)
+        except ProcessLost as lost:
+            return str(lost)
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(come, [r for r in range(world) if r not in absent]))
+
+
+def test_each_start_has_a_name_of_its_own_though_the_store_remembers_others():
+    store, seen = HashStore(), set()
+    for _ in range(5):
+        found = start_together(store, 4)
+        assert len(set(found)) == 1 and len(found[0]) == 32
+        seen.add(found[0])
+    assert len(seen) == 5
+
+
+def test_processes_that_do_not_start_are_named():
     store = HashStore()
-    Heartbeat(store, 2, 3)
-    with pytest.raises(ProcessLost, match=r"process 1 of 3 did not start in 0 s"):
-        distributed._await_all(Heartbeat(store, 0, 3), store)
+    start_together(store, 4)  # those of an earlier start do not count
+    found = start_together(store, 4, 1.0, absent=(2,))
+    assert found == ["process 2 of 4 did not start in 1 s"] * 3
+    assert start_together(store, 4, 1.0, absent=(0,)) == ["process 0 of 4 did not start in 1 s"] * 3
+    assert start_together(store, 4, 1.0, absent=(1, 3))[0] == "processes 1 and 3 of 4 did not start in 1 s"
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ Every function also works in a single process, where there is nothing to share.
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import signal
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -46,7 +49,6 @@ def start() -> tuple[int, int]:
     if world > 1 and not dist.is_initialized():
         store, rank, world, address = _meet()
         _heart = Heartbeat(store.clone(), rank, world, address)
-        _await_all(_heart, store)
         _heart.start()
         atexit.register(_heart.close)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -64,16 +66,39 @@ def _meet() -> tuple[Any, int, int, str]:
     except dist.DistError as error:
         why = str(error).strip().splitlines()[0]
         raise ProcessLost(f"process {os.environ.get('RANK')} did not meet the others at {address}: {why}") from error
-    # Processes started again may meet the store of those before them, and would call at addresses of the dead.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"start {start}", store), rank, world, address  # type: ignore[attr-defined]
+    # torchrun's own prefix is the count of restarts, of which each of several machines keeps its own.
+    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    name = agree(store, rank, world, JOIN)
+    return dist.PrefixStore(name, store), rank, world, address  # type: ignore[attr-defined]
 
 
-def _await_all(heart: Heartbeat, store: Any) -> None:
-    try:
-        store.wait([f"beat {r}" for r in range(heart.world)], timedelta(seconds=JOIN))
-    except dist.DistStoreError:
-        raise ProcessLost(f"{names(heart.absent())} of {heart.world} did not start in {JOIN:.0f} s") from None
+def agree(store: Any, rank: int, world: int, seconds: float) -> str:
+    """A name for this start of these processes, which no earlier one has had that used the same store.
+
+    Processes started again find in the store what those before them left, and would call at addresses of the dead. So
+    each leaves a word of its own; the first shows all words that it finds, and who sees his own among them answers to
+    the first one's, which is the name. Raises ProcessLost, naming who did not come within `seconds`.
+    """
+    own, name, until = uuid.uuid4().hex, "", time.monotonic() + seconds
+    words = [f"word {r}" for r in range(world)]
+    store.set(words[rank], own)
+    while time.monotonic() < until:
+        if rank == 0:
+            name = own
+            store.set("words", json.dumps([store.get(w).decode() if store.check([w]) else "" for w in words]))
+            if store.check([f"{name} {r}" for r in range(1, world)]):
+                store.set(f"{name} 0", "")
+                return name
+        elif store.check(["words"]) and (shown := json.loads(store.get("words")))[rank] == own:
+            name = shown[0]
+            store.set(f"{name} {rank}", "")
+            if store.check([f"{name} 0"]):
+                return name
+        time.sleep(0.02 * (1 + world / 64))
+    others = [r for r in range(1, world) if r != rank]
+    absent = [r for r in others if not store.check([f"{name} {r}"])] if name else [0]
+    raise ProcessLost(f"{names(absent or [0])} of {world} did not start in {seconds:g} s")
 
 
 @contextmanager
@@ -121,9 +146,10 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def restarted() -> bool:
-    """Whether torchrun started this process again after a failure (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def launched() -> bool:
+    """Whether torchrun started this process. It may be the second time (--max-restarts): the count that it gives is
+    that of this machine's failures, and processes are also started again where those of another machine failed."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def stop() -> None:

@@ -78,10 +78,6 @@ class Heartbeat:
     def close(self) -> None:
         self._closed.set()
 
-    def absent(self) -> list[int]:
-        """Processes that have never given a sign."""
-        return [r for r in range(self.world) if not self.store.check([f"beat {r}"])]
-
     def beat(self) -> None:
         """Give a sign of life, and hear those of all others. Raises RuntimeError where the store is gone."""
         self.say()

@@ -104,7 +104,7 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
             raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
-        info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": os.getppid()}
+        info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
         info["id"] = _known_id(path / "run.json") or uuid.uuid4().hex[:12]
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
         replace_file(marker, yaml_text(to_dict(config)))
@@ -133,7 +133,14 @@ def opened_by_this_launcher(path: Path) -> bool:
     """Whether the process that started this one (torchrun, which outlives a restart) also started the run in `path`:
     a restart must not continue somebody else's run, which the first start had refused to touch."""
     file = path.expanduser() / "run.json"
-    return file.exists() and read_json(file).get("launcher") == os.getppid()
+    return file.exists() and read_json(file).get("launcher") == _launcher()
+
+
+def _launcher() -> str:
+    """The process that started this one, by its number and, since in a container that is often the same, its age."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
+    return f"{os.getppid()} {born}".strip()
 
 
 def replace_file(path: Path, text: str) -> None:

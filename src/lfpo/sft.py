@@ -134,7 +134,8 @@ def _train(config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Pa
     if config.threads:
         torch.set_num_threads(config.threads)
     rank, _ = distributed.start()
-    resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(config.output_dir)))
+    again = distributed.gather(distributed.launched() and opened_by_this_launcher(Path(config.output_dir)))[0]
+    resume = resume or again
     if rank == 0:
         run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
     else:

@@ -127,7 +127,9 @@ class LFPOTrainer:
 
     def _train(self, resume: bool, display: Display | None) -> Path:
         args = self.args
-        resume = resume or (distributed.restarted() and opened_by_this_launcher(Path(args.output_dir)))
+        # The first process decides for all: the others may have been started by a launcher on another machine.
+        again = distributed.gather(distributed.launched() and opened_by_this_launcher(Path(args.output_dir)))[0]
+        resume = resume or again
         if self.rank == 0:
             self.run = open_run(Path(args.output_dir), args, resume=resume, kind="train")
         else:
