@@ -26,7 +26,7 @@ OPTIONAL = {
     "peft": "LoRA",
     "accelerate": "many GPUs",
     "math_verify": "symbolic maths",
-    "bitsandbytes": "8-bit moments, 4-bit bases",
+    "bitsandbytes": "8 and 4 bits",
 }
 
 
