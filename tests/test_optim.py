@@ -18,6 +18,7 @@ from lfpo.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
 from lfpo.sft import SFTConfig, train_sft
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
+from test_distributed import assert_same_run, run
 from tiny import random_ids
 
 
@@ -127,3 +128,15 @@ def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(UserError, match="pip install bitsandbytes"):
         optimizer(model, "adamw_8bit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [("--fsdp", "true", "--lora", "{r: 128, lora_alpha: 128}"), ()])
+def test_two_processes_step_as_one(settings: tuple[str, ...], llada: Path, tmp_path: Path):
+    """Adapters are whole on each process though the layers are split; without fsdp everything is."""
+    for name, processes in (("one", 1), ("two", 2)):
+        here = ["false" if processes == 1 and value == "true" else value for value in settings]
+        folder = tmp_path / name
+        process = run(folder, llada, processes, "--max_steps", "2", "--optim", "adamw_8bit", *here)
+        assert process.returncode == 0, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "two")

@@ -28,17 +28,19 @@ def standing(
     """share: of the layers that one process holds. adapter: numbers of one adapter, 0 without LoRA."""
     per_value = getattr(torch, args.dtype).itemsize
     outside, layers = per_value * sizes.outside, per_value * sizes.layers
-    base = outside + share * layers
-    if args.load_in_4bit:
-        base -= (per_value - FOUR_BIT) * sizes.matrices
-    start = base if args.load_in_4bit else outside + layers
-    frozen: Phases = (0, 0, 0) if args.lora else (start, base, base)
-    if args.offload_reference:  # its layers come for rollouts, and one by one for the update
-        frozen = (outside, outside, outside)
-    cast = autocast and not args.fsdp and not args.rollout_compile
-    # Matrices of the layers in bfloat16, made for the time of the rollouts.
-    copies = 2 * sizes.matrices * (per_value > 2 and not args.load_in_4bit) + 2 * 2 * adapter if cast else 0
-    brought = layers - (per_value * sizes.matrices if copies else 0) if args.offload_reference else 0
+    small = (per_value - FOUR_BIT) * sizes.matrices if args.load_in_4bit else 0
+    start, base = outside + layers - small, outside + share * layers - small
+    away = layers if args.offload_reference else 0
+    frozen: Phases = (0, 0, 0)  # a policy that does not train
+    if args.lora is None:
+        frozen = (outside, outside, outside) if away else (start, base, base)
+
+    # Matrices of the layers in bfloat16 for the time of the rollouts; what comes from CPU memory is cast on its way.
+    copies = 0
+    if autocast and not args.fsdp and not args.rollout_compile:
+        copies = 2 * sizes.matrices * (per_value > 2 and not args.load_in_4bit) + 2 * 2 * adapter
+    brought = away - (per_value * sizes.matrices if copies else 0) if away else 0
+    unpacked = sizes.matrix * (2 if autocast else per_value) if args.load_in_4bit else 0
 
     trained = adapter or share * sizes.layers + sizes.outside
     moments = moment_bytes(args.optim) * trained
@@ -50,13 +52,10 @@ def standing(
         "reference": (4 * adapter,) * 3 if args.lora else frozen,
         "base policy": frozen if needs_base else (0, 0, 0),
         "bfloat16 copies to sample with": (0, copies, 0),
-        "reference's layers brought over": (0, brought, per_value * sizes.layer if args.offload_reference else 0),
-        "a matrix out of its 4 bits": (0, *(2 * (sizes.matrix * (2 if autocast else per_value),)))
-        if args.load_in_4bit
-        else (0, 0, 0),
+        "reference's layers brought over": (0, brought, per_value * sizes.layer if away else 0),
+        "a matrix out of its 4 bits": (0, unpacked, unpacked),
         "optimiser": (0, 0, min(largest, moments)) if paged else (0, moments, moments),
         "gradients": (0, 0, 4 * trained),
     }
-    away = layers if args.offload_reference else 0
     host = {"reference": away, "base policy": away if needs_base else 0, "optimiser": moments if paged else 0}
-    return Standing(parts, {name: value for name, value in host.items() if value})
+    return Standing(parts, {name: size for name, size in host.items() if size})
