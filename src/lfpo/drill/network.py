@@ -116,7 +116,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Outcome:
             )
         _until(lambda: progress(folder) >= CUT)
         set_link("down")
-        told = _until(lambda: all("error: process" in _text(log) for log in logs), SILENCE + WITHIN)
+        told = _until(lambda: all("lost: process" in _text(log) for log in logs), SILENCE + WITHIN)
         set_link("up")
         codes = []
         for launcher in launchers:

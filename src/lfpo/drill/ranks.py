@@ -88,10 +88,10 @@ def _lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
 def unclear(child: Child, code: int | None, lost: int) -> str:
     """What is wrong with how a process ended that has lost another."""
     said = child.said()
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    told = [line for line in said.splitlines() if line.startswith(("lost: ", "error: "))]
     if code != LOST:
         return f"exit code {code}: {said[-800:]}"
-    if len(errors) != 1 or f"process {lost}" not in errors[0].split(":")[1] or "Traceback" in said:
+    if len(told) != 1 or not told[0].startswith(f"lost: process {lost} ") or "Traceback" in said:
         return f"it said {said[-800:]}"
     return ""
 
@@ -145,7 +145,7 @@ def _elastic(drill: Drill, do: str) -> Outcome:
     said = done.stdout + done.stderr
     if done.returncode or "resumed from" not in said:
         tally.add(f"exit code {done.returncode}: {said[-1500:]}")
-    elif f"error: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
+    elif f"lost: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
         tally.add(f"it was not named: {said[-1500:]}")
     else:
         tally.add(difference(unbroken(drill), folder))
