@@ -98,13 +98,13 @@ def test_an_end_that_does_not_name_the_lost_process_is_seen(tmp_path: Path):
         (tmp_path / "log").write_text(said)
         return ranks.unclear(Child(None, tmp_path / "log", 0.0), code, 1)
 
-    assert ended("step 1\nerror: process 1 gave no sign of life for 3 s: gone\n") == ""
-    assert ended("error: process 1 gave no sign of life\n", 1).startswith("exit code 1")
+    assert ended("step 1\nlost: process 1 gave no sign of life for 3 s: gone\n") == ""
+    assert ended("lost: process 1 gave no sign of life\n", 1).startswith("exit code 1")
     for said in (
         "",
-        "error: process 0 gave no sign of life: see process 1\n",
-        "error: process 1 a\nerror: process 1 b\n",
-        "Traceback (most recent call last):\nerror: process 1 a\n",
+        "lost: process 0 gave no sign of life: see process 1\n",
+        "lost: process 1 a\nerror: process 1: b\n",
+        "Traceback (most recent call last):\nlost: process 1 a\n",
     ):
         assert ended(said).startswith("it said")
 

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except ProcessLost as lost:
         if lost.speaks:
-            print(f"error: {lost}", file=sys.stderr)
+            print(f"lost: {lost}", file=sys.stderr)
         return LOST
     except KeyboardInterrupt as stop:
         number = getattr(stop, "number", signal.SIGINT)

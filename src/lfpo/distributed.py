@@ -90,7 +90,7 @@ def agree(store: Any, rank: int, world: int, seconds: float) -> str:
             if store.check([f"{name} {r}" for r in range(1, world)]):
                 store.set(f"{name} 0", "")
                 return name
-        elif store.check(["words"]) and (shown := json.loads(store.get("words")))[rank] == own:
+        elif store.check(["words"]) and own in (shown := json.loads(store.get("words"))):
             name = shown[0]
             store.set(f"{name} {rank}", "")
             if store.check([f"{name} 0"]):

@@ -65,6 +65,7 @@ class Heartbeat:
         self.heard: list[Beat] = []
         self.silence = [0.0] * world  # seconds since the last new beat of each
         self.mute = self.still = 0.0  # seconds since the store answered; since a process came to an exchange
+        self.threads: list[threading.Thread] = []
         self._thread = threading.get_ident()
         self._closed = threading.Event()
         self._judged: tuple[int, list[int], list[int]] = (0, [-1] * world, [])
@@ -72,11 +73,15 @@ class Heartbeat:
         self.say()
 
     def start(self) -> None:
-        for work in (self._talk, self._watch):
-            threading.Thread(target=work, name="lfpo heartbeat", daemon=True).start()
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
+        for thread in self.threads:
+            thread.start()
 
     def close(self) -> None:
+        """Beat no more. A thread that is in the midst of it may finish: Python must not end under it."""
         self._closed.set()
+        for thread in self.threads:
+            thread.join(2 * self.interval)
 
     def beat(self) -> None:
         """Give a sign of life, and hear those of all others. Raises RuntimeError where the store is gone."""
@@ -184,7 +189,7 @@ class Heartbeat:
             if verdict and self.limits is not None:
                 self._tell(verdict)
                 if self.speaks():
-                    print(f"error: {verdict}", file=sys.stderr, flush=True)
+                    print(f"lost: {verdict}", file=sys.stderr, flush=True)
                 os._exit(LOST)
 
     def _tell(self, verdict: str) -> None:

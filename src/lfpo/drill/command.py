@@ -33,6 +33,7 @@ FAULTS: dict[str, str] = {
     "nonfinite": "lfpo.drill.numbers:nonfinite",
     "rewards": "lfpo.drill.scores:rewards",
     "ranks": "lfpo.drill.ranks:ranks",
+    "network": "lfpo.drill.network:network",
     "surroundings": "lfpo.drill.surroundings:surroundings",
     "planted": "lfpo.drill.surroundings:planted",
     "repeated": "lfpo.drill.stops:repeated",
@@ -46,9 +47,9 @@ class DrillConfig:
     """Configuration of `lfpo drill`.
 
     faults: which groups, by name, comma-separated; all when left out. kills, stops: runs that are killed or stopped.
-    damages: checkpoints that are damaged. ranks: runs of two processes of which one is lost. fuzz: inputs in all.
-    soak_minutes: length of the soak. seed: of everything that is drawn: moments, damages, inputs. output: folder for
-    drill.json and drill.md. keep: keep the runs, in `output`/runs.
+    damages: checkpoints that are damaged. ranks: runs of two processes of which one is lost (0: none of `ranks` and
+    `network`). fuzz: inputs in all. soak_minutes: length of the soak. seed: of everything that is drawn: moments,
+    damages, inputs. output: folder for drill.json and drill.md. keep: keep the runs, in `output`/runs.
     """
 
     faults: str = ",".join(FAULTS)

@@ -1,4 +1,4 @@
-"""Two processes that train together and lose each other: one is killed, one stalls, the network between them is cut."""
+"""Two processes that train together, of which one is killed, stalls or hangs: the other ends, and says which."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,28 @@ from .harness import (
     Tally,
     difference,
     environment,
-    in_namespaces,
-    progress,
     recover,
     start,
     train_arguments,
 )
-from .inside import CLONE_NEWNET, CLONE_NEWNS, Fault
+from .inside import Fault
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
 WITHIN = 6.0  # seconds that the others may take to end, beyond those
 PLACES = ("checkpoint", "evaluation", "reward", "gradient")
-HOSTS = ("10.77.0.1", "10.77.0.2")
-INTERFACES = ("lfpo0", "lfpo1")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where a process lives: path of a network namespace, its address and interface there."""
+
+    path: str
+    host: str
+    interface: str
 
 
 def ranks(drill: Drill) -> list[Outcome]:
-    """Each of two killed and stopped at each place in turn; a hang in Python; torchrun's restarts; a cut."""
+    """Each of two killed and stopped at each place in turn; a hang in Python; torchrun's restarts."""
     count = drill.settings.ranks
     if not count:
         return []
@@ -54,8 +58,7 @@ def ranks(drill: Drill) -> list[Outcome]:
             waits.append(_lose(drill, tally, do, place, number // len(PLACES) % 2))
         tally.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
         outcomes += [tally.outcome()] if tally.tried else []
-    outcomes += [_hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
-    return [*outcomes, *_cut(drill)]
+    return [*outcomes, _hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
 
 
 def _lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
@@ -85,10 +88,10 @@ def _lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
 def unclear(child: Child, code: int | None, lost: int) -> str:
     """What is wrong with how a process ended that has lost another."""
     said = child.said()
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    told = [line for line in said.splitlines() if line.startswith(("lost: ", "error: "))]
     if code != LOST:
         return f"exit code {code}: {said[-800:]}"
-    if len(errors) != 1 or f"process {lost}" not in errors[0].split(":")[1] or "Traceback" in said:
+    if len(told) != 1 or not told[0].startswith(f"lost: process {lost} ") or "Traceback" in said:
         return f"it said {said[-800:]}"
     return ""
 
@@ -132,7 +135,7 @@ def _elastic(drill: Drill, do: str) -> Outcome:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     armed = ["-m", "lfpo.drill.armed", json.dumps(dataclasses.asdict(fault)), "1"]
     done = subprocess.run(
-        [*launcher, *armed, *_arguments(folder)],
+        [*launcher, *armed, *arguments_of_two(folder)],
         env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
@@ -142,7 +145,7 @@ def _elastic(drill: Drill, do: str) -> Outcome:
     said = done.stdout + done.stderr
     if done.returncode or "resumed from" not in said:
         tally.add(f"exit code {done.returncode}: {said[-1500:]}")
-    elif f"error: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
+    elif f"lost: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
         tally.add(f"it was not named: {said[-1500:]}")
     else:
         tally.add(difference(unbroken(drill), folder))
@@ -170,7 +173,7 @@ def _unbroken(root: Path) -> Path:
     return folder
 
 
-def _arguments(folder: Path, **changes: Any) -> list[str]:
+def arguments_of_two(folder: Path, **changes: Any) -> list[str]:
     return train_arguments(folder, rank_timeout=SILENCE, progress_timeout=PROGRESS, **changes)
 
 
@@ -178,18 +181,17 @@ def start_two(
     folder: Path,
     faults: dict[int, Fault],
     resume: bool = False,
-    networks: tuple[str, str] | None = None,
+    networks: Sequence[Network] = (),
     **changes: Any,
 ) -> list[Child]:
     """A run of two processes, without a launcher: what happens to one is up to the other alone.
 
-    networks: paths of the network namespaces they live in, where these are not the drill's own.
+    networks: where they live, if not in the drill's own network.
     """
-    hosts = HOSTS if networks else ("127.0.0.1", "127.0.0.1")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = [*_arguments(folder, **changes), *(["--resume"] if resume else [])]
+    arguments = [*arguments_of_two(folder, **changes), *(["--resume"] if resume else [])]
     children = []
     for rank in (0, 1):
         variables = {
@@ -197,89 +199,10 @@ def start_two(
             "WORLD_SIZE": "2",
             "LOCAL_RANK": "0" if networks else str(rank),
             "LOCAL_WORLD_SIZE": "1" if networks else "2",
-            "MASTER_ADDR": hosts[0],
+            "MASTER_ADDR": networks[0].host if networks else "127.0.0.1",
             "MASTER_PORT": str(port),
-            **({"GLOO_SOCKET_IFNAME": INTERFACES[rank]} if networks else {}),
+            **({"GLOO_SOCKET_IFNAME": networks[rank].interface} if networks else {}),
         }
-        network = networks[rank] if networks else ""
+        network = networks[rank].path if networks else ""
         children.append(start(arguments, faults.get(rank), environment=variables, network=network))
     return children
-
-
-def _cut(drill: Drill) -> list[Outcome]:
-    """Two processes in network namespaces of their own, joined by one link, which goes down."""
-    fault = "the network between two processes cut"
-    if reason := no_networks():
-        return [Outcome(fault, 0, 0, note=f"not tried: {reason}")]
-    job = {
-        "root": str(drill.root),
-        "unbroken": str(unbroken(drill)),
-        "seed": drill.rng.randrange(2**31),
-        "fault": fault,
-    }
-    return in_namespaces(cut_inside, job, CLONE_NEWNS | CLONE_NEWNET)
-
-
-def no_networks() -> str:
-    """Why no link between two networks can be made here; empty when one can."""
-    link = f"ip link add {INTERFACES[0]} type veth peer name {INTERFACES[1]}"
-    try:
-        tried = subprocess.run(["unshare", "-rn", "sh", "-c", link], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "there is no unshare"
-    return "" if tried.returncode == 0 else f"no link can be made here ({tried.stderr.strip()[-80:]})"
-
-
-@contextlib.contextmanager
-def linked() -> Iterator[tuple[tuple[str, str], Callable[[str], None]]]:
-    """Two networks with a link between them: their paths, and what sets the link "up" or "down".
-
-    For a process that is root in namespaces of its own.
-    """
-    keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 100000"], stdout=subprocess.PIPE)
-    assert keeper.stdout is not None
-    keeper.stdout.readline()  # it has its network now
-
-    def ip(words: str) -> None:
-        subprocess.run(["ip", *words.split()], check=True)
-
-    def there(words: str) -> None:
-        subprocess.run(["nsenter", "-t", str(keeper.pid), "-n", "ip", *words.split()], check=True)
-
-    try:
-        ip(f"link add {INTERFACES[0]} type veth peer name {INTERFACES[1]} netns {keeper.pid}")
-        for number, run in enumerate((ip, there)):
-            run("link set lo up")
-            run(f"addr add {HOSTS[number]}/30 dev {INTERFACES[number]}")
-            run(f"link set {INTERFACES[number]} up")
-        networks = f"/proc/{os.getpid()}/ns/net", f"/proc/{keeper.pid}/ns/net"
-        yield networks, lambda state: ip(f"link set {INTERFACES[0]} {state}")
-    finally:
-        keeper.kill()
-        keeper.wait()
-        keeper.stdout.close()
-
-
-def cut_inside(job: dict[str, Any]) -> list[Outcome]:
-    drill = Drill(Path(job["root"]) / "networks", None, random.Random(job["seed"]))
-    tally, folder = Tally(job["fault"]), drill.folder("ranks-cut")
-    with linked() as (networks, set_link):
-        children = start_two(folder, {}, networks=networks)
-        until = time.monotonic() + PATIENCE
-        while progress(folder) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
-        set_link("down")
-        begun = time.monotonic()
-        codes = [child.wait(SILENCE + WITHIN) for child in children]
-        took = time.monotonic() - begun
-        wrong = [f"process {r}: {w}" for r in (0, 1) if (w := unclear(children[r], codes[r], 1 - r))]
-        set_link("up")
-        if wrong:
-            tally.add("; ".join(wrong))
-        else:
-            found = recover(
-                drill, folder, lambda: start_two(folder, {}, resume=True, networks=networks), Path(job["unbroken"])
-            )
-            tally.add(found.wrong, found.lost, found.seconds)
-            tally.note = f"both ended within {took:.1f} s, each naming the other; joined again, bit-identical end"
-    return [tally.outcome()]

@@ -14,7 +14,7 @@ from ..plugins import resolve
 from .child import Child, Unanswered, resident
 from .scoring import RewardFailed, RewardFunction, reward_name
 
-WORKER = Path(__file__).with_name("in_child_worker.py")
+WORKER = Path(__file__).with_name("child_reward_worker.py")
 
 
 def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: float = 0.0) -> RewardFunction:

@@ -1,4 +1,4 @@
-"""The child process of `in_child.py`: reads pickled arguments from its parent, writes rewards as JSON lines.
+"""The child process of `child_reward.py`: reads pickled arguments from its parent, writes rewards as JSON lines.
 
 It runs as a plain file, so that only what the function itself imports is loaded.
 """
