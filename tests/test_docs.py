@@ -93,6 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands stop where their configuration is complete."""
+    importlib.import_module("lfpo.compare.cell")  # or its first import, here, would keep the trainer below
     if importlib.util.find_spec("lm_eval"):
         monkeypatch.setattr("lfpo.eval.harness.main", lambda *args, **kwargs: None)
     trainer = SimpleNamespace(train=lambda resume: Path(), rank=1)
