@@ -60,6 +60,6 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
             json.dumps(value, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:  # JSON can escape what no tokenizer takes
             raise UserError(
-                f"{where}: column {column!r} holds half a character ({error.object[error.start]!a}, a surrogate without its "
-                "other half); write the text again as UTF-8"
+                f"{where}: column {column!r} holds half a character ({error.object[error.start]!a}, a surrogate "
+                "without its other half); write the text again as UTF-8"
             ) from error
