@@ -56,3 +56,10 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():
             raise UserError(f"{where}: the prompt is empty")
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:  # JSON can escape what no tokenizer takes
+            raise UserError(
+                f"{where}: column {column!r} holds half a character ({error.object[error.start]!a}, a surrogate "
+                "without its other half); write the text again as UTF-8"
+            ) from error
