@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test commands check format docs wheel wheel-check clean
+.PHONY: help demo test test-long check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,8 +21,8 @@ demo: $(VENV)/.installed ## Train the embedded model with LFPO and write a repor
 test: $(VENV)/.installed ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
-commands: $(VENV)/.installed ## Run the long commands of README and docs at smoke size
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long tests/test_docs.py
+test-long: $(VENV)/.installed ## Run the tests that take long: documented commands at smoke size, more processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
 
 check: $(VENV)/.installed ## Check formatting, lint and types
 	$(BIN)/ruff format --check .

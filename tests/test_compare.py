@@ -146,7 +146,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert main([*arguments, "--overrides.max_step", "3"]) == 2
     assert "max_steps" in capsys.readouterr().err
     assert main([*arguments, "--objectives", "lfpo", "--seeds", "0"]) == 2
-    assert "'seeds'" in capsys.readouterr().err
+    assert "seeds 0 must be at least 1" in capsys.readouterr().err
 
 
 def test_intervals_of_means_over_seeds_and_problems():

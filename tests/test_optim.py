@@ -130,7 +130,7 @@ def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):
         optimizer(model, "adamw_8bit")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [("--fsdp", "true", "--lora", "{r: 128, lora_alpha: 128}"), ()])
 def test_two_processes_step_as_one(settings: tuple[str, ...], llada: Path, tmp_path: Path):
     """Adapters are whole on each process though the layers are split; without fsdp everything is."""

@@ -200,8 +200,8 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, 
         ({"init": None}, "'model'"),
         ({"data_file": "f"}, "'tasks' or 'data_file'"),
         ({"tasks": {}}, "'tasks' or 'data_file'"),
-        ({"steps": 0}, "'steps'"),
-        ({"update_tokens": 0}, "'update_tokens'"),
+        ({"steps": 0}, "steps 0 must"),
+        ({"update_tokens": 0}, "update_tokens 0 must"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:

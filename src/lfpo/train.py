@@ -23,12 +23,12 @@ from .checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from .collect import Batch, batch_metrics, collect, completion_record, rollout_records
+from .collect import Batch, batch_metrics, collect, rollout_records
 from .config import to_dict
 from .display import Display
 from .errors import UserError
-from .eval import evaluate
 from .flops import Meter, rollout_flops
+from .held_out import held_out
 from .lora import settings_of
 from .models import MaskedDiffusionLM
 from .objectives import make_objective
@@ -36,9 +36,8 @@ from .optim import build_adamw, lr_at, set_lr
 from .placement import sampling
 from .policies import load_policies
 from .predictions import CURRENT, OLD
-from .prompts import as_completions
 from .report import write_report
-from .rewards import RewardFunction, Rewards, score
+from .rewards import RewardFunction, Rewards
 from .rng import generator, key
 from .run import Run, given_up_if_unbegun, open_run, opened_by_this_launcher
 from .sharding import gathered, shard
@@ -50,7 +49,6 @@ from .update import accumulate_gradients, ema_update
 
 MAX_SKIPPED = 5  # non-finite updates in a row before training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, likewise
-EVAL_KEPT = 16  # held-out problems whose completions are kept at each evaluation
 
 
 class LFPOTrainer:
@@ -330,52 +328,29 @@ class LFPOTrainer:
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Held-out results under each eval sampler, as metrics; the first few problems are kept as they were solved."""
-        rows = self.source.eval_rows
         metrics: dict[str, float] = {}
         kept: list[dict[str, Any]] = []
-        if not rows:
+        if not self.source.eval_rows:
             return {}
         started = time.perf_counter()
         for name, sampler in self.eval_samplers.items():
-            correct_all = self.source.correct_all or (lambda rows, texts: [None] * len(rows))
             with self._sampling(self.model):
-                result = evaluate(
+                found, records = held_out(
+                    self.source,
                     self.model,
                     self.tokenizer,
-                    rows,
-                    correct_all,
                     sampler,
+                    reward_weights=self.reward_weights,
+                    reward_timeout=self.args.reward_timeout,
                     seed=self.args.seed,
                     rollout_tokens=self.args.rollout_tokens,
                 )
-            metrics |= {f"eval/{name}/steps": result.mean_steps, f"eval/{name}/nfe": result.mean_nfe}
-            if self.source.correct_all is None:
-                metrics[f"eval/{name}/reward"] = self._mean_reward(rows, result.completions, result.trajectory)
-            elif result.accuracy is not None and result.interval is not None:
-                metrics |= {f"eval/{name}/accuracy": result.accuracy}
-                metrics |= {f"eval/{name}/low": result.interval[0], f"eval/{name}/high": result.interval[1]}
-            for b, row in enumerate(rows[:EVAL_KEPT]):
-                record = completion_record(result.trajectory, b, row["prompt"], result.completions[b], self.tokenizer)
-                verdict = {"correct": result.correct[b]} if self.source.correct_all else {}
-                kept.append({"sampler": name, "problem": b, **record, **verdict})
+            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+            kept += [{"sampler": name, **record} for record in records]
         if self.args.log_completions:
             self.run.write_rows(f"eval/step-{step}.jsonl", kept)
         metrics["time/eval"] = time.perf_counter() - started
         return metrics
-
-    def _mean_reward(self, rows: Sequence[dict[str, Any]], texts: list[str], trajectory: Any) -> float:
-        """The mean total reward, each process scoring its share; NaN if a function failed."""
-        mine = distributed.share(len(rows))
-        own, ids = [rows[i] for i in mine], trajectory.completion_ids()
-        columns = {n: [row.get(n) for row in own] for n in rows[0] if n != "prompt"}
-        total = 0.0
-        if own:
-            completions, ids = as_completions(own, [texts[i] for i in mine]), [ids[i] for i in mine]
-            prompts = [row["prompt"] for row in own]
-            functions, weights = self.source.reward_functions, self.reward_weights
-            scored = score(functions, weights, prompts, completions, ids, columns, self.args.reward_timeout)
-            total = math.nan if scored.failed else float(scored.total.sum())
-        return distributed.sum_number(total) / len(rows)
 
     def _log(self, metrics: dict[str, Any], display: Display) -> None:
         """One line of metrics; the report follows whenever there is an evaluation to show."""

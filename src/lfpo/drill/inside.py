@@ -48,7 +48,7 @@ _fault: Fault | None = None
 def arm(fault: Fault | None) -> None:
     """Make every place count its visits, and the fault happen at its own."""
     global _fault
-    from .. import checkpoint, run, shards, train
+    from .. import checkpoint, held_out, run, shards, train
 
     _fault = fault
     for name in ("save_model", "write_shards", "_write_json", "_sha256", "_sync"):
@@ -56,7 +56,7 @@ def arm(fault: Fault | None) -> None:
     shards._write = _visiting("checkpoint", shards._write)
     run.Run.log = _visiting("log", run.Run.log)  # type: ignore[method-assign]
     run.Run.write_rows = _visiting("dump", run.Run.write_rows)  # type: ignore[method-assign]
-    train.evaluate = _evaluating(train.evaluate)  # type: ignore[attr-defined]
+    held_out.evaluate = _evaluating(held_out.evaluate)  # type: ignore[attr-defined]
     train.accumulate_gradients = _poisoning(train.accumulate_gradients)  # type: ignore[attr-defined]
     if fault is not None and fault.do == "clock":
         time.time = _jumping(time.time)
