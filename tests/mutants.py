@@ -6,6 +6,8 @@ import ast
 import copy
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 SWAPS: dict[type, ast.AST] = {
@@ -69,10 +71,13 @@ def passes_as_a_script(program: str, row: dict[str, Any], seconds: float = 20) -
     script = "\n".join([program, row["setup"], *row["tests"]])
     if row["together"]:
         script += "\nunittest.main(argv=['tests'])\n"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script], timeout=seconds, capture_output=True, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return False
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "script.py"  # a suite may be longer than a command line
+        file.write_text(script, encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [sys.executable, file], timeout=seconds, capture_output=True, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return False
     return done.returncode == 0
