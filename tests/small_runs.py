@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tiny
+from lfpo.config import build
 from lfpo.models import load_model
 from lfpo.objectives import Objective, make_objective
 from lfpo.predictions import BASE, CURRENT, OLD
@@ -63,3 +64,19 @@ def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> 
     trainer = LFPOTrainer(str(checkpoint), args=args)
     trainer.train()
     return [row for row in trainer.run.read_metrics() if "reward" in row]
+
+
+def choice_config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+    """A short training of `choice` by a reward that any model gets some of, with a checkpoint each iteration."""
+    values = {
+        "output_dir": str(folder),
+        "model": str(model),
+        "task": "choice",
+        "prompts_per_iteration": 4,
+        "num_generations": 4,
+        "eval_size": 2,
+        "save_steps": 1,
+        "learning_rate": 1e-2,
+        "reward_funcs": ["reward_samples.even_tokens"],
+    }
+    return build(LFPOConfig, values | settings)

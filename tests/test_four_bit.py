@@ -12,7 +12,6 @@ import torch
 
 import tiny
 from lfpo.checkpoint import latest_checkpoint
-from lfpo.config import build
 from lfpo.errors import UserError
 from lfpo.flops import forward_flops
 from lfpo.lora import LoraSettings, attach, factors, load_adapter
@@ -21,6 +20,7 @@ from lfpo.models.four_bit import BYTES, plain, quantize, shape_of
 from lfpo.predictions import BASE
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
+from small_runs import choice_config
 
 IDS = tiny.random_ids(2, 7, seed=3)
 CPU = torch.device("cpu")
@@ -98,20 +98,8 @@ def wide(llada: Path, tmp_path: Path) -> Path:
 
 
 def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    values = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "task": "choice",
-        "prompts_per_iteration": 4,
-        "num_generations": 4,
-        "eval_size": 2,
-        "save_steps": 1,
-        "learning_rate": 1e-2,
-        "reward_funcs": ["reward_samples.even_tokens"],
-        "lora": {"r": 2, "lora_alpha": 4, "target_modules": "as-published"},
-        "load_in_4bit": True,
-    }
-    return build(LFPOConfig, values | settings)
+    lora = {"r": 2, "lora_alpha": 4, "target_modules": "as-published"}
+    return choice_config(folder, model, **{"lora": lora, "load_in_4bit": True, **settings})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

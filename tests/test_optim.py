@@ -18,6 +18,7 @@ from lfpo.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
 from lfpo.sft import SFTConfig, train_sft
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
+from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import random_ids
 
@@ -47,21 +48,6 @@ def test_eight_bits_take_nearly_the_same_steps(llada: Path):
         assert fields["state1"].dtype == fields["state2"].dtype == torch.uint8
         held = sum(v.nbytes for k, v in fields.items() if isinstance(v, torch.Tensor) and k not in TABLES)
         assert held == pytest.approx(moment_bytes("adamw_8bit") * p.numel(), rel=1e-3)
-
-
-def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    values = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "task": "choice",
-        "prompts_per_iteration": 4,
-        "num_generations": 4,
-        "eval_size": 2,
-        "save_steps": 1,
-        "learning_rate": 1e-2,
-        "reward_funcs": ["reward_samples.even_tokens"],
-    }
-    return build(LFPOConfig, values | settings)
 
 
 def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):

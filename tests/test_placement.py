@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from lfpo.config import build
 from lfpo.lora import LoraSettings, attach
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.masked_lm import in_bfloat16
@@ -20,6 +19,7 @@ from lfpo.sampler import SamplerConfig
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
 from lfpo.views import replay
+from small_runs import choice_config
 from tiny import random_ids
 
 IDS = random_ids(2, 7, seed=3)
@@ -137,19 +137,7 @@ def test_the_head_is_not_rounded(llada: Path):
 
 
 def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    values = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "task": "choice",
-        "prompts_per_iteration": 4,
-        "num_generations": 4,
-        "eval_size": 2,
-        "save_steps": 1,
-        "learning_rate": 1e-2,
-        "ema_decay": 0.5,
-        "reward_funcs": ["reward_samples.even_tokens"],
-    }
-    return build(LFPOConfig, values | settings)
+    return choice_config(folder, model, **{"ema_decay": 0.5, **settings})
 
 
 @pytest.mark.parametrize("objective", ["lfpo", "diffu_grpo"])  # the second one has a base policy too
