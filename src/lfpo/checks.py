@@ -33,3 +33,10 @@ def in_unit_interval(knobs: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(knobs, name) <= 1:
             raise ValueError(f"{name} {getattr(knobs, name)} must be between 0 and 1")
+
+
+def time_limits(knobs: Any, *names: str) -> None:
+    """Raise ValueError for a time limit that is negative; 0 stands for none."""
+    for name in names:
+        if not getattr(knobs, name) >= 0:
+            raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no bound")

@@ -25,7 +25,7 @@ from .checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from .checks import at_least_one
+from .checks import at_least_one, time_limits
 from .config import to_dict
 from .data import load_jsonl
 from .errors import UserError
@@ -102,9 +102,7 @@ class SFTConfig:
             raise ValueError("give either 'tasks' or 'data_file'")
         at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
         at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
-        for name in ("rank_timeout", "progress_timeout"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name!r} {getattr(self, name)} must be seconds, or 0 for no bound")
+        time_limits(self, "rank_timeout", "progress_timeout")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .checks import at_least_one
+from .checks import at_least_one, time_limits
 from .lora import LoraSettings
 from .optim import Optim
 from .sampler import SamplerConfig
@@ -152,9 +152,7 @@ class LFPOConfig:
                 raise ValueError(f"'offload_reference' does not go with '{name}': {why}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
-        for name in ("reward_timeout", "rank_timeout", "progress_timeout"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name!r} {getattr(self, name)} must be seconds, or 0 for no bound")
+        time_limits(self, "reward_timeout", "rank_timeout", "progress_timeout")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, or 0 for no bound")
         if self.learning_rate <= 0:

@@ -13,7 +13,7 @@ from ..rewards.child import resident
 from ..run import Run
 from ..sandbox import Job, Limits, Sandbox, available_rungs
 from ..train import MAX_FAILED
-from .harness import ITERATIONS, Drill, Outcome, Tally, difference, environment, recover, start, train_arguments
+from .harness import ITERATIONS, Child, Drill, Outcome, Tally, difference, environment, recover, start, train_arguments
 from .inside import Fault
 from .unbounded import LEAK
 
@@ -41,12 +41,7 @@ def _once(drill: Drill, name: str, fault: Fault, said: str) -> Outcome:
     tally = Tally(name, "counted, named in the log, the run went on")
     folder = drill.folder("rewards")
     child = start(train_arguments(folder, reward_timeout=TIMEOUT), fault)
-    code, log, rows = child.wait(), child.said(), Run(folder).read_metrics()
-    failed = [row["step"] for row in rows if row.get("rewards/reward/failed")]
-    if code != 0 or len(rows) != ITERATIONS + 1:
-        tally.add(f"exit code {code}: {log}")
-    else:
-        tally.add("" if failed == [3] and log.count(said) == 1 else f"failures counted in {failed}: {log}")
+    tally.add(_cost_one_batch(child, folder, 3, said))
     return tally.outcome()
 
 
@@ -108,13 +103,17 @@ def _unbounded(drill: Drill, name: str, do: str, said: str) -> Outcome:
     tally = Tally(name, "its child process killed, counted, named in the log, the run went on")
     folder = drill.folder("rewards")
     child = start(_contained(folder), environment=_told(do, folder))
+    tally.add(_cost_one_batch(child, folder, 1, said))
+    return tally.outcome()
+
+
+def _cost_one_batch(child: Child, folder: Path, iteration: int, said: str) -> str:
+    """'' if the run went on to its end with one failure counted, in that iteration's batch, and named once."""
     code, log, rows = child.wait(), child.said(), Run(folder).read_metrics()
     failed = [row["step"] for row in rows if row.get("rewards/reward/failed")]
     if code != 0 or len(rows) != ITERATIONS + 1:
-        tally.add(f"exit code {code}: {log}")
-    else:
-        tally.add("" if failed == [1] and log.count(said) == 1 else f"failures counted in {failed}: {log}")
-    return tally.outcome()
+        return f"exit code {code}: {log}"
+    return "" if failed == [iteration] and log.count(said) == 1 else f"failures counted in {failed}: {log}"
 
 
 def _contained(folder: Path) -> list[str]:
