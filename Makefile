@@ -1,6 +1,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What pyproject.toml offers besides; for example make test EXTRAS=dev,lm-eval runs the tests of the harness, too.
+EXTRAS ?= dev
+comma := ,
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long check format docs wheel wheel-check clean
@@ -9,27 +13,27 @@ help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # The pinned versions are the ones the tests and the demo were run with.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-demo: $(VENV)/.installed ## Train the embedded model with LFPO and write a report
+demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
 
 # Two workers with one thread each: more threads only contend for the same cores on models this small.
-test: $(VENV)/.installed ## Run the tests
+test: $(INSTALLED) ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
-test-long: $(VENV)/.installed ## Run the tests that take long: documented commands at smoke size, more processes
+test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, more processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
 
-check: $(VENV)/.installed ## Check formatting, lint and types
+check: $(INSTALLED) ## Check formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed ## Format the code and apply safe lint fixes
+format: $(INSTALLED) ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -37,11 +41,11 @@ format: $(VENV)/.installed ## Format the code and apply safe lint fixes
 docs: $(VENV)/.docs-installed ## Build the documentation into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-$(VENV)/.docs-installed: $(VENV)/.installed
+$(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
-wheel: $(VENV)/.installed ## Build the wheel and source archive into dist/
+wheel: $(INSTALLED) ## Build the wheel and source archive into dist/
 	rm -rf dist
 	$(BIN)/python -m build
 

@@ -176,7 +176,7 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
 
 
 def test_padding_and_packing_are_the_same_step():
-    cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300), CPU, prompts=6)
+    cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300, prompts=6), CPU)
     losses = [work() for work in cases.values()]
     assert losses == pytest.approx(losses[:1] * 3, rel=1e-5)
     model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
@@ -189,6 +189,35 @@ def test_padding_and_packing_are_the_same_step():
     assert padding["padded to the longest"] == pytest.approx(1 - real / longest, abs=0.02)
     assert padding["end to end"] == 0
     assert 0 <= padding["like lengths together"] <= padding["padded to the longest"]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
+def test_bench_update_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "1024", "--sizes", "[8, 16]", "--prompts", "6")
+    assert main(["bench", "update", "--repeats", "1", "--output", str(tmp_path), *sizes]) == 0
+    assert (tmp_path / "update.svg").read_text().lstrip().startswith("<?xml")
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80 or str(tmp_path) in printed
+    rows = {(row["group"], row["case"]): row for row in json.loads((tmp_path / "update.json").read_text())["rows"]}
+    plain, fused = (rows["loss", name] for name in ("plain", "fused"))
+    assert fused["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+    assert fused["peak_memory"] < plain["peak_memory"]
+    small, large = (rows["training iteration", f"K x N = {size}"] for size in (8, 16))
+    assert 0 < small["update_seconds"] < small["seconds"]
+    # Two layers of 4 D^2 + 3 D H + 2 D numbers, D = 64 and H = 256, two tables of 2,000 words and the last norm, each
+    # number four times: theta, theta_old and Adam's moments.
+    weights = 2 * (4 * 64**2 + 3 * 64 * 256 + 2 * 64) + 2 * 2000 * 64 + 64
+    assert small["at_rest"] == pytest.approx(16 * weights, rel=0.5)  # 6 MB, as the system counts them
+    for row in (small, large):
+        assert row["at_rest"] < row["peak_memory"]
+    assert large["memory_ratio"] == large["peak_memory"] / small["peak_memory"]
+    for name in ("padded to the longest", "end to end"):
+        assert f"{name} ({rows['ragged prompts', name]['padding']:.0%} padding)" in printed
+
+
+def test_sizes_that_no_whole_number_of_rollouts_makes(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "update", "--sizes", "[8, 10]"]) == 2
+    assert "'sizes' must hold positive multiples of 4, found [8, 10]" in capsys.readouterr().err
 
 
 def test_clocks_and_spreads():

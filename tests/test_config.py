@@ -6,14 +6,41 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+import yaml
 
+from lfpo.bench.rollout import BenchRolloutConfig
+from lfpo.bench.sandbox import BenchSandboxConfig
+from lfpo.bench.update import BenchUpdateConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
+from lfpo.drill.command import DrillConfig
 from lfpo.errors import UserError
+from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective
+from lfpo.plan.command import PlanConfig
+from lfpo.report.watch import WatchConfig
+from lfpo.sample import SampleConfig
 from lfpo.sft import SFTConfig
 from lfpo.tasks import get_task
 from lfpo.train_config import LFPOConfig
+
+COMMANDS = [
+    *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),
+    *(PlanConfig, SampleConfig, SFTConfig, WatchConfig),
+]
+NEEDED: dict[type, dict[str, Any]] = {
+    CompareConfig: {
+        "output_dir": "out",
+        "recipes": ["a"],
+        "learning_rates": [0.1],
+        "objectives": {"b": {"name": "lfpo"}},
+    },
+    EvalConfig: {"task": "sudoku"},
+    LFPOConfig: {"output_dir": "out"},
+    SampleConfig: {"prompt": "a"},
+    SFTConfig: {"output_dir": "out", "model": "embedded", "tasks": {"words": 1}},
+    WatchConfig: {"run": "out"},
+}
 
 
 @dataclass
@@ -276,3 +303,10 @@ def test_naming_one_nested_key_leaves_the_others_alone() -> None:
 def test_rollouts_that_could_not_differ_are_refused() -> None:
     with pytest.raises(UserError, match="temperature 0"):
         build(LFPOConfig, {"output_dir": "x", "sampler": {"temperature": 0}})
+
+
+@pytest.mark.parametrize("cls", COMMANDS, ids=lambda cls: cls.__name__)
+def test_every_command_can_be_given_its_own_settings(cls: type) -> None:
+    """Every field is of a type that a file or the command line can spell."""
+    config: Any = build(cls, NEEDED.get(cls, {}))
+    assert build(cls, yaml.safe_load(yaml_text(to_dict(config)))) == config

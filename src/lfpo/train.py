@@ -147,13 +147,13 @@ class LFPOTrainer:
                 elif self.unlogged is not None:
                     self._finish(first, self.unlogged, stop, display)
                 for iteration in range(first, args.max_steps):
-                    self._finish(iteration + 1, self._iterate(iteration, stop, display), stop, display)
+                    self._finish(iteration + 1, self.iterate(iteration, stop, display), stop, display)
                     stop.check()
             except Stopped as stopped:
                 raise Stopped(stopped.number, f"{stopped}: {self._keep_on_stop()}") from None
         return export_model(self.run.dir, self.model, self.tokenizer, card=self._card())
 
-    def _iterate(self, iteration: int, stop: StopSignals, display: Display) -> dict[str, Any]:
+    def iterate(self, iteration: int, stop: StopSignals, display: Display) -> dict[str, Any]:
         """One iteration of Algorithm 1; returns its metrics. The weights change in its second half only."""
         args, started = self.args, time.perf_counter()
         with stop.at_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
@@ -39,27 +41,38 @@ def synchronize(device: torch.device) -> None:
 def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
     """Bytes that `work` takes at its peak above what was held before: of the GPU's allocator, or of the process on
     Linux. None where neither can be told."""
+    before = held_memory(device)
+    if before is None:
+        return None
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not status.exists():
+    try:
+        CLEAR.write_text("5")  # the peak counts from now
+    except OSError:
+        return None
+    work()
+    return max(0, _kilobytes("VmHWM") * 1024 - before)
+
+
+def held_memory(device: torch.device) -> int | None:
+    """Bytes held now, of the GPU's allocator or of the process on Linux, without what was freed."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(device)
+    if not STATUS.exists():
         return None
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed must not be there for the taking
-        clear.write_text("5")  # the peak counts from now
     except (OSError, AttributeError):
         return None
-    before = _kilobytes(status, "VmRSS")
-    work()
-    return max(0, _kilobytes(status, "VmHWM") - before) * 1024
+    return _kilobytes("VmRSS") * 1024
 
 
-def _kilobytes(status: Path, name: str) -> int:
-    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(name + ":"))
+def _kilobytes(name: str) -> int:
+    return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(name + ":"))
 
 
 def spread(seconds: list[float]) -> tuple[float, float, float]:

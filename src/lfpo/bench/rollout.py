@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..checks import at_least_one
 from ..config import to_dict
@@ -26,6 +24,7 @@ from ..trajectory import Trajectory
 from .layouts import LAYOUTS, random_model, random_prompts
 from .machine import matmul_peak, peak_memory, spread, timed
 from .plain import plain_rollout
+from .table import print_groups
 
 
 @dataclass
@@ -255,29 +254,23 @@ def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
 
 
 def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> None:
-    table = Table(title="Rollout", caption=f"matmul peak {peak / 1e9:,.0f} GFLOP/s", box=box.SIMPLE, padding=(0, 1))
-    for name in ("", "seconds", "x", "tokens/s", "NFE", "same", "accuracy", "peak MiB", "of peak"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    group = ""
-    for row in rows:
-        if row["group"] != group:
-            group = row["group"]
-            table.add_section()
-            table.add_row(f"[bold]{group}[/]")
+    def cells(row: dict[str, Any]) -> list[str]:
         memory, accuracy = row["peak_memory"], row["accuracy"]
-        table.add_row(
+        return [
             row["mode"],
             f"{row['seconds']:.2f}",
             f"{row['speedup']:.2f}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['nfe']:.1f}",
-            f"{100 * row['same']:.1f} %",
-            "-" if accuracy is None else f"{100 * accuracy:.1f} %",
+            f"{row['same']:.1%}",
+            "-" if accuracy is None else f"{accuracy:.1%}",
             "-" if memory is None else f"{memory / 2**20:,.0f}",
-            f"{100 * row['share_of_peak']:.0f} %",
-        )
-    # Numbers cut short are worth nothing: a log file gets the width the table needs.
-    console.print(table, width=max(console.width, 104))
+            f"{row['share_of_peak']:.0%}",
+        ]
+
+    columns = ("", "s", "x", "tok/s", "NFE", "same", "correct", "MiB", "util")
+    caption = f"util: of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
+    print_groups(console, "Rollout", columns, [(row["group"], cells(row)) for row in rows], caption)
 
 
 def write(config: BenchRolloutConfig, rows: list[dict[str, Any]], peak: float) -> Path:

@@ -1,21 +1,19 @@
-"""`lfpo bench update`: what the loss and an update step take, in plain form and as they are done here."""
+"""`lfpo bench update`: what loss, training iterations and padding take, in plain form and as they are done here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..checks import at_least_one
 from ..config import to_dict
-from ..models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from ..models import MaskedDiffusionLM, load_model, load_tokenizer
 from ..objectives import make_objective
 from ..ops.fused import rectified_sum
 from ..ops.rectified import rectified_loss
@@ -28,10 +26,13 @@ from ..sampler import SamplerConfig
 from ..tasks import get_task
 from ..trajectory import Trajectory
 from ..update import accumulate_gradients, passes
-from .layouts import LAYOUTS, random_prompts
+from .figure import update_figure
+from .iteration import Iteration, measure_iterations
 from .machine import peak_memory, spread, timed
+from .table import print_groups
 
 Case = Callable[[], float]
+TIMESTEPS = 4  # K of every case
 
 
 @dataclass
@@ -39,9 +40,9 @@ class BenchUpdateConfig:
     """Configuration of `lfpo bench update`.
 
     tokens, vocabulary, width: masked tokens, vocabulary and width of the loss alone. dtype: of its states and head.
-    sizes: timesteps K times rollouts N of one step, on a random model of two layers with that vocabulary and a quarter
-        of that width, 64 tokens a rollout, at a budget of update_tokens a pass.
-    model: the model of the steps over ragged prompts, three embedded tasks in turn.
+    sizes: timesteps K (always 4) times rollouts N of one training iteration, on a random model of two layers with that
+        vocabulary and a quarter of that width, at a budget of update_tokens a pass; each in a process of its own.
+    model: the model of the steps over ragged prompts, of three embedded tasks in turn. prompts: how many of them.
     repeats: timings of each case, taken in turn; the median counts. threads: CPU threads.
     output: folder for update.json and update.svg.
     """
@@ -50,19 +51,20 @@ class BenchUpdateConfig:
     vocabulary: int = 126464
     width: int = 1024
     dtype: str = "float32"
-    sizes: tuple[int, ...] = (8, 32, 128, 256)
+    sizes: list[int] = field(default_factory=lambda: [8, 32, 128, 256])
     update_tokens: int = 256
     model: str = "embedded"
+    prompts: int = 48
     repeats: int = 3
     threads: int = 1
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "repeats")
+        at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "prompts", "repeats")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
-        if not self.sizes or min(self.sizes) < 1:
-            raise ValueError("'sizes' must hold positive numbers")
+        if not self.sizes or any(size < 1 or size % TIMESTEPS for size in self.sizes):
+            raise ValueError(f"'sizes' must hold positive multiples of {TIMESTEPS}, found {self.sizes}")
 
 
 def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
@@ -72,7 +74,7 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     console = console or Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = measure("loss", loss_cases(config, device), device, config.repeats)
-    rows += measure("update step", step_cases(config, device), device, config.repeats)
+    rows += measure_iterations(iteration_cases(config))
     cases, padding = padding_cases(config, device)
     ragged = measure("ragged prompts", cases, device, config.repeats)
     rows += [{**row, "padding": padding[row["case"]]} for row in ragged]
@@ -82,6 +84,7 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     result = {"config": to_dict(config), "rows": rows, "environment": describe_environment(), "versions": versions()}
     path = folder / "update.json"
     replace_file(path, json.dumps(result, indent=1) + "\n")
+    update_figure(rows, folder / "update.svg")
     return path
 
 
@@ -152,34 +155,26 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cas
     }
 
 
-def step_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
-    """Gradients of one LFPO step over more and more states, at a fixed number of tokens a pass."""
-    shape = {
-        "n_layers": 2,
-        "d_model": config.width // 4,
-        "n_heads": 4,
-        "mlp_hidden_size": config.width,
-        "vocab_size": config.vocabulary,
+def iteration_cases(config: BenchUpdateConfig) -> dict[str, Iteration]:
+    return {
+        f"K x N = {size}": Iteration(
+            timesteps=TIMESTEPS,
+            rollouts=size // TIMESTEPS,
+            update_tokens=config.update_tokens,
+            vocabulary=config.vocabulary,
+            width=config.width // 4,
+            repeats=config.repeats,
+            threads=config.threads,
+        )
+        for size in config.sizes
     }
-    ids = {f"{name}_token_id": config.vocabulary - 1 - i for i, name in enumerate(("mask", "eos", "pad"))}
-    model = init_model({**LAYOUTS["llada-8b"], **shape, **ids}, seed=0, device=device)
-    cases = {}
-    for size in config.sizes:
-        timesteps = min(8, size)
-        prompts = random_prompts(size // timesteps, 32, model)
-        sampler = SamplerConfig(gen_length=32, temperature=1.0, steps=8)
-        batch = rollout(model, prompts, sampler, list(range(len(prompts))))
-        cases[f"K x N = {size}"] = _step(config, model, batch, timesteps)
-    return cases
 
 
-def padding_cases(
-    config: BenchUpdateConfig, device: torch.device, prompts: int = 48
-) -> tuple[dict[str, Case], dict[str, float]]:
+def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict[str, Case], dict[str, float]]:
     """The same step over prompts of several tasks: all padded to the longest, like lengths together, or end to end
     without padding; and which share of the tokens that each computes is padding."""
     model = load_model(config.model, device=device)
-    batch = _task_rollouts(config, model, ["choice", "words", "sudoku"], prompts)
+    batch = _task_rollouts(config, model, ["choice", "words", "sudoku"])
     objective, policies, signal, views = _parts(model, batch, 4)
     width = views.input_ids.shape[1]
     in_turn = list(torch.arange(len(views), device=device).split(max(1, config.update_tokens // width)))
@@ -209,14 +204,14 @@ def padding_cases(
     return cases, {label: 1 - int(lengths.sum()) / tokens for label, tokens in computed.items()}
 
 
-def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: list[str], n: int) -> Trajectory:
+def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: list[str]) -> Trajectory:
     tokenizer = load_tokenizer(config.model)
     chosen = [get_task(name) for name in tasks]
     gen_length = max(task.gen_length for task in chosen)
-    rows = [chosen[i % len(chosen)].row("train", i) for i in range(n)]
+    rows = [chosen[i % len(chosen)].row("train", i) for i in range(config.prompts)]
     prompts = encode_rows(rows, tokenizer, model, gen_length)
     sampler = SamplerConfig(gen_length=gen_length, temperature=1.0, threshold=0.5)
-    return rollout(model, prompts, sampler, list(range(n)))
+    return rollout(model, prompts, sampler, list(range(config.prompts)))
 
 
 def _parts(model: MaskedDiffusionLM, batch: Trajectory, timesteps: int) -> tuple[Any, dict[str, Any], Any, Any]:
@@ -246,22 +241,22 @@ def _step(
 
 
 def _print(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table(title="Update", box=box.SIMPLE, padding=(0, 1))
-    for name in ("", "seconds", "time x", "peak MiB", "memory x", "loss"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    group = ""
-    for row in rows:
-        if row["group"] != group:
-            group = row["group"]
-            table.add_section()
-            table.add_row(f"[bold]{group}[/]")
+    def cells(row: dict[str, Any]) -> list[str]:
         held, ratio = row["peak_memory"], row["memory_ratio"]
-        table.add_row(
-            row["case"] + (f", {row['padding']:.0%} padding" if "padding" in row else ""),
+        return [
+            row["case"] + _in_brackets(row),
             f"{row['seconds']:.2f}",
             f"{row['time_ratio']:.2f}",
             "-" if held is None else f"{held / 2**20:,.0f}",
             "-" if ratio is None else f"{ratio:.3f}",
-            f"{row['loss']:.4f}",
-        )
-    console.print(table, width=max(console.width, 96))
+            f"{row['loss']:.2f}",
+        ]
+
+    columns = ("", "s", "time x", "peak MiB", "memory x", "loss")
+    print_groups(console, "Update", columns, [(row["group"], cells(row)) for row in rows])
+
+
+def _in_brackets(row: dict[str, Any]) -> str:
+    if "padding" in row:
+        return f" ({row['padding']:.0%} padding)"
+    return f" ({row['at_rest'] / 2**20:,.0f} MiB at rest)" if row.get("at_rest") is not None else ""

@@ -1,0 +1,127 @@
+"""Peak memory and time of whole training iterations over more and more states, each case in a process of its own.
+
+What one case leaves behind in a process, memory that the allocator keeps and what libraries set up when first used,
+would otherwise be there for the next one, and hide or feign a growth of a few per cent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ..config import build
+from ..display import Display
+from ..models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from ..stopping import StopSignals
+from ..train import LFPOTrainer
+from ..train_config import LFPOConfig
+from .layouts import LAYOUTS
+from .machine import held_memory, peak_memory, spread
+
+PROMPT = "What is the sum of these numbers? 12 + 30 = "
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """timesteps, rollouts: K and N of one step, all of one prompt. update_tokens: of a pass, and of rollouts at once.
+    vocabulary, width: of a random model of two layers. repeats: iterations to time, after a first one that makes the
+    optimiser's state."""
+
+    timesteps: int
+    rollouts: int
+    update_tokens: int
+    vocabulary: int
+    width: int
+    repeats: int
+    threads: int
+
+
+def measure_iterations(cases: dict[str, Iteration]) -> list[dict[str, Any]]:
+    """Peak memory and time of each case, and both against the first's."""
+    # Spawned: a forked process would begin with this one's memory.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
+        found = [processes.submit(measure_iteration, case).result() for case in cases.values()]
+    rows = []
+    for label, measured in zip(cases, found, strict=True):
+        held, base = measured["peak_memory"], found[0]["peak_memory"]
+        ratios = {
+            "time_ratio": measured["seconds"] / found[0]["seconds"],
+            "memory_ratio": held / base if held is not None and base else None,
+        }
+        rows.append({"group": "training iteration", "case": label, **measured, **ratios})
+    return rows
+
+
+def measure_iteration(case: Iteration) -> dict[str, Any]:
+    """Rollouts, rewards, one optimiser step of LFPO and the reference's, on a random model.
+
+    peak_memory: bytes above what the process holds with everything imported and used once; weights and optimiser
+    count. at_rest: of these, bytes held between two iterations.
+    """
+    if case.threads:
+        torch.set_num_threads(case.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _iterations(_trainer(load_model("embedded", device=device), case, rollouts=2), 1)
+    before = held_memory(device)
+    result: dict[str, Any] = {}
+
+    def work() -> None:
+        trainer = _trainer(_random_model(case, device), case, case.rollouts)
+        metrics = _iterations(trainer, 1 + case.repeats)[1:]
+        median, least, most = spread([m["time/rollout"] + m["time/update"] for m in metrics])
+        result.update(loss=metrics[-1]["loss"], seconds=median, seconds_least=least, seconds_most=most)
+        result.update(update_seconds=spread([m["time/update"] for m in metrics])[0])
+        result["kept"] = trainer  # or it would be gone before what it holds is counted
+
+    peak = peak_memory(work, device)
+    after = held_memory(device)
+    del result["kept"]
+    at_rest = None if before is None or after is None else after - before
+    return {**result, "peak_memory": peak, "at_rest": at_rest}
+
+
+def _random_model(case: Iteration, device: torch.device) -> MaskedDiffusionLM:
+    shape = {
+        "n_layers": 2,
+        "d_model": case.width,
+        "n_heads": 4,
+        "mlp_hidden_size": 4 * case.width,
+        "vocab_size": case.vocabulary,
+    }
+    ids = {f"{name}_token_id": case.vocabulary - 1 - i for i, name in enumerate(("mask", "eos", "pad"))}
+    return init_model({**LAYOUTS["llada-8b"], **shape, **ids}, seed=0, device=device)
+
+
+def _trainer(model: MaskedDiffusionLM, case: Iteration, rollouts: int) -> LFPOTrainer:
+    settings = {
+        "output_dir": "unused",
+        "prompts_per_iteration": 1,
+        "num_generations": rollouts,
+        "optimizer_steps_per_iteration": 1,
+        "objective": {"name": "lfpo", "timesteps": case.timesteps},
+        "sampler": {"gen_length": 32, "temperature": 1.0, "steps": 8},
+        "update_tokens": case.update_tokens,
+        "rollout_tokens": case.update_tokens,
+        "log_completions": False,
+        "threads": case.threads,
+    }
+    args = build(LFPOConfig, settings)
+    return LFPOTrainer(
+        model, _spaced, args=args, train_dataset=[{"prompt": PROMPT}], tokenizer=load_tokenizer("embedded")
+    )
+
+
+def _spaced(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Rewards from 0 to 1, so that every r occurs."""
+    return [i / max(1, len(completions) - 1) for i in range(len(completions))]
+
+
+def _iterations(trainer: LFPOTrainer, number: int) -> list[dict[str, Any]]:
+    with StopSignals() as stop:
+        display = Display(number, Console(quiet=True))
+        return [trainer.iterate(i, stop, display) for i in range(number)]

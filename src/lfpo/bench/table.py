@@ -1,0 +1,23 @@
+"""The benchmarks' tables: rows in groups, columns aligned over all of them, narrow enough for 80 characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_groups(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], caption: str = ""
+) -> None:
+    """Rows as (group, cells); those of a group lie together. The first column holds names, the others numbers."""
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
+    console.print(f"[bold]{title}[/]" + (f" [dim]({caption})[/]" if caption else ""))
+    for group in dict.fromkeys(group for group, _ in rows):
+        table = Table(title=f"\n{group}", title_justify="left", box=None, collapse_padding=True, pad_edge=False)
+        for i, (name, width) in enumerate(zip(columns, widths, strict=True)):
+            table.add_column(name, justify="right" if i else "left", min_width=width, overflow="fold")
+        for _, cells in (row for row in rows if row[0] == group):
+            table.add_row(*cells)
+        console.print(table)
