@@ -268,9 +268,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     if not grads:
         return 0.0
     local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    squares = [_square_sum(g.detach()) for g in local]
-    total = sum(float(s) for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
-    parts = sum(float(s) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
+    squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # asked of the device at once
+    total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
+    parts = sum(s for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
     norm = math.sqrt(total + (sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
     if max_norm and norm > max_norm:
         torch._foreach_mul_(local, max_norm / (norm + 1e-6))

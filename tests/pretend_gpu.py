@@ -1,0 +1,157 @@
+"""A GPU of words: tensors that live in CPU memory, say that they are on `cuda`, and may not be mixed with others.
+
+What a GPU would refuse (operands on two devices, numpy of its memory, a CPU generator) is refused here too, and what is
+done on a GPU only is done. Arithmetic is the CPU's, so results can be compared with it. A storage is marked, not a
+tensor: views, parameters and `.data` share the mark. Gradients are where their parameters are. What runs inside a
+backward pass is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode, resolve_name
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+# May take tensors of two devices.
+CROSSING = {"copy_", "to", "cpu", "cuda", "__getitem__", "__setitem__", "index_put_", "type_as", "set_", "__set__"}
+CROSSING |= {"_has_compatible_shallow_copy_type"}
+READS = {"numpy", "__array__"}
+
+
+class PretendGPU(TorchFunctionMode):
+    """Active inside `pretending`. waits: how often Python asked for a value, which waits for a real GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By a storage's address, which no other storage takes as long as there is a reference to it.
+        self.marked: dict[int, StorageWeakRef] = {}
+        self.waits = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        owner = getattr(getattr(function, "__self__", None), "__name__", "")
+        if name == "__get__" and owner in ("device", "is_cuda", "is_cpu", "grad"):
+            return self._attribute(owner, args[0], function)
+        # (a copy's second argument is all that was copied before)
+        tensors = list(_tensors((args[:1] if name == "__deepcopy__" else args, kwargs)))
+        on_gpu = [t for t in tensors if self.has(t)]
+        if name in READS and on_gpu:
+            raise AssertionError(f"{name} of a tensor on the GPU")
+        if on_gpu and name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+            self.waits += 1
+        asked, args, kwargs = _asked_device(name, args, kwargs, self.has)
+        if on_gpu and asked is None and name not in CROSSING:
+            self._check_mixture(function, tensors)
+        if name == "__setitem__":
+            self._check_mixture(function, [t for t in (args[0], args[2]) if isinstance(t, torch.Tensor)])
+        if kwargs.get("generator") is not None and (on_gpu if asked is None else asked.type == "cuda"):
+            raise AssertionError(f"{name} on the GPU with a CPU's generator")
+        result = function(*args, **kwargs)
+        if name == "cpu":
+            asked = CPU
+        target = bool(on_gpu) if asked is None else asked.type == "cuda"
+        if asked is None and name in ("to", "type_as", "copy_", "__getitem__") and tensors:
+            target = self.has(tensors[-1] if name == "type_as" else tensors[0])
+        known = {_address(t) for t in tensors}
+        moved = asked is not None and tensors and self.has(tensors[0]) != target
+        for made in _tensors(result):
+            if moved and _address(made) in known:  # .to() had nothing to do here, but a GPU would have copied
+                return self._copied(result, target)
+            if _address(made) not in known:
+                self._mark(made, target)
+        return result
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        mark = self.marked.get(_address(tensor))
+        return mark is not None and not mark.expired()
+
+    def _mark(self, tensor: torch.Tensor, on_gpu: bool) -> None:
+        address = _address(tensor)
+        if on_gpu:
+            self.marked[address] = StorageWeakRef(tensor.untyped_storage())
+        else:
+            self.marked.pop(address, None)
+
+    def _copied(self, tensor: torch.Tensor, on_gpu: bool) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            copy = tensor.clone()
+        self._mark(copy, on_gpu)
+        return copy
+
+    def _attribute(self, owner: str, tensor: torch.Tensor, function: Any) -> Any:
+        if owner == "grad":
+            grad = function(tensor)
+            if grad is not None and self.has(tensor):
+                self._mark(grad, True)
+            return grad
+        if owner == "device":
+            return GPU if self.has(tensor) else function(tensor)
+        return self.has(tensor) == (owner == "is_cuda")
+
+    def _check_mixture(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        here = [t for t in tensors if t.device.type != "meta" and t.dim()]
+        if len({self.has(t) for t in here}) > 1 or (not here and not tensors):
+            shapes = [f"{tuple(t.shape)} on {'cuda' if self.has(t) else 'cpu'}" for t in tensors]
+            raise AssertionError(f"{resolve_name(function) or function}: {', '.join(shapes)}")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _asked_device(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], has: Callable[[torch.Tensor], bool]
+) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
+    """The device that a call names, and its arguments as a CPU takes them."""
+    kwargs.pop("pin_memory", None)
+    asked = kwargs.get("device")
+    if name == "to" and len(args) > 1 and args[1] is not None and not isinstance(args[1], torch.dtype):
+        other = args[1]
+        asked = (GPU if has(other) else CPU) if isinstance(other, torch.Tensor) else torch.device(other)
+        args = (args[0], *(() if isinstance(other, torch.Tensor) else (CPU,)), *args[2:])
+        if isinstance(other, torch.Tensor):
+            kwargs["dtype"] = other.dtype
+    if asked is None:
+        return None, args, kwargs
+    asked = torch.device(asked)
+    if "device" in kwargs and asked.type == "cuda":
+        kwargs["device"] = CPU
+    return asked, args, kwargs
+
+
+@contextlib.contextmanager
+def pretending() -> Iterator[PretendGPU]:
+    """A machine with one GPU, as far as Python can tell."""
+    with contextlib.suppress(ImportError):
+        import bitsandbytes  # noqa: F401  (chooses its kernels when imported, and there is no such GPU)
+    autocast = torch.autocast
+
+    def on_cpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return autocast("cpu", *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, PretendGPU() as mode:
+        patch.setattr(torch, "autocast", on_cpu)
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU of words")
+        yield mode

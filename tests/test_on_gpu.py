@@ -1,0 +1,180 @@
+"""What runs on a GPU, on one of words: no operation mixes devices, and the results are the CPU's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.config import build
+from lfpo.eval.command import run_eval
+from lfpo.eval.likelihood import Pair, likelihood_bounds
+from lfpo.eval.settings import EvalConfig, LikelihoodConfig
+from lfpo.eval.straightness import straightness
+from lfpo.models import load_model
+from lfpo.objectives import OBJECTIVES
+from lfpo.rollout import rollout
+from lfpo.sampler import SamplerConfig
+from lfpo.sft import SFTConfig, train_sft
+from lfpo.train import LFPOTrainer
+from lfpo.train_config import LFPOConfig
+from pretend_gpu import GPU, pretending
+
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+def test_the_gpu_of_words_refuses_what_a_gpu_would():
+    cpu = torch.arange(4.0)
+    with pretending() as gpu:
+        there = cpu.to("cuda")
+        assert (there.device, there.is_cuda, cpu.is_cuda) == (GPU, True, False)
+        assert (
+            (there + 1).is_cuda and there[:2].is_cuda and there.view(2, 2).is_cuda and (there * torch.tensor(2)).is_cuda
+        )
+        assert not there.cpu().is_cuda and not torch.zeros(2).is_cuda
+        assert torch.zeros(2, device="cuda").is_cuda and torch.zeros_like(there).is_cuda
+        assert there[torch.tensor([0, 1])].is_cuda  # an index may be on the CPU
+        for mixture in (
+            lambda: there + cpu,
+            lambda: torch.cat([cpu, there]),
+            lambda: torch.where(there > 1, there, cpu),
+            lambda: there.__setitem__(slice(0, 4), cpu),
+            lambda: there.numpy(),
+            lambda: torch.nn.functional.linear(there[None], cpu[None]),
+            lambda: torch.rand(2, device="cuda", generator=torch.Generator()),
+        ):
+            with pytest.raises(AssertionError):
+                mixture()
+        module = torch.nn.Linear(4, 2).to("cuda")
+        module(there).sum().backward()
+        assert module.weight.grad is not None and module.weight.grad.is_cuda
+        waits = gpu.waits
+        assert there.sum().item() == 6
+        assert gpu.waits == waits + 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0},
+        {"temperature": 1.0, "remasking": "random", "block_length": 4},
+        {"threshold": 0.5, "early_stop": "eos"},
+        {"temperature": 1.0, "steps": 24, "schedule": "uniform", "early_stop": "both", "early_stop_threshold": 0.5},
+        {"cfg_scale": 0.5, "block_length": 4, "steps": 6},
+        {"alg": "entropy", "alg_temp": 0.2, "temperature": 0.5, "top_p": 0.9, "steps": 6},
+        {"alg": "origin", "temperature": 0.5, "top_k": 5, "steps": 6},
+        {"factor": 1.0, "block_length": 4},
+        {"entropy_bound": 0.3, "block_length": 4},
+        {"cache": "prefix", "block_length": 4},
+        {"cache": "dual", "block_length": 4, "cache_refresh": 2},
+    ],
+    ids=str,
+)
+def test_rollouts(settings: dict[str, Any]):
+    sampler = SamplerConfig(gen_length=12, **settings)
+    here = rollout(load_model("embedded"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
+    with pretending():
+        there = rollout(load_model("embedded", device="cuda"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
+        assert there.tokens.is_cuda and there.reveal_step.is_cuda
+    assert torch.equal(here.tokens, there.tokens)
+    assert torch.equal(here.reveal_step, there.reveal_step)
+    assert torch.equal(here.nfe, there.nfe)
+
+
+LONG = [pytest.param({"objective": {"name": n}}, marks=pytest.mark.long) for n in sorted({*OBJECTIVES} - {"lfpo"})]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bf16": True},
+        {"lora": {"r": 4}, "objective": {"name": "unigrpo"}},
+        {"offload_reference": True},
+        {"offload_reference": True, "bf16": True},
+        {"padding_free": True},
+        {"gradient_checkpointing": True},
+        *LONG,
+    ],
+    ids=str,
+)
+def test_training(changes: dict[str, Any], tmp_path: Path):
+    """Also stopped and resumed, for the checkpoint of one device to serve the other."""
+    settings = {
+        "task": "choice",
+        "model": "embedded",
+        "prompts_per_iteration": 2,
+        "num_generations": 2,
+        "optimizer_steps_per_iteration": 1,
+        "sampler": {"temperature": 1.0},
+        "update_tokens": 256,
+        "rollout_tokens": 256,
+        "bf16": False,
+        "eval_steps": 2,
+        "eval_size": 2,
+        "save_steps": 1,
+        "threads": 1,
+        **changes,
+    }
+
+    def train(steps: int, where: str, *, resume: bool = False) -> list[dict[str, Any]]:
+        args = build(LFPOConfig, {**settings, "output_dir": str(tmp_path / where), "max_steps": steps})
+        trainer = LFPOTrainer(args=args)
+        trainer.train(resume=resume)
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in trainer.run.read_metrics()]
+
+    here = train(2, "here")
+    with pretending():
+        there = train(2, "there")
+    if changes.get("bf16"):  # not on the CPU, so its numbers are others
+        assert [row.keys() for row in here] == [row.keys() for row in there]
+        return
+    assert there == [pytest.approx(row, rel=1e-4, abs=1e-6, nan_ok=True) for row in here]
+    shutil.rmtree(tmp_path / "there" / "checkpoints" / "step-2")
+    assert train(2, "there", resume=True)[-1] == pytest.approx(there[-1], rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def test_evaluation():
+    settings = {"task": "choice", "n": 6, "n_samples": 2, "sampler": {"temperature": 1.0}}
+    here = run_eval(build(EvalConfig, settings))[0]
+    with pretending():
+        there = run_eval(build(EvalConfig, settings))[0]
+    assert there["device"] == "a GPU of words"
+    times = {"device", "environment", *(k for k in here if "second" in k or "time" in k)}
+    assert not {k: (v, here[k]) for k, v in there.items() if k not in times and v != here[k]}
+
+
+def test_likelihoods():
+    pairs = [Pair([5, 6, 7], [8, 9, 10, 11], 1), Pair([5], [6], 2)]
+    config = LikelihoodConfig(mc_num=4, cfg_scale=0.5)
+    here = likelihood_bounds(load_model("embedded"), pairs, config)
+    with pretending():
+        there = likelihood_bounds(load_model("embedded", device="cuda"), pairs, config)
+    assert [b.logp for b in there] == pytest.approx([b.logp for b in here], rel=1e-5)
+
+
+def test_straightness():
+    def measured(device: str) -> list[float]:
+        model = load_model("embedded", device=device)
+        return straightness(model, rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3]))
+
+    here = measured("cpu")
+    with pretending():
+        assert measured("cuda") == pytest.approx(here, rel=1e-4)
+
+
+def test_supervised_training(tmp_path: Path):
+    settings = {"tasks": {"choice": 1}, "model": "embedded", "steps": 3, "batch_size": 8, "logging_steps": 1}
+
+    def train(where: str) -> list[float]:
+        folder = tmp_path / where
+        train_sft(build(SFTConfig, {**settings, "output_dir": str(folder), "threads": 1}))
+        return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    here = train("here")
+    with pretending():
+        assert train("there") == pytest.approx(here, rel=1e-4)
