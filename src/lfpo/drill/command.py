@@ -18,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..checks import not_negative
 from ..config import to_dict
 from ..errors import UserError, nearest
 from ..plugins import resolve
@@ -67,9 +68,7 @@ class DrillConfig:
         for name in self.chosen:
             if name not in FAULTS:
                 raise ValueError(f"unknown fault {name!r}{nearest(name, FAULTS)}")
-        for name in ("kills", "stops", "damages", "ranks", "fuzz", "soak_minutes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name!r} must not be negative")
+        not_negative(self, "kills", "stops", "damages", "ranks", "fuzz", "soak_minutes")
 
     @property
     def chosen(self) -> list[str]:
