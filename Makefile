@@ -7,7 +7,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format docs wheel wheel-check clean
+.PHONY: help install demo test test-long check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,6 +17,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
+
+install: $(INSTALLED) ## Make the environment
 
 demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
