@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
 from small_runs import choice_config
 
+bitsandbytes = pytest.importorskip("bitsandbytes")
 IDS = tiny.random_ids(2, 7, seed=3)
 CPU = torch.device("cpu")
 
