@@ -23,6 +23,7 @@ from lfpo.sft import SFTConfig, train_sft
 from lfpo.train import LFPOTrainer
 from lfpo.train_config import LFPOConfig
 from pretend_gpu import GPU, pretending
+from test_attention import varlen_by_the_book
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
@@ -97,13 +98,15 @@ LONG = [pytest.param({"objective": {"name": n}}, marks=pytest.mark.long) for n i
         {"offload_reference": True},
         {"offload_reference": True, "bf16": True},
         {"padding_free": True},
+        {"padding_free": True, "bf16": True},
         {"gradient_checkpointing": True},
         *LONG,
     ],
     ids=str,
 )
-def test_training(changes: dict[str, Any], tmp_path: Path):
+def test_training(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also stopped and resumed, for the checkpoint of one device to serve the other."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_by_the_book)
     settings = {
         "task": "choice",
         "model": "embedded",

@@ -7,6 +7,7 @@ float32, and this attention function casts them back to the value's dtype before
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +69,13 @@ def _packed_attention(
     if _has_kernel(query):
         from torch.nn.attention.varlen import varlen_attn
 
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         longest = max(packed.lengths)
-        more: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+        more: dict[str, Any] = {}
+        if grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            more = {"enable_gqa": True}
+        elif grouped:  # torch 2.11 does not share keys among heads
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out: Any = varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **more)
         return out[None]
     rows = zip(*(x.split(list(packed.lengths), dim=2) for x in (query, key, value)), strict=True)
