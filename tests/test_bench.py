@@ -191,6 +191,7 @@ def test_padding_and_packing_are_the_same_step():
     assert 0 <= padding["like lengths together"] <= padding["padded to the longest"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
 def test_bench_update_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "1024", "--sizes", "[8, 16]", "--prompts", "6")

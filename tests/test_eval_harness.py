@@ -159,7 +159,7 @@ def test_rolling_likelihood_covers_a_text_longer_than_the_context(llada: Path):
     assert value < 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_passes_its_options_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     import yaml
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_own_reward_raises_the_reward(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples" / "own_reward.py")]
@@ -26,7 +26,7 @@ def test_own_reward_raises_the_reward(tmp_path: Path):
     assert (tmp_path / "runs/own-reward/model/model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path):
     """Its cells as one script: what Jupyter adds is not ours to test."""
     notebook = json.loads((ROOT / "examples" / "walkthrough.ipynb").read_text())

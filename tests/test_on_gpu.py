@@ -86,7 +86,13 @@ def test_rollouts(settings: dict[str, Any]):
     assert torch.equal(here.nfe, there.nfe)
 
 
-LONG = [pytest.param({"objective": {"name": n}}, marks=pytest.mark.long) for n in sorted({*OBJECTIVES} - {"lfpo"})]
+OTHERS: list[dict[str, Any]] = [
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo"})),
+    {"lora": {"r": 4}, "objective": {"name": "unigrpo"}},
+    {"offload_reference": True},
+    {"padding_free": True},
+    {"gradient_checkpointing": True},
+]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +100,9 @@ LONG = [pytest.param({"objective": {"name": n}}, marks=pytest.mark.long) for n i
     [
         {},
         {"bf16": True},
-        {"lora": {"r": 4}, "objective": {"name": "unigrpo"}},
-        {"offload_reference": True},
         {"offload_reference": True, "bf16": True},
-        {"padding_free": True},
         {"padding_free": True, "bf16": True},
-        {"gradient_checkpointing": True},
-        *LONG,
+        *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS),
     ],
     ids=str,
 )
