@@ -152,6 +152,7 @@ def pretending() -> Iterator[PretendGPU]:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU of words")
         yield mode

@@ -23,6 +23,9 @@ from test_distributed import assert_same_run, run
 from tiny import random_ids
 
 
+pytest.importorskip("bitsandbytes")
+
+
 def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:
     return build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99), optim=optim)
 

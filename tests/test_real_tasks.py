@@ -282,6 +282,7 @@ def test_a_wrong_name_or_place_is_one_line(here: None, name: str, said: str) -> 
 
 
 def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     for name, content, said in (
         ("test.parquet", b"no", "not readable as Parquet"),
         ("test.json", b"{}", "expected a list of JSON objects"),
