@@ -22,7 +22,6 @@ from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import random_ids
 
-
 pytest.importorskip("bitsandbytes")
 
 
