@@ -137,7 +137,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_was(al
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["rejection", "trace_rl"])
+@pytest.mark.parametrize("objective", [pytest.param("rejection", marks=pytest.mark.long), "trace_rl"])
 def test_split_over_processes_of_which_one_has_nothing_to_learn_from(objective: str, llada: Path, tmp_path: Path):
     folder = tmp_path / "run"
     process = run(

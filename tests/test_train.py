@@ -119,7 +119,10 @@ def wait_for(condition, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("moment", ["before the first checkpoint", "during a save", "between checkpoints"])
+between = pytest.param("between checkpoints", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("moment", ["before the first checkpoint", "during a save", between])
 def test_kill_9_at_any_moment_loses_nothing(moment: str, llada: Path, tmp_path: Path):
     whole = start(tmp_path / "whole", llada, resume=False)
     run = tmp_path / "killed" / "run"
