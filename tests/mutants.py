@@ -76,7 +76,7 @@ def passes_as_a_script(program: str, row: dict[str, Any], seconds: float = 20) -
         file.write_text(script, encoding="utf-8")
         try:
             done = subprocess.run(
-                [sys.executable, file], timeout=seconds, capture_output=True, stdin=subprocess.DEVNULL
+                [sys.executable, file], cwd=folder, timeout=seconds, capture_output=True, stdin=subprocess.DEVNULL
             )
         except subprocess.TimeoutExpired:
             return False

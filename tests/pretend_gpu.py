@@ -18,10 +18,24 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
-# May take tensors of two devices.
-CROSSING = {"copy_", "to", "cpu", "cuda", "__getitem__", "__setitem__", "index_put_", "type_as", "set_", "__set__"}
-CROSSING |= {"_has_compatible_shallow_copy_type"}
+# May take tensors of two devices; what is indexed is looked at more closely.
+CROSSING = {"copy_", "to", "cpu", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
+INDEXING = {"__getitem__", "__setitem__", "index_put_"}
+JOINING = {"cat", "concat", "stack"}
 READS = {"numpy", "__array__"}
+# Python waits for a value, or for how many there are.
+WAITS = {
+    "item",
+    "tolist",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "unique",
+}
 
 
 class PretendGPU(TorchFunctionMode):
@@ -44,13 +58,14 @@ class PretendGPU(TorchFunctionMode):
         on_gpu = [t for t in tensors if self.has(t)]
         if name in READS and on_gpu:
             raise AssertionError(f"{name} of a tensor on the GPU")
-        if on_gpu and name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
-            self.waits += 1
         asked, args, kwargs = _asked_device(name, args, kwargs, self.has)
-        if on_gpu and asked is None and name not in CROSSING:
+        by_mask = name in INDEXING and any(t.dtype == torch.bool for t in _tensors(args[1]))
+        if on_gpu and (name in WAITS or by_mask or name == "cpu" or asked == CPU):
+            self.waits += 1
+        if on_gpu and name in INDEXING:
+            self._check_index(function, args)
+        elif on_gpu and asked is None and name not in CROSSING:
             self._check_mixture(function, tensors)
-        if name == "__setitem__":
-            self._check_mixture(function, [t for t in (args[0], args[2]) if isinstance(t, torch.Tensor)])
         if kwargs.get("generator") is not None and (on_gpu if asked is None else asked.type == "cuda"):
             raise AssertionError(f"{name} on the GPU with a CPU's generator")
         result = function(*args, **kwargs)
@@ -96,10 +111,23 @@ class PretendGPU(TorchFunctionMode):
         return self.has(tensor) == (owner == "is_cuda")
 
     def _check_mixture(self, function: Any, tensors: list[torch.Tensor]) -> None:
-        here = [t for t in tensors if t.device.type != "meta" and t.dim()]
-        if len({self.has(t) for t in here}) > 1 or (not here and not tensors):
-            shapes = [f"{tuple(t.shape)} on {'cuda' if self.has(t) else 'cpu'}" for t in tensors]
-            raise AssertionError(f"{resolve_name(function) or function}: {', '.join(shapes)}")
+        """A number in CPU memory may stand beside tensors on the GPU, where they are not joined; nothing else may."""
+        joined = getattr(function, "__name__", "") in JOINING
+        here = [t for t in tensors if t.device.type != "meta" and (joined or t.dim() or self.has(t))]
+        if len({self.has(t) for t in here}) > 1:
+            self._refuse(function, tensors)
+
+    def _check_index(self, function: Any, args: tuple[Any, ...]) -> None:
+        """An index may be in CPU memory, but not on the GPU beside a CPU's tensor; values are where they are put."""
+        index, values = list(_tensors(args[1])), list(_tensors(args[2:]))
+        if any(self.has(t) for t in index) and not self.has(args[0]):
+            self._refuse(function, [args[0], *index])
+        if index:  # a slice is copied to, from any device
+            self._check_mixture(function, [args[0], *values])
+
+    def _refuse(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        shapes = [f"{tuple(t.shape)} on {'cuda' if self.has(t) else 'cpu'}" for t in tensors]
+        raise AssertionError(f"{resolve_name(function) or function}: {', '.join(shapes)}")
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -307,6 +308,22 @@ def test_rollouts_that_could_not_differ_are_refused() -> None:
 
 @pytest.mark.parametrize("cls", COMMANDS, ids=lambda cls: cls.__name__)
 def test_every_command_can_be_given_its_own_settings(cls: type) -> None:
-    """Every field is of a type that a file or the command line can spell."""
+    """Every default is read back, and every field is of a type that a file or the command line can spell."""
     config: Any = build(cls, NEEDED.get(cls, {}))
     assert build(cls, yaml.safe_load(yaml_text(to_dict(config)))) == config
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) is not ClassVar:
+            assert spelled(hint), name
+
+
+def spelled(hint: Any) -> bool:
+    """Whether `build` makes such values from plain data."""
+    if get_origin(hint) in (list, dict, Union, UnionType):
+        return all(spelled(part) for part in get_args(hint))
+    plain = hint in (int, float, str, bool, type(None), Any)
+    return plain or get_origin(hint) is Literal or dataclasses.is_dataclass(hint)
+
+
+def test_what_cannot_be_spelled() -> None:
+    assert spelled(list[int] | None) and spelled(dict[str, list[Literal["a"]]])
+    assert not spelled(tuple[int, ...] | None) and not spelled(list[set[int]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import random_ids
 
-pytest.importorskip("bitsandbytes")
+installed = importlib.util.find_spec("bitsandbytes") is not None
+needs_it = pytest.mark.skipif(not installed, reason="bitsandbytes is not installed")
 
 
 def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:
     return build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99), optim=optim)
 
 
+@needs_it
 def test_eight_bits_take_nearly_the_same_steps(llada: Path):
     models = [load_model(llada) for _ in range(2)]
     start = [p.detach().clone() for p in models[0].parameters()]
@@ -52,6 +55,7 @@ def test_eight_bits_take_nearly_the_same_steps(llada: Path):
         assert held == pytest.approx(moment_bytes("adamw_8bit") * p.numel(), rel=1e-3)
 
 
+@needs_it
 def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
     small: dict[str, Any] = {"optim": "adamw_8bit"}
     whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=3, **small))
@@ -75,6 +79,7 @@ def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
         LFPOTrainer(args=config(tmp_path / "plain", llada, max_steps=2, **small)).train(resume=True)
 
 
+@needs_it
 def test_adapters_too(llada: Path, tmp_path: Path):
     settings: dict[str, Any] = {"optim": "adamw_8bit", "lora": {"r": 128, "lora_alpha": 128}}
     whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
@@ -86,6 +91,7 @@ def test_adapters_too(llada: Path, tmp_path: Path):
         assert torch.equal(a, b)
 
 
+@needs_it
 def test_supervised_training_takes_it_as_well(tmp_path: Path, llada: Path):
     folder = tmp_path / "run"
     values = {
@@ -118,6 +124,7 @@ def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):
         optimizer(model, "adamw_8bit")
 
 
+@needs_it
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [("--fsdp", "true", "--lora", "{r: 128, lora_alpha: 128}"), ()])
 def test_two_processes_step_as_one(settings: tuple[str, ...], llada: Path, tmp_path: Path):

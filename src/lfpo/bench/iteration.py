@@ -23,14 +23,19 @@ from ..train_config import LFPOConfig
 from .layouts import LAYOUTS
 from .machine import held_memory, peak_memory, spread
 
+PARTS = ("rollout", "reward", "update")
 PROMPT = "What is the sum of these numbers? 12 + 30 = "
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """timesteps, rollouts: K and N of one step, all of one prompt. update_tokens: of a pass, and of rollouts at once.
-    vocabulary, width: of a random model of two layers. repeats: iterations to time, after a first one that makes the
-    optimiser's state."""
+    """One case.
+
+    timesteps, rollouts: K and N of its one optimiser step; the rollouts are of one prompt.
+    update_tokens: the budget of an update's pass, and of rollouts that run at once.
+    vocabulary, width: of a random model of two layers.
+    repeats: iterations to time, after a first one that makes the optimiser's state.
+    """
 
     timesteps: int
     rollouts: int
@@ -73,7 +78,7 @@ def measure_iteration(case: Iteration) -> dict[str, Any]:
     def work() -> None:
         trainer = _trainer(_random_model(case, device), case, case.rollouts)
         metrics = _iterations(trainer, 1 + case.repeats)[1:]
-        median, least, most = spread([m["time/rollout"] + m["time/update"] for m in metrics])
+        median, least, most = spread([sum(m[f"time/{part}"] for part in PARTS) for m in metrics])
         result.update(loss=metrics[-1]["loss"], seconds=median, seconds_least=least, seconds_most=most)
         result.update(update_seconds=spread([m["time/update"] for m in metrics])[0])
         result["kept"] = trainer  # or it would be gone before what it holds is counted

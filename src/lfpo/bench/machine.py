@@ -40,20 +40,25 @@ def synchronize(device: torch.device) -> None:
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
     """Bytes that `work` takes at its peak above what was held before: of the GPU's allocator, or of the process on
-    Linux. None where neither can be told."""
+    Linux. None where neither can be told; the work is done all the same."""
     before = held_memory(device)
-    if before is None:
-        return None
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        work()
-        return torch.cuda.max_memory_allocated(device) - before
-    try:
-        CLEAR.write_text("5")  # the peak counts from now
-    except OSError:
-        return None
+    told = before is not None and (device.type == "cuda" or _clear_peak())
     work()
-    return max(0, _kilobytes("VmHWM") * 1024 - before)
+    if before is None or not told:
+        return None
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _kilobytes("VmHWM") * 1024
+    return max(0, peak - before)
+
+
+def _clear_peak() -> bool:
+    """The process's peak counts from now, if the system lets it."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def held_memory(device: torch.device) -> int | None:

@@ -1,4 +1,4 @@
-"""The benchmarks' tables: rows in groups, columns aligned over all of them, narrow enough for 80 characters."""
+"""The benchmarks' tables: rows in groups, columns aligned over all of them, never cut short."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def print_groups(
 ) -> None:
     """Rows as (group, cells); those of a group lie together. The first column holds names, the others numbers."""
     widths = [max(len(cell) for cell in column) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
+    console.width = max(console.width, sum(widths) + len(widths))  # a terminal wraps what a table would cut
     console.print(f"[bold]{title}[/]" + (f" [dim]({caption})[/]" if caption else ""))
     for group in dict.fromkeys(group for group, _ in rows):
         table = Table(title=f"\n{group}", title_justify="left", box=None, collapse_padding=True, pad_edge=False)
         for i, (name, width) in enumerate(zip(columns, widths, strict=True)):
-            table.add_column(name, justify="right" if i else "left", min_width=width, overflow="fold")
+            table.add_column(name, justify="right" if i else "left", min_width=width, no_wrap=True)
         for _, cells in (row for row in rows if row[0] == group):
             table.add_row(*cells)
         console.print(table)

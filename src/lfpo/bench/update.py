@@ -39,7 +39,8 @@ TIMESTEPS = 4  # K of every case
 class BenchUpdateConfig:
     """Configuration of `lfpo bench update`.
 
-    tokens, vocabulary, width: masked tokens, vocabulary and width of the loss alone. dtype: of its states and head.
+    tokens, vocabulary, width: masked tokens, vocabulary (512 or more) and width (a multiple of 32) of the loss alone.
+    dtype: of its states and head.
     sizes: timesteps K (always 4) times rollouts N of one training iteration, on a random model of two layers with that
         vocabulary and a quarter of that width, at a budget of update_tokens a pass; each in a process of its own.
     model: the model of the steps over ragged prompts, of three embedded tasks in turn. prompts: how many of them.
@@ -63,8 +64,12 @@ class BenchUpdateConfig:
         at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "prompts", "repeats")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
-        if not self.sizes or any(size < 1 or size % TIMESTEPS for size in self.sizes):
-            raise ValueError(f"'sizes' must hold positive multiples of {TIMESTEPS}, found {self.sizes}")
+        if not self.sizes or any(size < 2 * TIMESTEPS or size % TIMESTEPS for size in self.sizes):
+            raise ValueError(f"'sizes' must hold multiples of {TIMESTEPS} from {2 * TIMESTEPS} up, found {self.sizes}")
+        if self.vocabulary < 512:
+            raise ValueError(f"vocabulary {self.vocabulary} must be at least 512, for the prompt's tokens")
+        if self.width % 32:
+            raise ValueError(f"width {self.width} must be a multiple of 32: a quarter of it is shared by four heads")
 
 
 def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
