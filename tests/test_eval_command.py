@@ -275,7 +275,7 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
         assert not list(tmp_path.glob("*.partial-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
     assert run(llada, tmp_path / "out.json") == 0
     both = ("eval", "--model", str(llada), "--limit", "5", "--output", str(tmp_path / "out.json"), "--task", "choice")

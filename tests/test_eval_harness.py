@@ -187,7 +187,7 @@ lfpo.eval.harness.distributed.stop()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_share_the_requests(tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "task.json").write_text(json.dumps(generation(tmp_path)))
