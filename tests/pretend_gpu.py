@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # May take tensors of two devices; what is indexed is looked at more closely.
-CROSSING = {"copy_", "to", "cpu", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
+CROSSING = {"copy_", "to", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
 INDEXING = {"__getitem__", "__setitem__", "index_put_"}
 JOINING = {"cat", "concat", "stack"}
 READS = {"numpy", "__array__"}
@@ -60,7 +60,7 @@ class PretendGPU(TorchFunctionMode):
             raise AssertionError(f"{name} of a tensor on the GPU")
         asked, args, kwargs = _asked_device(name, args, kwargs, self.has)
         by_mask = name in INDEXING and any(t.dtype == torch.bool for t in _tensors(args[1]))
-        if on_gpu and (name in WAITS or by_mask or name == "cpu" or asked == CPU):
+        if on_gpu and (name in WAITS or by_mask or asked == CPU):
             self.waits += 1
         if on_gpu and name in INDEXING:
             self._check_index(function, args)
@@ -69,8 +69,6 @@ class PretendGPU(TorchFunctionMode):
         if kwargs.get("generator") is not None and (on_gpu if asked is None else asked.type == "cuda"):
             raise AssertionError(f"{name} on the GPU with a CPU's generator")
         result = function(*args, **kwargs)
-        if name == "cpu":
-            asked = CPU
         target = bool(on_gpu) if asked is None else asked.type == "cuda"
         if asked is None and name in ("to", "type_as", "copy_", "__getitem__") and tensors:
             target = self.has(tensors[-1] if name == "type_as" else tensors[0])
@@ -149,6 +147,8 @@ def _asked_device(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], has: Callable[[torch.Tensor], bool]
 ) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
     """The device that a call names, and its arguments as a CPU takes them."""
+    if name == "cpu":
+        return CPU, args, kwargs
     kwargs.pop("pin_memory", None)
     asked = kwargs.get("device")
     if name == "to" and len(args) > 1 and args[1] is not None and not isinstance(args[1], torch.dtype):

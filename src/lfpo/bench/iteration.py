@@ -21,7 +21,7 @@ from ..stopping import StopSignals
 from ..train import LFPOTrainer
 from ..train_config import LFPOConfig
 from .layouts import LAYOUTS
-from .machine import held_memory, peak_memory, spread
+from .machine import against_first, held_memory, peak_memory, spread
 
 PARTS = ("rollout", "reward", "update")
 PROMPT = "What is the sum of these numbers? 12 + 30 = "
@@ -51,15 +51,8 @@ def measure_iterations(cases: dict[str, Iteration]) -> list[dict[str, Any]]:
     # Spawned: a forked process would begin with this one's memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         found = [processes.submit(measure_iteration, case).result() for case in cases.values()]
-    rows = []
-    for label, measured in zip(cases, found, strict=True):
-        held, base = measured["peak_memory"], found[0]["peak_memory"]
-        ratios = {
-            "time_ratio": measured["seconds"] / found[0]["seconds"],
-            "memory_ratio": held / base if held is not None and base else None,
-        }
-        rows.append({"group": "training iteration", "case": label, **measured, **ratios})
-    return rows
+    rows = [{"group": "training iteration", "case": label, **row} for label, row in zip(cases, found, strict=True)]
+    return against_first(rows)
 
 
 def measure_iteration(case: Iteration) -> dict[str, Any]:
@@ -81,13 +74,10 @@ def measure_iteration(case: Iteration) -> dict[str, Any]:
         median, least, most = spread([sum(m[f"time/{part}"] for part in PARTS) for m in metrics])
         result.update(loss=metrics[-1]["loss"], seconds=median, seconds_least=least, seconds_most=most)
         result.update(update_seconds=spread([m["time/update"] for m in metrics])[0])
-        result["kept"] = trainer  # or it would be gone before what it holds is counted
+        after = held_memory(device)  # while there is a trainer to hold it
+        result["at_rest"] = None if before is None or after is None else after - before
 
-    peak = peak_memory(work, device)
-    after = held_memory(device)
-    del result["kept"]
-    at_rest = None if before is None or after is None else after - before
-    return {**result, "peak_memory": peak, "at_rest": at_rest}
+    return {"peak_memory": peak_memory(work, device), **result}
 
 
 def _random_model(case: Iteration, device: torch.device) -> MaskedDiffusionLM:
@@ -123,7 +113,7 @@ def _trainer(model: MaskedDiffusionLM, case: Iteration, rollouts: int) -> LFPOTr
 
 def _spaced(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """Rewards from 0 to 1, so that every r occurs."""
-    return [i / max(1, len(completions) - 1) for i in range(len(completions))]
+    return [i / (len(completions) - 1) for i in range(len(completions))]
 
 
 def _iterations(trainer: LFPOTrainer, number: int) -> list[dict[str, Any]]:

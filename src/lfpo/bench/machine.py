@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,9 +44,10 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
     before = held_memory(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    told = before is not None and (device.type == "cuda" or _clear_peak())
+    elif not _clear_peak():
+        before = None
     work()
-    if before is None or not told:
+    if before is None:
         return None
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _kilobytes("VmHWM") * 1024
     return max(0, peak - before)
@@ -78,6 +79,19 @@ def held_memory(device: torch.device) -> int | None:
 
 def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(name + ":"))
+
+
+def against_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a group with their time and peak memory as ratios to those of the first."""
+    seconds, base = rows[0]["seconds"], rows[0]["peak_memory"]
+    return [
+        {
+            **row,
+            "time_ratio": row["seconds"] / seconds,
+            "memory_ratio": row["peak_memory"] / base if row["peak_memory"] is not None and base else None,
+        }
+        for row in rows
+    ]
 
 
 def spread(seconds: list[float]) -> tuple[float, float, float]:

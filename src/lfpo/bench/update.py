@@ -28,7 +28,7 @@ from ..trajectory import Trajectory
 from ..update import accumulate_gradients, passes
 from .figure import update_figure
 from .iteration import Iteration, measure_iterations
-from .machine import peak_memory, spread, timed
+from .machine import against_first, peak_memory, spread, timed
 from .table import print_groups
 
 Case = Callable[[], float]
@@ -102,25 +102,12 @@ def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: i
         for label, work in cases.items():
             losses[label], taken = timed(work, device)
             seconds[label].append(taken)
-    first = next(iter(cases))
     rows = []
     for label in cases:
         median, least, most = spread(seconds[label])
-        held, base = memory[label], memory[first]
-        rows.append(
-            {
-                "group": group,
-                "case": label,
-                "loss": losses[label],
-                "seconds": median,
-                "seconds_least": least,
-                "seconds_most": most,
-                "time_ratio": median / spread(seconds[first])[0],
-                "peak_memory": held,
-                "memory_ratio": held / base if held is not None and base else None,
-            }
-        )
-    return rows
+        row = {"group": group, "case": label, "loss": losses[label], "peak_memory": memory[label]}
+        rows.append({**row, "seconds": median, "seconds_least": least, "seconds_most": most})
+    return against_first(rows)
 
 
 def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
@@ -180,7 +167,7 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
     without padding; and which share of the tokens that each computes is padding."""
     model = load_model(config.model, device=device)
     batch = _task_rollouts(config, model, ["choice", "words", "sudoku"])
-    objective, policies, signal, views = _parts(model, batch, 4)
+    objective, policies, signal, views = _parts(model, batch)
     width = views.input_ids.shape[1]
     in_turn = list(torch.arange(len(views), device=device).split(max(1, config.update_tokens // width)))
 
@@ -203,8 +190,8 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
     }
     cases = {
         "padded to the longest": padded,
-        "like lengths together": _step(config, model, batch, 4),
-        "end to end": _step(config, model, batch, 4, padding_free=True),
+        "like lengths together": _step(config, model, batch),
+        "end to end": _step(config, model, batch, padding_free=True),
     }
     return cases, {label: 1 - int(lengths.sum()) / tokens for label, tokens in computed.items()}
 
@@ -219,8 +206,8 @@ def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: l
     return rollout(model, prompts, sampler, list(range(config.prompts)))
 
 
-def _parts(model: MaskedDiffusionLM, batch: Trajectory, timesteps: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    objective = make_objective({"name": "lfpo", "timesteps": timesteps})
+def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, Any], Any, Any]:
+    objective = make_objective({"name": "lfpo", "timesteps": TIMESTEPS})
     policies = {CURRENT: model, OLD: model.frozen_copy()}
     signal = torch.linspace(0, 1, len(batch), device=model.device)
     views = objective.views(batch, signal, [key("bench", i) for i in range(len(batch))], 0)
@@ -231,11 +218,10 @@ def _step(
     config: BenchUpdateConfig,
     model: MaskedDiffusionLM,
     batch: Trajectory,
-    timesteps: int,
     *,
     padding_free: bool = False,
 ) -> Case:
-    objective, policies, signal, views = _parts(model, batch, timesteps)
+    objective, policies, signal, views = _parts(model, batch)
 
     def step() -> float:
         model.zero_grad()

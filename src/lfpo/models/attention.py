@@ -7,7 +7,9 @@ float32, and this attention function casts them back to the value's dtype before
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +73,7 @@ def _packed_attention(
 
         longest = max(packed.lengths)
         more: dict[str, Any] = {}
-        if grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        if grouped and _shares_keys(varlen_attn):
             more = {"enable_gqa": True}
         elif grouped:  # torch 2.11 does not share keys among heads
             key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
@@ -81,6 +83,11 @@ def _packed_attention(
     rows = zip(*(x.split(list(packed.lengths), dim=2) for x in (query, key, value)), strict=True)
     parts = [F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped) for q, k, v in rows]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+@functools.cache
+def _shares_keys(kernel: Callable[..., Any]) -> bool:
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
