@@ -30,9 +30,10 @@ test: $(INSTALLED) ## Run the tests
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, more processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
 
-check: $(INSTALLED) ## Check formatting, lint and types
+check: $(INSTALLED) ## Check formatting, lint, import layers and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(INSTALLED) ## Format the code and apply safe lint fixes

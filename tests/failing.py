@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from lfpo.objectives import LFPO
-from lfpo.predictions import Predictions
+from lfpo.objectives.predictions import Predictions
 
 
 @dataclass(frozen=True)

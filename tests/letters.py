@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.batching import left_pad
-from lfpo.sampler import SamplerConfig
-from lfpo.trajectory import Trajectory
+from lfpo.base.batching import left_pad
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 
 LETTERS = "abe_"  # e: the end of sequence, which is padding too; _: the mask token
 EOS, MASK = 2, 3

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from lfpo.objectives.advantages import group_means
-from lfpo.predictions import Predictions
-from lfpo.trajectory import Trajectory
-from lfpo.views import Views, replay
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, replay
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.sampler import SamplerConfig
-from lfpo.trajectory import Trajectory
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "peers.json").read_text())
 MASK, EOS, VOCAB = GOLDEN["mask_id"], GOLDEN["eos_id"], GOLDEN["vocab"]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 import tiny
-from lfpo.config import build
+from lfpo.base.config import build
 from lfpo.models import load_model
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import Objective, make_objective
-from lfpo.predictions import BASE, CURRENT, OLD
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
-from lfpo.views import Views
+from lfpo.objectives.views import Views
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 
 KNOBS: dict[str, dict[str, Any]] = {
     "lfpo": {"timesteps": 3},

@@ -13,20 +13,20 @@ import torch
 from rich.console import Console
 
 import tiny
+from lfpo.base.measure import matmul_peak, peak_memory, spread, timed
 from lfpo.bench.iteration import Iteration, measure_iteration
-from lfpo.bench.layouts import LAYOUTS, random_prompts
-from lfpo.bench.machine import matmul_peak, peak_memory, spread, timed
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
 from lfpo.bench.table import print_groups
 from lfpo.bench.update import BenchUpdateConfig, padding_cases
-from lfpo.cli import main
-from lfpo.flops import forward_flops
+from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.loading import family_of
 from lfpo.models.masked_lm import build_backbone
-from lfpo.prompts import encode_rows
-from lfpo.tasks import get_task
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.tasks import get_task
+from lfpo.train.flops import forward_flops
 from reference_sampler import generate
 
 CPU = torch.device("cpu")
@@ -235,7 +235,7 @@ def test_shapes_that_cannot_be_are_told_at_once(key: str, value: str, said: str,
 
 @pytest.mark.parametrize("missing", ["STATUS", "CLEAR"])
 def test_where_memory_cannot_be_told_time_is(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(f"lfpo.bench.machine.{missing}", tmp_path / "none" / "such")
+    monkeypatch.setattr(f"lfpo.base.measure.{missing}", tmp_path / "none" / "such")
     case = Iteration(timesteps=4, rollouts=2, update_tokens=256, vocabulary=512, width=32, repeats=1, threads=1)
     found = measure_iteration(case)
     assert found["peak_memory"] is None and found["seconds"] > found["update_seconds"] > 0

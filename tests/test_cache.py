@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import tiny
-from lfpo.batching import left_pad
-from lfpo.flops import forward_flops, rollout_flops
+from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
-from lfpo.models.memory import KeyValueMemory
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
+from lfpo.models.kv_cache import KeyValueMemory
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import cached_generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]

@@ -7,9 +7,9 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.card import model_card
-from lfpo.run import open_run
-from lfpo.sft import SFTConfig, train_sft
+from lfpo.runs.card import model_card
+from lfpo.runs.directory import open_run
+from lfpo.train.sft import SFTConfig, train_sft
 
 
 def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path):

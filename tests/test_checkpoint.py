@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.checkpoint import (
-    latest_checkpoint,
-    load_optimizer,
-    load_state,
-    load_weights,
-    save_checkpoint,
-    verify,
-)
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from lfpo.optim import build_adamw
+from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint, verify
+from lfpo.train.optim import build_adamw
 from tiny import LLADA_CONFIG, random_ids, write_llada
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import reward_samples
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
 from lfpo.rewards.child import Child, Unanswered, resident
 from lfpo.rewards.scoring import OverTime, time_limit
-from lfpo.sources import make_source
-from lfpo.train_config import LFPOConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.setup import make_source
 
 # Answers each question as it says.
 ODD = """
@@ -117,7 +117,7 @@ def scored(function, completions: list[str], timeout: float = 0.0, **columns):
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_rewards.py").write_text(
         "import itertools, os\n"
-        "from lfpo.errors import UserError\n"
+        "from lfpo.base.errors import UserError\n"
         "def length(prompts, completions, want):\n"
         "    print('printed, not answered')\n"
         "    return [None if w is None else float(len(t) + w) for t, w in zip(completions, want)]\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from lfpo.cli import main
+from lfpo.cli.command_line import main
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_pat
 
     script = (
         "import resource, signal, sys\n"
-        "from lfpo.cli import main\n"
+        "from lfpo.cli.command_line import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
         "raise SystemExit(main(sys.argv[1:]))\n"

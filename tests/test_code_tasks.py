@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from lfpo.config import RECIPES, build, load_yaml
-from lfpo.errors import UserError
-from lfpo.prompts import encode_prompt
+from lfpo.base.config import RECIPES, build, load_yaml
+from lfpo.base.errors import UserError
+from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.sources import task_source
+from lfpo.prompts.tasks import DataTask, acecode, bigcodebench, get_task, humaneval_plus, mbpp_plus
+from lfpo.prompts.tasks.code_task import CodeTask
+from lfpo.prompts.tasks.data_task import split_rows
+from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
-from lfpo.sources import task_source
-from lfpo.tasks import DataTask, acecode, bigcodebench, get_task, humaneval_plus, mbpp_plus
-from lfpo.tasks.code_task import CodeTask
-from lfpo.tasks.data_task import split_rows
-from lfpo.tasks.records import Record
-from lfpo.train_config import LFPOConfig
+from lfpo.train.config import LFPOConfig
 from mutants import mutants, passes_as_a_script
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.rewards import RewardFunction, score
 from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_compliance
-from lfpo.sandbox import Job, Limits, Sandbox, Verdict
-from lfpo.sandbox.inside import wire
-from lfpo.tasks import DataTask, get_task
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict
+from lfpo.rewards.sandbox.inside import wire
 from small_runs import trained_on_rows
 from test_sandbox_attacks import CHEATS, ENDLESS
 

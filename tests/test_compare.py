@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.cli import main
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.command import check, pick_objectives, run_compare
 from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
 from lfpo.compare.settings import Cell, CompareConfig, cell_config
-from lfpo.compare.statistics import average_over_tasks, over_seeds, over_seeds_and_problems
-from lfpo.errors import UserError
+from lfpo.eval.statistics import average_over_tasks, over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
-from lfpo.sampler import SamplerConfig
-from lfpo.trajectory import Trajectory
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 
 
 def small(folder: Path, **changes: Any) -> CompareConfig:

@@ -9,21 +9,21 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import pytest
 import yaml
 
+from drill.command import DrillConfig
+from lfpo.base.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
+from lfpo.base.errors import UserError
 from lfpo.bench.rollout import BenchRolloutConfig
 from lfpo.bench.sandbox import BenchSandboxConfig
 from lfpo.bench.update import BenchUpdateConfig
+from lfpo.cli.sample import SampleConfig
 from lfpo.compare.settings import CompareConfig
-from lfpo.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
-from lfpo.drill.command import DrillConfig
-from lfpo.errors import UserError
 from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective
-from lfpo.plan.command import PlanConfig
+from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
-from lfpo.sample import SampleConfig
-from lfpo.sft import SFTConfig
-from lfpo.tasks import get_task
-from lfpo.train_config import LFPOConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.plan.command import PlanConfig
+from lfpo.train.sft import SFTConfig
 
 COMMANDS = [
     *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.data import load_jsonl
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.prompts.jsonl import load_jsonl
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.config import build
-from lfpo.decoding import (
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
+from lfpo.rollout.reveal import (
     above_threshold,
     kept_tokens,
     origin_steps,
@@ -15,8 +16,7 @@ from lfpo.decoding import (
     within_entropy,
     within_factor,
 )
-from lfpo.errors import UserError
-from lfpo.sampler import SamplerConfig
+from lfpo.rollout.sampler import SamplerConfig
 
 
 def test_llada_schedule_reveals_early_then_idles():

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from lfpo.display import Display, _iterations, one_line, sparkline
+from lfpo.runs.display import Display, _iterations, one_line, sparkline
 
 METRICS = {
     "step": 3,

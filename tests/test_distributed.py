@@ -16,11 +16,11 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 import tiny
-from lfpo import distributed
-from lfpo.errors import UserError
-from lfpo.run import open_run, opened_by_this_launcher
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.runs.directory import open_run, opened_by_this_launcher
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = [
@@ -215,7 +215,7 @@ def test_a_share_that_cannot_be_written_stops_all(tmp_path: Path):
     (tmp_path / "out" / "t-00002-of-00002.safetensors").mkdir(parents=True)
     code = (
         "import torch; from pathlib import Path\n"
-        "from lfpo import distributed; from lfpo.shards import write_shards\n"
+        "from lfpo import distributed; from lfpo.models.tensor_files import write_shards\n"
         "distributed.start(); t = {n: torch.ones(4) for n in 'ab'}\n"
         f"write_shards(t, t.__getitem__, Path({str(tmp_path / 'out')!r}), 't')\n"
     )

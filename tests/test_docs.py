@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tiny
-from lfpo.cli import COMMANDS, main
+from lfpo.cli.commands import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data"
@@ -97,19 +97,19 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("lm_eval"):
         monkeypatch.setattr("lfpo.eval.harness.main", lambda *args, **kwargs: None)
     trainer = SimpleNamespace(train=lambda resume: Path(), rank=1)
-    monkeypatch.setattr("lfpo.train.LFPOTrainer", lambda args: trainer)
+    monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
-        "lfpo.sft.train_sft",
+        "lfpo.train.sft.train_sft",
         "lfpo.eval.command.run_eval",
-        "lfpo.sample.run_sample",
+        "lfpo.cli.sample.run_sample",
         "lfpo.compare.command.run_compare",
         "lfpo.bench.rollout.run_bench_rollout",
         "lfpo.bench.update.run_bench_update",
         "lfpo.bench.sandbox.run_bench_sandbox",
-        "lfpo.drill.command.run_drill",
-        "lfpo.plan.run_plan",
-        "lfpo.doctor.run_doctor",
-        "lfpo.demo.run_demo",
+        "drill.command.run_drill",
+        "lfpo.train.plan.run_plan",
+        "lfpo.cli.doctor.run_doctor",
+        "lfpo.cli.demo.run_demo",
     ):
         monkeypatch.setattr(place, lambda *args, **kwargs: None)
 

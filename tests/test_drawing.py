@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.bench.machine import peak_memory
-from lfpo.drawing import Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.base.measure import peak_memory
 from lfpo.models import init_model
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.draw import Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.rollout.sampler import SamplerConfig
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 MASK = 4
@@ -153,7 +153,7 @@ def test_drawing_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, sett
         sizes.append(len(hidden))
         return hidden
 
-    monkeypatch.setattr("lfpo.drawing.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("lfpo.rollout.draw.CHUNK_ELEMENTS", elements)
     model = SimpleNamespace(vocab_size=11, mask_id=MASK, head=head)
     pieces = draw(model, states, SamplerConfig(**settings), evenly(10))  # type: ignore[arg-type]
     assert max(sizes) == max(1, elements // 11)

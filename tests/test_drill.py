@@ -11,22 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.cli import main
-from lfpo.drill import command, damage, disk, fuzz, numbers, ranks, scores, soak, stops, surroundings
-from lfpo.drill.command import DrillConfig, markdown
-from lfpo.drill.harness import (
-    ITERATIONS,
-    Child,
-    Drill,
-    Outcome,
-    Tally,
-    difference,
-    in_namespaces,
-    progress,
-    same_weights,
-)
-from lfpo.drill.inside import CLONE_NEWNS, Fault
-from lfpo.errors import LOST
+from drill import command, damage, disk, fuzz, numbers, ranks, scores, soak, stops, surroundings
+from drill.command import DrillConfig, markdown
+from drill.harness import ITERATIONS, Child, Drill, Outcome, Tally, difference, in_namespaces, progress, same_weights
+from drill.inside import CLONE_NEWNS, Fault
+from lfpo.base.errors import LOST
+from lfpo.cli.command_line import main
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.config import load_yaml
+from lfpo.base.config import load_yaml
 from lfpo.eval import evaluate, pass_at_k, wilson_interval
 from lfpo.eval.statistics import mean_interval
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
-from lfpo.sampler import SamplerConfig
-from lfpo.tasks import TASKS, get_task
+from lfpo.prompts.tasks import TASKS, get_task
+from lfpo.rollout.sampler import SamplerConfig
 
 
 def test_it_is_small_and_in_lladas_layout():
@@ -75,7 +75,7 @@ def test_intervals_and_pass_at_k_by_hand():
 
 def test_a_users_task_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "shout.py").write_text(
-        "from lfpo.tasks.task import Task\n"
+        "from lfpo.prompts.tasks.task import Task\n"
         "TASK = Task('shout', lambda rng: {'prompt': rng.choice('abcdefgh'), 'answer': 'x'}, lambda r: r['prompt'],\n"
         "            lambda c, r: c == r['answer'], lambda r, rng, share: 'x', 0.4, 4)\n"
     )

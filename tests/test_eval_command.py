@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 
 import tiny
-from lfpo.cli import main
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.eval import command
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, read_partial
 from lfpo.eval.table import group_means, show
-from lfpo.tasks import get_task
-from lfpo.tasks.task import Row
+from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks.task import Row
 
 ROOT = Path(__file__).parents[1]
 SAMPLED = ("--n_samples", "2", "--sampler.temperature", "1", "--rollout_tokens", "60")
@@ -287,7 +287,7 @@ def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path):
     (tmp_path / "echo_task.py").write_text(
-        "from lfpo.tasks.task import Task\n"
+        "from lfpo.prompts.tasks.task import Task\n"
         "TASK = Task('echo/1', lambda rng: {'prompt': rng.choice('abcdefgh')}, lambda r: r['prompt'],\n"
         "            lambda c, r: True, lambda r, rng, share: 'x', 0.4, 4)\n"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.cli import main
+from lfpo.cli.command_line import main
 from test_eval_command import launch
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import tiny
-from lfpo.cli import main
+from lfpo.cli.command_line import main
 from lfpo.eval.command import prepare
 from lfpo.eval.fewshot import asked, cut, examples, stop_text
 from lfpo.eval.settings import EvalConfig
-from lfpo.prompts import encode_prompt
-from lfpo.tasks import get_task
+from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.tasks import get_task
 
 
 @pytest.fixture

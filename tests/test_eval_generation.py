@@ -9,7 +9,7 @@ import torch
 from lfpo.eval.generation import Answer, answers_of, generate, grade
 from lfpo.eval.statistics import scores
 from lfpo.models import load_model, load_tokenizer
-from lfpo.sampler import SamplerConfig
+from lfpo.rollout.sampler import SamplerConfig
 
 
 def test_answers_come_one_batch_after_another(llada: Path):

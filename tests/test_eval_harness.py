@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.cli import main
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import load_model
-from lfpo.tasks import get_task
+from lfpo.prompts.tasks import get_task
 
 N = 6
 installed = importlib.util.find_spec("lm_eval") is not None and importlib.util.find_spec("datasets") is not None

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import tiny
-from lfpo.cli import main
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.eval.choices import FORMATS, Options, chosen, encode_pair, options_of, text_pair
 from lfpo.eval.likelihood import Pair, likelihood_bounds, maskings
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import load_model, load_tokenizer
-from lfpo.tasks import get_task
+from lfpo.prompts.tasks import get_task
 
 PROMPT = [40, 41, 42]
 

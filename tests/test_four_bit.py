@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import tiny
-from lfpo.checkpoint import latest_checkpoint
-from lfpo.errors import UserError
-from lfpo.flops import forward_flops
-from lfpo.lora import LoraSettings, attach, factors, load_adapter
+from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
 from lfpo.models.four_bit import BYTES, plain, quantize, shape_of
-from lfpo.predictions import BASE
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.models.lora import LoraSettings, attach, factors, load_adapter
+from lfpo.models.roles import BASE
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import forward_flops
+from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config
 
 bitsandbytes = pytest.importorskip("bitsandbytes")

@@ -17,17 +17,18 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lfpo.bench.machine import peak_memory
+from lfpo.base.measure import peak_memory
+from lfpo.base.rng import generator
 from lfpo.models import load_model
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
-from lfpo.ops.chunked import in_chunks
-from lfpo.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
-from lfpo.ops.rectified import printed_loss, rectified_loss
-from lfpo.predictions import BASE, CURRENT, OLD, Predictions
-from lfpo.rng import generator
-from lfpo.sampler import SamplerConfig
-from lfpo.sft import Example, accumulate_sft_gradients
-from lfpo.update import accumulate_gradients
+from lfpo.objectives.ops.chunked import in_chunks
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
+from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
+from lfpo.objectives.predictions import Predictions
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.sft import Example, accumulate_sft_gradients
+from lfpo.train.update import accumulate_gradients
 from small_runs import step_of
 
 CPU = torch.device("cpu")

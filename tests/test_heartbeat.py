@@ -15,9 +15,9 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from lfpo import distributed, heartbeat
-from lfpo.errors import ProcessLost
-from lfpo.heartbeat import Beat, Heartbeat, Limits, names
+from lfpo.base import distributed, heartbeat
+from lfpo.base.errors import ProcessLost
+from lfpo.base.heartbeat import Beat, Heartbeat, Limits, names
 
 
 def hearts(world: int, rank: float = 10.0, progress: float = 100.0) -> list[Heartbeat]:

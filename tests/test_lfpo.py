@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.objectives import LFPO, make_objective
-from lfpo.ops.rectified import printed_loss, rectified_loss
+from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
 

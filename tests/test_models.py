@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from tiny import (
     LLADA_CONFIG,

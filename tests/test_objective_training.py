@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.collect import collect
 from lfpo.models import load_model
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
-from lfpo.predictions import BASE, CURRENT, OLD
-from lfpo.train import LFPOTrainer
-from lfpo.update import accumulate_gradients, passes
+from lfpo.objectives.views import passes
+from lfpo.rollout.collect import collect
+from lfpo.train.rl import LFPOTrainer
+from lfpo.train.update import accumulate_gradients
 from small_runs import step_of
 from test_train import ROWS, config, even_letters, metrics
 
@@ -95,8 +96,8 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
         steps.append([(views.labels[i].tolist(), float(signal[row])) for i, row in enumerate(views.row.tolist())])
         return accumulate_gradients(objective, policies, views, signal, **settings)
 
-    monkeypatch.setattr("lfpo.train.collect", collected)
-    monkeypatch.setattr("lfpo.train.accumulate_gradients", updated)
+    monkeypatch.setattr("lfpo.train.rl.collect", collected)
+    monkeypatch.setattr("lfpo.train.rl.accumulate_gradients", updated)
     trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2})
     for n, batch in enumerate(batches):
         t, signal = batch.trajectory, trainer.objective.signal(batch.rewards.total, batch.group)

@@ -18,9 +18,9 @@ from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.views import Views, noised
 from lfpo.objectives.wd1 import WD1
-from lfpo.trajectory import Trajectory
-from lfpo.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
 
 N = 4000
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from letters import Table, rollouts, spell
-from lfpo.decoding import kept_tokens
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES, Objective, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
@@ -23,11 +22,12 @@ from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.views import Views, noised
 from lfpo.objectives.wd1 import WD1
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.update import accumulate_gradients
-from lfpo.views import Views, noised
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.reveal import kept_tokens
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.update import accumulate_gradients
 
 GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below
 

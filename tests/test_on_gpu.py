@@ -12,19 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lfpo.config import build
-from lfpo.distributed import clip_gradients
+from lfpo.base.config import build
+from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import EvalConfig, LikelihoodConfig
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
-from lfpo.rollout import LOOK_EVERY, rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.sft import SFTConfig, train_sft
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.rollout.denoise import LOOK_EVERY, rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
+from lfpo.train.sft import SFTConfig, train_sft
 from pretend_gpu import GPU, pretending
 from test_attention import varlen_by_the_book
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lfpo.checkpoint import latest_checkpoint
-from lfpo.config import build
-from lfpo.errors import UserError
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
-from lfpo.sft import SFTConfig, train_sft
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
+from lfpo.train.rl import LFPOTrainer
+from lfpo.train.sft import SFTConfig, train_sft
 from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import random_ids

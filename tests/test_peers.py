@@ -11,13 +11,13 @@ import peers
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO, fully_masked
+from lfpo.objectives.ops.rectified import mix
+from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.views import Views
 from lfpo.objectives.wd1 import WD1
-from lfpo.ops.rectified import mix
-from lfpo.predictions import Predictions
-from lfpo.update import accumulate_gradients
-from lfpo.views import Views
+from lfpo.train.update import accumulate_gradients
 
 
 def case(prefix: str) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def test_agrpo(monkeypatch):
 
         def logp(self, policy="current", sampler=None):
             place = (self.views.row[self.view_T], self.column_T - 5)
-            monkeypatch.setattr("lfpo.predictions.kept_tokens", lambda *_: kept[place])
+            monkeypatch.setattr("lfpo.objectives.predictions.kept_tokens", lambda *_: kept[place])
             recorded = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
             return recorded if policy == "old" else super().logp(policy, sampler)
 
-    monkeypatch.setattr("lfpo.update.Predictions", Recorded)
+    monkeypatch.setattr("lfpo.train.update.Predictions", Recorded)
     probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
     weight = 1 / 4 / probability[rows, steps.flatten()] / 2
     views = objective.step_views(t, rows, steps.flatten(), weight.double())

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from lfpo.lora import LoraSettings, attach
 from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.lora import LoraSettings, attach
 from lfpo.models.masked_lm import in_bfloat16
-from lfpo.placement import frozen_copy_on_cpu, sampling
-from lfpo.predictions import CURRENT, OLD, Predictions
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
-from lfpo.views import replay
+from lfpo.models.placement import frozen_copy_on_cpu, sampling
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import replay
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config
 from tiny import random_ids
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import lfpo.collect
-from lfpo.bench.layouts import LAYOUTS
-from lfpo.cli import main
-from lfpo.config import build
+import lfpo.rollout.collect
+from lfpo.base.config import build
+from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.plan import estimate
-from lfpo.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
-from lfpo.plan.work import count
-from lfpo.sampler import SamplerConfig
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.plan import estimate
+from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
+from lfpo.train.plan.work import count
+from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15
 MODEL = {
@@ -85,7 +85,9 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     if "optim" in changes or "load_in_4bit" in changes:
         pytest.importorskip("bitsandbytes")
     args = recipe(**changes)
-    monkeypatch.setattr(lfpo.collect, "encode_rows", lambda rows, *_: [list(range(5, 5 + PROMPT)) for _ in rows])
+    monkeypatch.setattr(
+        lfpo.rollout.collect, "encode_rows", lambda rows, *_: [list(range(5, 5 + PROMPT)) for _ in rows]
+    )
     model = init_model(MODEL, seed=0, dtype=getattr(torch, args.dtype))
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, grade, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))

@@ -16,11 +16,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-import lfpo.shards
+import lfpo.models.tensor_files
 import tiny
-from lfpo.bench.layouts import LAYOUTS
-from lfpo.cli import main
+from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, save_model
+from lfpo.models.layouts import LAYOUTS
 
 ROOT = Path(__file__).parents[1]
 NARROW: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def write_checkpoint(layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     )
     fast.chat_template = TEMPLATE[layout]
     with monkeypatch.context() as small:
-        small.setattr(lfpo.shards, "FILE_BYTES", 2**27)
+        small.setattr(lfpo.models.tensor_files, "FILE_BYTES", 2**27)
         save_model(init_model(config, seed=0), folder, fast)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import tiny
-from lfpo.cli import main
-from lfpo.config import RECIPES, build, load_yaml
-from lfpo.errors import UserError
+from lfpo.base.config import RECIPES, build, load_yaml
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.cli.command_line import main
 from lfpo.models import load_model, load_tokenizer
-from lfpo.plugins import resolve
-from lfpo.prompts import encode_prompt
-from lfpo.sources import task_source
-from lfpo.tasks import BENCHMARKS, DataTask, get_task
-from lfpo.tasks.hub import HubSplit
-from lfpo.train_config import LFPOConfig
+from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.sources import task_source
+from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
+from lfpo.prompts.tasks.hub import HubSplit
+from lfpo.train.config import LFPOConfig
 from small_runs import trained_on_rows
 
 DATA = Path(__file__).parent / "data"
@@ -272,7 +272,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
         ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
         ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),
-        ("lfpo.tasks.gsm8k:build", "expected a Task"),
+        ("lfpo.prompts.tasks.gsm8k:build", "expected a Task"),
     ],
 )
 def test_a_wrong_name_or_place_is_one_line(here: None, name: str, said: str) -> None:

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from lfpo.errors import UserError
-from lfpo.tasks import get_task
-from lfpo.tasks.prompting import tagged
+from lfpo.base.errors import UserError
+from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks.prompting import tagged
 
 pytestmark = [
     pytest.mark.skipif(

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.errors import UserError
+from lfpo.base.batching import spread
+from lfpo.base.errors import UserError
 from lfpo.models import load_tokenizer
-from lfpo.prompts import token_texts
+from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
-from lfpo.report.completions import highlight, histogram, playable, reveal_map, spread, sudoku_grid
+from lfpo.report.completions import highlight, histogram, playable, reveal_map, sudoku_grid
 from lfpo.report.data import columns, evaluation_pairs, run_data
 from lfpo.report.html import embedded
-from lfpo.run import Run
+from lfpo.runs.directory import Run
 from written_runs import CODE, HOSTILE, record, write_rows, write_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

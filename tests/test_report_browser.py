@@ -10,9 +10,9 @@ import pytest
 
 from browser import Page, browser
 from lfpo.report import write_report
-from lfpo.run import Run
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.runs.directory import Run
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 from written_runs import CODE, HOSTILE, record, write_rows, write_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

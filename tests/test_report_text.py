@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from lfpo.cli import main
+from lfpo.cli.command_line import main
+from lfpo.cli.sample import printable
 from lfpo.report.figures import write_figures
 from lfpo.report.simplex import cosine, velocities
 from lfpo.report.text import print_report, thinned
-from lfpo.run import Run
-from lfpo.sample import printable
+from lfpo.runs.directory import Run
 from written_runs import write_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from browser import Page, browser
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.report.watch import Server, WatchConfig, is_loopback, make_server
 from written_runs import record, write_rows, write_run
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.rng import uniform
+from lfpo.base.rng import uniform
 
 ALL = 2**64 - 1
 

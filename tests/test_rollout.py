@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.decoding import origin_steps
-from lfpo.drawing import draw
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.reading import pieces
-from lfpo.rng import uniform
-from lfpo.rollout import PLAN, rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.trajectory import Trajectory
+from lfpo.rollout.denoise import PLAN, rollout
+from lfpo.rollout.draw import draw
+from lfpo.rollout.forward import pieces
+from lfpo.rollout.reveal import origin_steps
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
@@ -218,7 +218,7 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
     sampler = SamplerConfig(gen_length=4, temperature=1.0)
     expected = rollout(model, PROMPTS, sampler, [0] * 4)
     shapes = count_forwards(model, monkeypatch)
-    monkeypatch.setattr("lfpo.reading.PIECE_TOKENS", {"cpu": 16})
+    monkeypatch.setattr("lfpo.rollout.forward.PIECE_TOKENS", {"cpu": 16})
     assert_same_rows(rollout(model, PROMPTS, sampler, [0] * 4), expected, [0, 1, 2, 3])
     # Prompts of 7, 4, 2 and 1 and 4 tokens each: the second and third fill the 16 tokens.
     assert shapes == [(1, 11), (2, 8), (1, 5)] * 4
@@ -250,8 +250,8 @@ def test_the_way_a_gpu_is_driven_changes_nothing(
         drawn.append(len(noise))
         return draw(model, hidden, sampler, noise)
 
-    monkeypatch.setattr("lfpo.rollout.draw", counting)
-    monkeypatch.setattr("lfpo.rollout.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr("lfpo.rollout.denoise.draw", counting)
+    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     found = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
     assert len(drawn) % 4 == 0

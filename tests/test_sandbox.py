@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.cli import main
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, ladder, launch
-from lfpo.sandbox.inside import wire
-from lfpo.sandbox.inside.judge import same
+from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, ladder, launch
+from lfpo.rewards.sandbox.inside import wire
+from lfpo.rewards.sandbox.inside.judge import same
 
 LIMITS = Limits(seconds=30)
 DOUBLE = "def double(x):\n    return x * 2\n"

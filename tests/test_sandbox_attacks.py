@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
-from lfpo.sandbox.inside import wire
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
+from lfpo.rewards.sandbox.inside import wire
 
 TAG = 16_000_000 + os.getpid()  # a limit that tells this process's sandboxes from others'
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.rewards import score
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.checkpoint import latest_checkpoint
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator
 from lfpo.models import load_model, load_tokenizer
-from lfpo.rng import generator
-from lfpo.sft import MIN_T, Example, SFTConfig, accumulate_sft_gradients, train_sft
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.sft import MIN_T, Example, SFTConfig, accumulate_sft_gradients, train_sft
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
 INIT = {
@@ -222,7 +222,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    from lfpo.config import to_dict, yaml_text
+    from lfpo.base.config import to_dict, yaml_text
 
     one, two = (config(tmp_path / name, steps=4, logging_steps=1) for name in ("one", "two"))
     train_sft(one, report=quiet)

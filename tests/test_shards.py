@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lfpo.shards
+import lfpo.models.tensor_files
 from lfpo.models import load_model, save_model
-from lfpo.shards import pack_files, places, read_like, write_shards
+from lfpo.models.tensor_files import pack_files, places, read_like, write_shards
 
 
 def test_packing_by_hand():
@@ -22,7 +22,7 @@ def test_packing_by_hand():
 
 def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tensors = {"x": torch.arange(6.0).view(3, 2), "y": torch.arange(4), "step": torch.tensor(3.0)}
-    monkeypatch.setattr(lfpo.shards, "FILE_BYTES", 40)
+    monkeypatch.setattr(lfpo.models.tensor_files, "FILE_BYTES", 40)
     write_shards(tensors, tensors.__getitem__, tmp_path, "t")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "t-00001-of-00002.safetensors",
@@ -45,7 +45,7 @@ def test_a_small_model_is_one_file(llada: Path, tmp_path: Path):
 
 
 def test_a_model_in_many_files_loads(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lfpo.shards, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(lfpo.models.tensor_files, "FILE_BYTES", 20_000)
     model = load_model(llada)
     save_model(model, tmp_path / "saved")
     assert len(list((tmp_path / "saved").glob("model-*.safetensors"))) > 2

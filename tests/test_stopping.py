@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
-from lfpo.sft import SFTConfig, train_sft
-from lfpo.stopping import Stopped, StopSignals
+from lfpo.runs.stopping import Stopped, StopSignals
+from lfpo.train.sft import SFTConfig, train_sft
 
 ROOT = Path(__file__).parent.parent
 

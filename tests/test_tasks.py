@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
+from lfpo.base.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.rng import python_rng
-from lfpo.sft import SFTConfig, _tokenizer_corpus
-from lfpo.tasks import TASKS, Task, expression, get_task, sudoku
-from lfpo.tasks.countdown import problems
-from lfpo.tokenizer import train_tokenizer
+from lfpo.prompts.tasks import TASKS, Task, expression, get_task, sudoku
+from lfpo.prompts.tasks.countdown import problems
+from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.train.sft import SFTConfig, _tokenizer_corpus
 
 N = 3000
 ROWS = 400
@@ -218,17 +218,17 @@ def test_the_reward_has_trls_signature() -> None:
 
 
 def test_a_dotted_path_is_a_task_too() -> None:
-    assert get_task("lfpo.tasks.sudoku:TASK") is get_task("sudoku")
-    assert isinstance(get_task("lfpo.tasks.choice.TASK"), Task)
+    assert get_task("lfpo.prompts.tasks.sudoku:TASK") is get_task("sudoku")
+    assert isinstance(get_task("lfpo.prompts.tasks.choice.TASK"), Task)
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
         ("sudoko", "'sudoku'"),
-        ("lfpo.tasks.nothing:TASK", "lfpo.tasks.nothing"),
-        ("lfpo.tasks.sudoku:NOTHING", "NOTHING"),
-        ("lfpo.tasks.sudoku:grids", "expected a Task"),
+        ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
+        ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
+        ("lfpo.prompts.tasks.sudoku:grids", "expected a Task"),
     ],
 )
 def test_names_that_are_no_task(name: str, part: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.errors import UserError
-from lfpo.run import Run
-from lfpo.trackers import TRACKERS, reporting
+from lfpo.base.errors import UserError
+from lfpo.runs.directory import Run
+from lfpo.runs.trackers import TRACKERS, reporting
 
 SMALL: dict[str, Any] = {
     "task": "choice",
@@ -84,7 +84,7 @@ def test_a_tracker_is_closed_and_the_error_kept_when_training_fails(tmp_path, mo
         def finish(self):
             closed.append(True)
 
-    monkeypatch.setattr("lfpo.trackers._start", lambda *_: Tracker())
+    monkeypatch.setattr("lfpo.runs.trackers._start", lambda *_: Tracker())
     run = Run(tmp_path)
     with pytest.raises(RuntimeError, match="broken"), reporting(["wandb"], run, {}, done=0):
         raise RuntimeError("broken")

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import tiny
-from lfpo.checkpoint import latest_checkpoint
-from lfpo.errors import UserError
+from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import LFPO
-from lfpo.sampler import SamplerConfig
-from lfpo.train import LFPOTrainer
-from lfpo.train_config import LFPOConfig
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 

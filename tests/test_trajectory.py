@@ -4,10 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.rng import generator
-from lfpo.sampler import SamplerConfig
-from lfpo.trajectory import Trajectory, stratified_indices
-from lfpo.views import replay
+from lfpo.base.rng import generator
+from lfpo.objectives.views import replay
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory, stratified_indices
 
 MASK, EOS = 90, 91
 

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfpo.batching import fill_by_tokens, left_pad, pack_by_tokens
+from lfpo.base.batching import fill_by_tokens, left_pad, pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import LFPO
-from lfpo.ops.rectified import rectified_loss
-from lfpo.predictions import CURRENT, OLD
-from lfpo.rollout import rollout
-from lfpo.sampler import SamplerConfig
-from lfpo.update import accumulate_gradients, ema_update, passes
+from lfpo.objectives.ops.rectified import rectified_loss
+from lfpo.objectives.views import passes
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.update import accumulate_gradients, ema_update
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lfpo.config import to_dict, yaml_text
-from lfpo.train_config import LFPOConfig
+from lfpo.base.config import to_dict, yaml_text
+from lfpo.train.config import LFPOConfig
 
 CODE = "```python\ndef area(r):\n    # a circle\n    return 3 * r ** 2\n```"
 HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"

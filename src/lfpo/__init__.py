@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .models import load_model, load_tokenizer, save_model
-    from .sampler import SamplerConfig
-    from .train import LFPOTrainer
-    from .train_config import LFPOConfig
+from lfpo.base.version import VERSION as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from lfpo.models import load_model, load_tokenizer, save_model
+    from lfpo.rollout.sampler import SamplerConfig
+    from lfpo.train.config import LFPOConfig
+    from lfpo.train.rl import LFPOTrainer
+
 
 # Imported on first use: `lfpo --help` should not wait for torch.
 _WHERE = {
-    "LFPOConfig": "train_config",
-    "LFPOTrainer": "train",
-    "SamplerConfig": "sampler",
-    "load_model": "models",
-    "load_tokenizer": "models",
-    "save_model": "models",
+    "LFPOConfig": "lfpo.train.config",
+    "LFPOTrainer": "lfpo.train.rl",
+    "SamplerConfig": "lfpo.rollout.sampler",
+    "load_model": "lfpo.models",
+    "load_tokenizer": "lfpo.models",
+    "save_model": "lfpo.models",
 }
-__all__ = ["LFPOConfig", "LFPOTrainer", "SamplerConfig", "load_model", "load_tokenizer", "save_model"]
+__all__ = ["LFPOConfig", "LFPOTrainer", "SamplerConfig", "__version__", "load_model", "load_tokenizer", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
     if name not in _WHERE:
         raise AttributeError(f"module 'lfpo' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,5 +1,5 @@
 """`python -m lfpo` is the `lfpo` command."""
 
-from .cli import main
+from lfpo.cli.command_line import main
 
 raise SystemExit(main())

@@ -1,8 +1,11 @@
-"""`python -m lfpo.bench rollout`: the benchmarks without the rest of the command line."""
+"""`python -m lfpo.bench NAME`: a benchmark without the rest of the command line."""
 
 import sys
 
-from ..cli import main
+from lfpo.base.errors import UserError
+from lfpo.bench.command import run_bench
 
-if __name__ == "__main__":
-    raise SystemExit(main(["bench", *sys.argv[1:]]))
+try:
+    run_bench(sys.argv[1:])
+except UserError as error:
+    raise SystemExit(f"error: {error}") from None

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..config import build
-from ..display import Display
-from ..models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from ..stopping import StopSignals
-from ..train import LFPOTrainer
-from ..train_config import LFPOConfig
-from .layouts import LAYOUTS
-from .machine import against_first, held_memory, peak_memory, spread
+from lfpo.base.config import build
+from lfpo.base.measure import against_first, held_memory, peak_memory, spread
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS
+from lfpo.runs.display import Display
+from lfpo.runs.stopping import StopSignals
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
 
 PARTS = ("rollout", "reward", "update")
 PROMPT = "What is the sum of these numbers? 12 + 30 = "

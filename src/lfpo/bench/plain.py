@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batching import left_pad
-from ..models import MaskedDiffusionLM
+from lfpo.base.batching import left_pad
+from lfpo.models import MaskedDiffusionLM
 
 
 @torch.no_grad()

@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..checks import at_least_one
-from ..config import to_dict
-from ..flops import forward_flops, rollout_flops
-from ..models import MaskedDiffusionLM, load_model, load_tokenizer
-from ..prompts import decode_completions, encode_rows
-from ..rollout import rollout
-from ..run import describe_environment, replace_file, versions
-from ..sampler import SamplerConfig
-from ..tasks import get_task
-from ..trajectory import Trajectory
-from .layouts import LAYOUTS, random_model, random_prompts
-from .machine import matmul_peak, peak_memory, spread, timed
-from .plain import plain_rollout
-from .table import print_groups
+from lfpo.base.checks import at_least_one
+from lfpo.base.config import to_dict
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.files import replace_file
+from lfpo.base.measure import matmul_peak, peak_memory, spread, timed
+from lfpo.bench.plain import plain_rollout
+from lfpo.bench.table import print_groups
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS, random_model, random_prompts
+from lfpo.prompts.encoding import decode_completions, encode_rows
+from lfpo.prompts.tasks import get_task
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.flops import forward_flops, rollout_flops
 
 
 @dataclass
@@ -274,7 +275,7 @@ def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> Non
 
 
 def write(config: BenchRolloutConfig, rows: list[dict[str, Any]], peak: float) -> Path:
-    from .figure import speedup_figure
+    from lfpo.bench.figure import speedup_figure
 
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,12 +14,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..checks import at_least_one, not_negative
-from ..config import to_dict
-from ..errors import UserError
-from ..run import describe_environment, replace_file, versions
-from ..sandbox import Job, Sandbox, available_rungs, installed_libraries
-from .machine import spread
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.config import to_dict
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.errors import UserError
+from lfpo.base.files import replace_file
+from lfpo.base.measure import spread
+from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
 PROGRAM = "def add(a, b):\n    return a + b + {} - {}\n"
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")

@@ -11,25 +11,28 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..checks import at_least_one
-from ..config import to_dict
-from ..models import MaskedDiffusionLM, load_model, load_tokenizer
-from ..objectives import make_objective
-from ..ops.fused import rectified_sum
-from ..ops.rectified import rectified_loss
-from ..predictions import CURRENT, OLD, Predictions
-from ..prompts import encode_rows
-from ..rng import key
-from ..rollout import rollout
-from ..run import describe_environment, replace_file, versions
-from ..sampler import SamplerConfig
-from ..tasks import get_task
-from ..trajectory import Trajectory
-from ..update import accumulate_gradients, passes
-from .figure import update_figure
-from .iteration import Iteration, measure_iterations
-from .machine import against_first, peak_memory, spread, timed
-from .table import print_groups
+from lfpo.base.checks import at_least_one
+from lfpo.base.config import to_dict
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.files import replace_file
+from lfpo.base.measure import against_first, peak_memory, spread, timed
+from lfpo.base.rng import key
+from lfpo.bench.figure import update_figure
+from lfpo.bench.iteration import Iteration, measure_iterations
+from lfpo.bench.table import print_groups
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import make_objective
+from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import rectified_loss
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import passes
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.tasks import get_task
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.update import accumulate_gradients
 
 Case = Callable[[], float]
 TIMESTEPS = 4  # K of every case

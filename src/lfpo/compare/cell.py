@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
-from ..config import build, load_yaml
-from ..errors import UserError
-from ..eval import evaluate
-from ..eval.straightness import straightness
-from ..models import MaskedDiffusionLM, load_model, load_tokenizer
-from ..run import Run, describe_environment, replace_file, versions
-from ..sampler import SamplerConfig
-from ..tasks import get_task
-from ..train_config import LFPOConfig
+from lfpo.base.config import build, load_yaml
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.errors import UserError
+from lfpo.base.files import replace_file
+from lfpo.eval import evaluate
+from lfpo.eval.straightness import straightness
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.prompts.tasks import get_task
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.runs.directory import Run
+from lfpo.train.config import LFPOConfig
 
 STRAIGHT_PROBLEMS = 50
 VALIDATION_SEED = 7919
@@ -30,7 +32,7 @@ def main(folder: Path) -> None:
     cell = json.loads((folder / "cell.json").read_text())
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
     if cell["train"]:
-        from ..train import LFPOTrainer
+        from lfpo.train.rl import LFPOTrainer
 
         sampler = {cell["sampler"]: config.eval_samplers[cell["sampler"]]}
         during = dataclasses.replace(config, eval_samplers=sampler, eval_size=cell["curve_problems"])

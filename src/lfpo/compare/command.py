@@ -7,19 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import build, to_dict, yaml_text
-from ..errors import UserError, nearest
-from ..objectives import OBJECTIVES, make_objective
-from ..report import write_report
-from ..run import Run, describe_environment, replace_file, versions
-from ..tasks import get_task
-from ..train_config import LFPOConfig
-from . import figures, tables
-from .gradients import gradient_quality
-from .grid import run_grid
-from .inference import add_inference, inference_samplers
-from .results import Results, load_results
-from .settings import BASE, Cell, CompareConfig, cell_config, recipe_name
+from lfpo.base.config import build, to_dict, yaml_text
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.errors import UserError, nearest
+from lfpo.base.files import replace_file
+from lfpo.compare import figures, tables
+from lfpo.compare.gradients import gradient_quality
+from lfpo.compare.grid import run_grid
+from lfpo.compare.inference import add_inference, inference_samplers
+from lfpo.compare.results import Results, load_results
+from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, recipe_name
+from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.prompts.tasks import get_task
+from lfpo.report import write_report
+from lfpo.runs.directory import Run
+from lfpo.train.config import LFPOConfig
 
 
 def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:

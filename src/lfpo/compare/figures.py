@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .results import Results, reach
-from .settings import BASE
-
-# Okabe-Ito colours tell apart for colour-blind readers too; line styles repeat after them.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-STYLES = ("-", "--", ":")
+from lfpo.compare.results import Results, reach
+from lfpo.compare.settings import BASE
+from lfpo.report.style import COLOURS, STYLES
 
 
 def _style(i: int) -> dict[str, Any]:

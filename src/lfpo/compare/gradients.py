@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ..flops import Meter
-from ..objectives import make_objective
-from ..predictions import BASE
-from ..rng import key
-from ..train import LFPOTrainer
-from ..train_config import LFPOConfig
-from ..update import accumulate_gradients
+from lfpo.base.rng import key
+from lfpo.models.roles import BASE
+from lfpo.objectives import make_objective
+from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import Meter
+from lfpo.train.rl import LFPOTrainer
+from lfpo.train.update import accumulate_gradients
 
 TIMESTEPS = (1, 2, 4, 8)
 PROMPTS = 4

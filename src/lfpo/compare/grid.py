@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import build, load_yaml, to_dict, yaml_text
-from ..errors import UserError
-from ..run import replace_file
-from ..train_config import LFPOConfig
-from .settings import BASE, Cell, CompareConfig, cell_config
+from lfpo.base.config import build, load_yaml, to_dict, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.base.files import replace_file
+from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config
+from lfpo.train.config import LFPOConfig
 
 Report = Callable[[str], None]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import build, to_dict
-from ..models import load_model, load_tokenizer
-from ..run import replace_file
-from ..sampler import SamplerConfig
-from .cell import under_sampler
-from .results import Results
-from .settings import BASE, Cell, CompareConfig, cell_config
+from lfpo.base.config import build, to_dict
+from lfpo.base.files import replace_file
+from lfpo.compare.cell import under_sampler
+from lfpo.compare.results import Results
+from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config
+from lfpo.models import load_model, load_tokenizer
+from lfpo.rollout.sampler import SamplerConfig
 
 
 def add_inference(results: Results, report: Callable[[str], None]) -> None:

@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from .grid import read_result
-from .settings import BASE, Cell, CompareConfig
-from .statistics import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.compare.grid import read_result
+from lfpo.compare.settings import BASE, Cell, CompareConfig
+from lfpo.eval.statistics import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
 
 
 @dataclass

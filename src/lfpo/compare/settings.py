@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checks import at_least_one
-from ..config import build, load_yaml, merge
-from ..errors import UserError, nearest
-from ..train_config import LFPOConfig
+from lfpo.base.checks import at_least_one
+from lfpo.base.config import build, load_yaml, merge
+from lfpo.base.errors import UserError, nearest
+from lfpo.train.config import LFPOConfig
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .results import Results, accuracy, average, quantity, reach
+from lfpo.compare.results import Results, accuracy, average, quantity, reach
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
-from ..models import MaskedDiffusionLM
-from ..rng import key
-from ..tasks import Row
-from .likelihood import Bound, Pair, likelihood_bounds
-from .settings import LikelihoodConfig
+from lfpo.base.errors import UserError
+from lfpo.base.rng import key
+from lfpo.eval.likelihood import Bound, Pair, likelihood_bounds
+from lfpo.eval.settings import LikelihoodConfig
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.tasks import Row
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from .. import distributed
-from ..errors import UserError
-from ..models import MaskedDiffusionLM, load_model, load_tokenizer
-from ..models.loading import resolve
-from ..prompts import encode_rows
-from ..run import describe_environment, versions
-from ..sampler import SamplerConfig
-from ..tasks import DataTask, Row, Task, get_task
-from .choices import Options, bounds_of, chosen, options_of, pairs_of
-from .evaluate import costs
-from .fewshot import asked, cut, examples, stop_text
-from .generation import Answer, generate, grade
-from .progress import Progress
-from .settings import DTYPES, EvalConfig
-from .statistics import scores
-from .store import Journal, data_sha256, file_sha256, find, write_lines, write_result
-from .table import open_console, show
+from lfpo.base import distributed
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.errors import UserError
+from lfpo.eval.choices import Options, bounds_of, chosen, options_of, pairs_of
+from lfpo.eval.evaluate import costs
+from lfpo.eval.fewshot import asked, cut, examples, stop_text
+from lfpo.eval.generation import Answer, generate, grade
+from lfpo.eval.progress import Progress
+from lfpo.eval.settings import DTYPES, EvalConfig
+from lfpo.eval.statistics import scores
+from lfpo.eval.store import Journal, data_sha256, file_sha256, find, write_lines, write_result
+from lfpo.eval.table import open_console, show
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.loading import resolve
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task
+from lfpo.rollout.sampler import SamplerConfig
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import distributed
-from ..models import MaskedDiffusionLM
-from ..sampler import SamplerConfig
-from ..tasks import Row
-from ..trajectory import Trajectory, join
-from .generation import Answer, Verdict, answers_of, generate
-from .statistics import scores
+from lfpo.base import distributed
+from lfpo.eval.generation import Answer, Verdict, answers_of, generate
+from lfpo.eval.statistics import scores
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.tasks import Row
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory, join
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..rng import python_rng
-from ..tasks import Row
+from lfpo.base.rng import python_rng
+from lfpo.prompts.tasks import Row
 
 EXAMPLE_SEED = 0  # whichever seed the evaluation has: the examples are part of the prompt
 Prompt = str | list[dict[str, str]]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import distributed
-from ..models import MaskedDiffusionLM
-from ..prompts import decode_completions, encode_rows
-from ..rng import key
-from ..rollout import rollout
-from ..sampler import SamplerConfig
-from ..tasks import Row
-from ..trajectory import Trajectory
+from lfpo.base import distributed
+from lfpo.base.rng import key
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.encoding import decode_completions, encode_rows
+from lfpo.prompts.tasks import Row
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 
 Verdict = bool | None
 

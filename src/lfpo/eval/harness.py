@@ -19,18 +19,18 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from .. import distributed
-from ..errors import UserError, nearest
-from ..models import load_model, load_tokenizer
-from ..prompts import decode_completions, encode_rows
-from ..rng import key
-from ..rollout import rollout
-from ..sampler import SamplerConfig
-from .choices import text_pair
-from .likelihood import Pair, likelihood_bounds
-from .progress import Progress
-from .settings import DTYPES, LikelihoodConfig
-from .table import open_console
+from lfpo.base import distributed
+from lfpo.base.errors import UserError, nearest
+from lfpo.base.rng import key
+from lfpo.eval.choices import text_pair
+from lfpo.eval.likelihood import Pair, likelihood_bounds
+from lfpo.eval.progress import Progress
+from lfpo.eval.settings import DTYPES, LikelihoodConfig
+from lfpo.eval.table import open_console
+from lfpo.models import load_model, load_tokenizer
+from lfpo.prompts.encoding import decode_completions, encode_rows
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
 
 T = TypeVar("T")
 R = TypeVar("R")

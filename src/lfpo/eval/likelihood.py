@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from ..batching import pack_by_tokens
-from ..models import MaskedDiffusionLM
-from ..ops.chunked import in_chunks
-from ..rng import uniform
-from .settings import LikelihoodConfig
+from lfpo.base.batching import pack_by_tokens
+from lfpo.base.rng import uniform
+from lfpo.eval.settings import LikelihoodConfig
+from lfpo.models import MaskedDiffusionLM
+from lfpo.objectives.ops.chunked import in_chunks
 
 # Purposes of random numbers.
 COUNTS, MASKS = range(2)

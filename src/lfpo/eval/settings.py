@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ..checks import at_least_one
-from ..config import RECIPES, build, load_yaml, merge
-from ..errors import UserError, nearest
-from ..sampler import SamplerConfig
-from ..tasks import TASKS
+from lfpo.base.checks import at_least_one
+from lfpo.base.config import RECIPES, build, load_yaml, merge
+from lfpo.base.errors import UserError, nearest
+from lfpo.prompts.tasks import TASKS
+from lfpo.rollout.sampler import SamplerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Several tasks under one name, whose mean is reported too.

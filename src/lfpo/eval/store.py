@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import distributed
-from ..errors import UserError
-from ..models.loading import read_json
-from ..run import replace_file
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json, replace_file
 
 Settings = dict[str, Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..models import MaskedDiffusionLM
-from ..predictions import CURRENT, Predictions
-from ..trajectory import Trajectory
-from ..update import passes
-from ..views import replay
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.roles import CURRENT
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import passes, replay
+from lfpo.rollout.trajectory import Trajectory
 
 
 @torch.no_grad()

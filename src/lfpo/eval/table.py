@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .settings import GROUPS
+from lfpo.eval.settings import GROUPS
 
 NARROW = 76
 Result = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Models: one loader for a local folder or a hub id, over transformers' own classes, without remote code."""
 
-from .family import Family
-from .loading import FAMILIES, init_model, load_model, load_tokenizer, save_model
-from .masked_lm import MaskedDiffusionLM
+from lfpo.models.family import Family
+from lfpo.models.loading import FAMILIES, init_model, load_model, load_tokenizer, save_model
+from lfpo.models.masked_lm import MaskedDiffusionLM
 
 __all__ = ["FAMILIES", "Family", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import Qwen2Config
 
-from .family import Family
+from lfpo.models.family import Family
 
 
 def hf_config(config: dict[str, Any]) -> Qwen2Config:

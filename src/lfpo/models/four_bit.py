@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UserError
-from ..optim import bitsandbytes
+from lfpo.base.errors import UserError
 
 BLOCK = 64  # numbers that share a scale
 # 4 bits, a scale of 8 bits for each block, and one of 32 bits for 256 of those scales.
@@ -63,3 +62,12 @@ def plain(parameter: torch.Tensor) -> torch.Tensor:
     if state is None:
         return parameter
     return bitsandbytes("load_in_4bit").functional.dequantize_4bit(parameter.data, state)
+
+
+def bitsandbytes(wanted: str) -> Any:
+    """The package; a UserError that says what needs it where it is not installed."""
+    try:
+        import bitsandbytes as package
+    except ImportError as error:
+        raise UserError(f"{wanted} needs the package bitsandbytes: pip install bitsandbytes") from error
+    return package

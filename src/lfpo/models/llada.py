@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from ..errors import UserError
-from .family import Family
+from lfpo.base.errors import UserError
+from lfpo.models.family import Family
 
 
 def hf_config(config: dict[str, Any]) -> LlamaConfig:

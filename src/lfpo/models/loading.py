@@ -16,17 +16,18 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from .. import distributed
-from ..errors import UserError
-from ..shards import write_shards
-from .dream import DREAM
-from .family import Family
-from .llada import LLADA
-from .masked_lm import MaskedDiffusionLM, build_backbone
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models.dream import DREAM
+from lfpo.models.family import Family
+from lfpo.models.llada import LLADA
+from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
+from lfpo.models.tensor_files import write_shards
 
 FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM}
 
-EMBEDDED = Path(__file__).parent.parent / "embedded"
+EMBEDDED = Path(__file__).parent / "embedded"
 # What is carried over unread from a loaded checkpoint to a saved one, so that other tools find what they expect.
 _COMPANIONS = (
     "tokenizer*.json",
@@ -60,19 +61,6 @@ def resolve(name: str | Path) -> Path:
             f"model {text!r}: not a local folder, and the hub could not be reached or refused it ({reason}); "
             "download it elsewhere and give the folder"
         ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a UserError naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; expected a file written by `lfpo` or by the model's authors") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 def family_of(config: dict[str, Any], where: object) -> Family:

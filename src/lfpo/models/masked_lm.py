@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attention import NAME as ATTENTION
-from .attention import FullPrecisionRope, Packed
-from .family import Family
-from .four_bit import plain, shape_of
-from .memory import KeyValueMemory
+from lfpo.models.attention import NAME as ATTENTION
+from lfpo.models.attention import FullPrecisionRope, Packed
+from lfpo.models.family import Family
+from lfpo.models.four_bit import plain, shape_of
+from lfpo.models.kv_cache import KeyValueMemory
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -24,7 +24,7 @@ class MaskedDiffusionLM(nn.Module):
 
     mask_id, eos_id, pad_id: token ids. max_length: the longest prompt + completion the model takes, in tokens.
     config: the family's own config.json. source: the folder it came from (None for a fresh model).
-    adapter: which LoRA adapter of the backbone this policy is (see lfpo.lora); None where there are none.
+    adapter: which LoRA adapter of the backbone this policy is (see lfpo.models.lora); None where there are none.
     autocast: run the body (not the head) in bfloat16, whatever the weights' dtype; states come back in the weights'.
     """
 
@@ -182,7 +182,7 @@ class MaskedDiffusionLM(nn.Module):
         """Switches the backbone to this policy's adapter for a forward; the current one is where it rests."""
         if self.adapter in (None, "current"):
             return contextlib.nullcontext()
-        from ..lora import using
+        from lfpo.models.adapters import using
 
         assert self.adapter is not None
         return using(self.backbone, self.adapter)
@@ -207,7 +207,7 @@ class MaskedDiffusionLM(nn.Module):
     def merged(self, name: str) -> torch.Tensor:
         """One of `weights`, put together where it is split (every process must ask), out of its 4 bits where it is in
         them, this policy's adapter added."""
-        from ..distributed import whole
+        from lfpo.base.distributed import whole
 
         module_name, _, kind = name.rpartition(".")
         module = self.backbone.get_submodule(module_name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-from ..config import build
-from ..errors import UserError
-from ..plugins import resolve
-from .lfpo import LFPO
-from .objective import Objective
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.objectives.lfpo import LFPO
+from lfpo.objectives.objective import Objective
 
 OBJECTIVES: dict[str, str] = {
     "lfpo": "lfpo.objectives.lfpo:LFPO",

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from ..errors import UserError
+from lfpo.base.errors import UserError
 
 Advantage = Literal["mean", "zscore", "leave_one_out"]
 

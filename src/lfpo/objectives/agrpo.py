@@ -8,15 +8,15 @@ from typing import Literal
 
 import torch
 
-from ..checks import at_least_one, not_negative
-from ..errors import UserError
-from ..predictions import Predictions
-from ..rng import generator
-from ..sampler import SamplerConfig
-from ..trajectory import Trajectory
-from ..views import Views, noised
-from .advantages import Advantage, group_advantages
-from .policy_gradient import clipped_losses
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checks import at_least_one, in_unit_interval, not_negative
-from ..predictions import Predictions
-from ..rng import generator
-from ..trajectory import Trajectory
-from ..views import Views, noised
-from .advantages import Advantage, group_advantages
-from .policy_gradient import clipped_losses
+from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
+from lfpo.base.rng import generator
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ..checks import at_least_one, not_negative, positive
-from ..errors import UserError
-from ..predictions import Predictions
-from ..rng import generator
-from ..trajectory import Trajectory, stratified_indices, uniform_indices
-from ..views import Views, replay
-from .advantages import group_advantages
+from lfpo.base.checks import at_least_one, not_negative, positive
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator
+from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, replay
+from lfpo.rollout.trajectory import Trajectory, stratified_indices, uniform_indices
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from ..predictions import Predictions
-from ..trajectory import Trajectory
-from ..views import Views
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views
+from lfpo.rollout.trajectory import Trajectory
 
 
 class Objective(Protocol):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..predictions import BASE, CURRENT, OLD
+from lfpo.models.roles import BASE, CURRENT, OLD
 
 
 class Clipping(Protocol):

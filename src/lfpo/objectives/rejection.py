@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import at_least_one
-from ..predictions import Predictions
-from ..rng import generator
-from ..trajectory import Trajectory
-from ..views import Views, noised
+from lfpo.base.checks import at_least_one
+from lfpo.base.rng import generator
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

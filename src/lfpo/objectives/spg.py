@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ..checks import at_least_one, in_unit_interval
-from ..predictions import Predictions
-from ..rng import generator
-from ..trajectory import Trajectory
-from ..views import Views, noised
-from .advantages import Advantage, group_advantages
+from lfpo.base.checks import at_least_one, in_unit_interval
+from lfpo.base.rng import generator
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import at_least_one, in_unit_interval, not_negative
-from ..predictions import OLD, Predictions
-from ..trajectory import Trajectory
-from ..views import Views, noised
-from .advantages import group_advantages, group_means
-from .policy_gradient import clipped_surrogate, k3
+from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
+from lfpo.models.roles import OLD
+from lfpo.objectives.advantages import group_advantages, group_means
+from lfpo.objectives.policy_gradient import clipped_surrogate, k3
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import at_least_one, in_unit_interval, positive
-from ..predictions import Predictions
-from ..trajectory import Trajectory
-from ..views import Views
-from .advantages import Advantage, group_advantages, group_sizes
-from .diffu_grpo import prompt_masked_views
+from lfpo.base.checks import at_least_one, in_unit_interval, positive
+from lfpo.objectives.advantages import Advantage, group_advantages, group_sizes
+from lfpo.objectives.diffu_grpo import prompt_masked_views
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

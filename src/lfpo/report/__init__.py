@@ -1,5 +1,5 @@
 """The report of a run: one self-contained HTML file."""
 
-from .html import write_report
+from lfpo.report.html import write_report
 
 __all__ = ["write_report"]

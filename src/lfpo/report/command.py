@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import UserError, nearest
-from ..run import Run
-from .html import write_report
-from .text import print_report
+from lfpo.base.errors import UserError, nearest
+from lfpo.report.html import write_report
+from lfpo.report.text import print_report
+from lfpo.runs.directory import Run
 
 USAGE = """usage: lfpo report FOLDER [FOLDER ...] [--text] [--figures]
 
@@ -35,7 +35,7 @@ def run_report(rest: list[str]) -> None:
         if "--text" in flags:
             print_report(run)
         if "--figures" in flags:
-            from .figures import write_figures
+            from lfpo.report.figures import write_figures
 
             for path in write_figures(run):
                 print(path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..models.loading import read_json
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
 
 TERA = 1e12
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import UserError
+from lfpo.base.batching import spread
+from lfpo.base.errors import UserError
 
 T = TypeVar("T")
 
@@ -104,15 +105,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 raise UserError(f"{path}:{number}: not a JSON object ({error}); remove the line or the file") from error
     return records
-
-
-def spread(items: Sequence[T], n: int) -> list[T]:
-    """At most n items, evenly spread, first and last included."""
-    if len(items) <= n:
-        return list(items)
-    if n == 1:
-        return [items[-1]]
-    return [items[i * (len(items) - 1) // (n - 1)] for i in range(n)]
 
 
 def _within(items: list[T], budget: int) -> list[T]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..config import load_yaml, yaml_text
-from ..errors import UserError
-from ..models.loading import read_json
-from ..run import Run
-from ..sampler import SamplerConfig
-from .completions import evaluation_samples, rollout_sample
+from lfpo.base.config import load_yaml, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.report.completions import evaluation_samples, rollout_sample
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.runs.directory import Run
 
 TIMES = ("rollout", "reward", "update", "eval")
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..compare.figures import COLOURS, STYLES
-from ..compare.statistics import over_seeds_and_problems
-from ..errors import UserError
-from ..models.loading import read_json
-from ..run import Run
-from .comparison import TERA, by_objective
-from .data import is_comparison, run_data
-from .simplex import draw_simplex
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.eval.statistics import over_seeds_and_problems
+from lfpo.report.comparison import TERA, by_objective
+from lfpo.report.data import is_comparison, run_data
+from lfpo.report.simplex import draw_simplex
+from lfpo.report.style import COLOURS, STYLES
+from lfpo.runs.directory import Run
 
 
 def write_figures(run: Run) -> list[Path]:

@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..run import Run, replace_file
-from .comparison import comparison_data
-from .data import is_comparison, run_data
+from lfpo.base.errors import UserError
+from lfpo.base.files import replace_file
+from lfpo.report.comparison import comparison_data
+from lfpo.report.data import is_comparison, run_data
+from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
 SCRIPTS = ("dom", "charts", "pane", "player", "heatmap", "table", "comparison", "page")  # the last one starts it all

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..display import sparkline
-from ..errors import UserError
-from ..run import Run
-from .comparison import comparison_data
-from .data import is_comparison, run_data
+from lfpo.base.errors import UserError
+from lfpo.report.comparison import comparison_data
+from lfpo.report.data import is_comparison, run_data
+from lfpo.runs.directory import Run
+from lfpo.runs.display import sparkline
 
 
 def print_report(run: Run, console: Console | None = None) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ..errors import UserError
-from ..run import Run
-from .data import run_data
-from .html import embedded, page
+from lfpo.base.errors import UserError
+from lfpo.report.data import run_data
+from lfpo.report.html import embedded, page
+from lfpo.runs.directory import Run
 
 
 @dataclass

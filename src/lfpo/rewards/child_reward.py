@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..plugins import resolve
-from .child import Child, Unanswered, resident
-from .scoring import RewardFailed, RewardFunction, reward_name
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.rewards.child import Child, Unanswered, resident
+from lfpo.rewards.scoring import RewardFailed, RewardFunction, reward_name
 
 WORKER = Path(__file__).with_name("child_reward_worker.py")
 

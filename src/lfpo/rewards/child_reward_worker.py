@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(error: Exception) -> str:
-    return "refused" if f"{type(error).__module__}.{type(error).__name__}" == "lfpo.errors.UserError" else "raised"
+    return "refused" if f"{type(error).__module__}.{type(error).__name__}" == "lfpo.base.errors.UserError" else "raised"
 
 
 def _told(error: Exception) -> str:

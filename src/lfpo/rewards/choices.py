@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .answers import completion_text, marked_answer
+from lfpo.rewards.answers import completion_text, marked_answer
 
 _LETTER = re.compile(r"(?:\\(?:text|mathrm|textbf)\{)?\(?([A-Z])\)?\}?[.:)]?(?:\s+(.*))?", re.DOTALL)
 MAX_CHARS = 2_000

@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UserError
-from ..sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
-from .answers import completion_text
+from lfpo.base.errors import UserError
+from lfpo.rewards.answers import completion_text
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 
 MAX_CHARS = Limits().program_chars
 MAX_KNOWN = 20_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from .answers import completion_text, marked_answer
-from .arithmetic import constants, evaluate, parse
+from lfpo.rewards.answers import completion_text, marked_answer
+from lfpo.rewards.arithmetic import constants, evaluate, parse
 
 _ALLOWED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _SPELLINGS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "÷": "/", "−": "-", "$": ""}  # noqa: RUF001

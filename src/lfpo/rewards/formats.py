@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .answers import completion_text, last_boxed, marked_answer
-from .numbers import to_number
+from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
+from lfpo.rewards.numbers import to_number
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 TRAILING_COST = 0.001  # d1: a character after the closing tag

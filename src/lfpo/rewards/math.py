@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .answers import completion_text, last_boxed, marked_answer
-from .numbers import plain_latex, to_number
-from .symbolic import symbolic_available, symbolically_equal
+from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
+from lfpo.rewards.numbers import plain_latex, to_number
+from lfpo.rewards.symbolic import symbolic_available, symbolically_equal
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
 

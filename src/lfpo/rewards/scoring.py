@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
+from lfpo.base.errors import UserError
 
 RewardFunction = Callable[..., Sequence[float | None]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .answers import completion_text, marked_answer
+from lfpo.rewards.answers import completion_text, marked_answer
 
 
 def is_grid(cells: str) -> bool:

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from .child import Child, Unanswered
+from lfpo.rewards.child import Child, Unanswered
 
 WALL_SECONDS = 60.0  # the child's own limit of CPU time is far shorter; this one is for a machine that stands still
 WORKER = Path(__file__).with_name("symbolic_worker.py")

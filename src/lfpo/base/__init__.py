@@ -1,0 +1,1 @@
+"""What every other package stands on: errors, configuration, keyed random numbers, batching, processes."""

@@ -1,0 +1,58 @@
+"""Ragged token lists to padded tensors, and long lists of rows to passes of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask [B, longest], each row right-aligned so that completions start at one column."""
+    width = max(len(r) for r in rows)
+    ids = torch.tensor([[pad_id] * (width - len(r)) + list(r) for r in rows])
+    mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
+    return ids, mask
+
+
+def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group row indices so that rows x longest row stays within `budget` tokens (a single longer row stands alone).
+
+    Rows of similar length go together; the order is deterministic.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # Sorted by length: the newcomer is the longest row of the group it joins.
+        if groups and lengths[index] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """Group indices so that sizes add up to at most `budget` (a larger one stands alone): the largest first, each into
+    the first group with room."""
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = next((g for g, free in enumerate(room) if free >= sizes[index]), None)
+        if place is None:
+            place = len(groups)
+            groups.append([])
+            room.append(budget)
+        groups[place].append(index)
+        room[place] -= sizes[index]
+    return groups
+
+
+def spread(items: Sequence[T], n: int) -> list[T]:
+    """At most n items, evenly spread, first and last included."""
+    if len(items) <= n:
+        return list(items)
+    if n == 1:
+        return [items[-1]]
+    return [items[i * (len(items) - 1) // (n - 1)] for i in range(n)]

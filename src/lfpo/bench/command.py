@@ -1,0 +1,28 @@
+"""`lfpo bench NAME`."""
+
+from __future__ import annotations
+
+from lfpo.base.errors import UserError
+from lfpo.base.options import configure
+
+
+def run_bench(rest: list[str]) -> None:
+    """Run the benchmark that the first argument names, with the settings that follow."""
+    name = rest[0] if rest else ""
+    if name == "rollout":
+        from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
+
+        config, _ = configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
+        print(f"wrote {run_bench_rollout(config)}")
+    elif name == "update":
+        from lfpo.bench.update import BenchUpdateConfig, run_bench_update
+
+        config, _ = configure(BenchUpdateConfig, rest[1:], takes_file=False, command="bench update")
+        print(f"wrote {run_bench_update(config)}")
+    elif name == "sandbox":
+        from lfpo.bench.sandbox import BenchSandboxConfig, run_bench_sandbox
+
+        config, _ = configure(BenchSandboxConfig, rest[1:], takes_file=False, command="bench sandbox")
+        print(f"wrote {run_bench_sandbox(config)}")
+    else:
+        raise UserError(f"lfpo bench needs the name of a benchmark, rollout, update or sandbox, found {name!r}")

@@ -1,0 +1,149 @@
+"""The commands, one function each. What a command needs is imported when it runs: `lfpo --help` loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lfpo.base.config import build, load_yaml, merge, parse_overrides
+from lfpo.base.errors import UserError
+from lfpo.base.options import configure, describe
+
+
+def train(rest: list[str]) -> None:
+    from lfpo.train.config import LFPOConfig
+
+    config, resume = configure(LFPOConfig, rest, takes_file=True, command="train")
+    from lfpo.base import distributed
+    from lfpo.report import write_report
+    from lfpo.train.rl import LFPOTrainer
+
+    try:
+        trainer = LFPOTrainer(args=config)
+        folder = trainer.train(resume=resume)
+    except (RuntimeError, MemoryError) as error:
+        from lfpo.train.plan.command import out_of_memory
+
+        if (explained := out_of_memory(error, config, distributed.start()[1])) is None:
+            raise
+        raise explained from error
+    if trainer.rank == 0:
+        print(f"model   {folder}\nreport  {write_report(trainer.run)}")
+    distributed.stop()
+
+
+def sft(rest: list[str]) -> None:
+    from lfpo.train.sft import SFTConfig, train_sft
+
+    config, resume = configure(SFTConfig, rest, takes_file=True, command="sft")
+    train_sft(config, resume=resume)
+
+
+def sample(rest: list[str]) -> None:
+    from lfpo.cli.sample import SampleConfig, run_sample
+
+    config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
+    run_sample(config)
+
+
+def evaluate(rest: list[str]) -> None:
+    from lfpo.eval.settings import EvalConfig, configure
+
+    if {"-h", "--help"} & set(rest):
+        print(describe(EvalConfig, "eval", takes_file=False))
+        raise SystemExit(0)
+    config = configure(parse_overrides(rest))
+    from lfpo.base import distributed
+    from lfpo.eval.command import run_eval
+
+    with distributed.watched():
+        run_eval(config)
+    distributed.stop()
+
+
+def lm_eval(rest: list[str]) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError("lfpo lm-eval needs lm-evaluation-harness: pip install 'lfpo[lm-eval]'")
+    from lfpo.eval.harness import main as run_harness
+
+    run_harness(rest)
+
+
+def compare(rest: list[str]) -> None:
+    from lfpo.compare.command import pick_objectives, run_compare
+    from lfpo.compare.settings import CompareConfig
+
+    if {"-h", "--help"} & set(rest):
+        print(describe(CompareConfig, "compare", takes_file=True))
+        return
+    values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
+    overrides = parse_overrides(rest)
+    if isinstance(overrides.get("objectives"), str | list):
+        values = pick_objectives(values, overrides.pop("objectives"))
+    run_compare(build(CompareConfig, merge(values, overrides), "lfpo compare"))
+
+
+def report(rest: list[str]) -> None:
+    from lfpo.report.command import run_report
+
+    run_report(rest)
+
+
+def watch(rest: list[str]) -> None:
+    from lfpo.report.watch import WatchConfig, run_watch
+
+    if rest and not rest[0].startswith("-"):
+        rest = ["--run", *rest]
+    config, _ = configure(WatchConfig, rest, takes_file=False, command="watch RUN")
+    run_watch(config)
+
+
+def plan(rest: list[str]) -> None:
+    from lfpo.train.plan import PlanConfig, run_plan
+    from lfpo.train.plan.command import configure
+
+    if {"-h", "--help"} & set(rest):
+        print(describe(PlanConfig, "plan", takes_file=True))
+        return
+    values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
+    run_plan(*configure(values, parse_overrides(rest)))
+
+
+def demo(rest: list[str]) -> None:
+    if {"-h", "--help"} & set(rest):
+        print("usage: lfpo demo [--key value ...]\n\nTrain by the recipe `demo`; keys are those of lfpo train.")
+        return
+    from lfpo.cli.demo import run_demo
+
+    run_demo(rest)
+
+
+def doctor(rest: list[str]) -> None:
+    if rest:
+        raise UserError(f"lfpo doctor takes no arguments, found {rest[0]!r}")
+    from lfpo.cli.doctor import run_doctor
+
+    run_doctor()
+
+
+def bench(rest: list[str]) -> None:
+    from lfpo.bench.command import run_bench
+
+    run_bench(rest)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "sft": sft,
+    "sample": sample,
+    "eval": evaluate,
+    "lm-eval": lm_eval,
+    "compare": compare,
+    "report": report,
+    "watch": watch,
+    "plan": plan,
+    "bench": bench,
+    "demo": demo,
+    "doctor": doctor,
+}

@@ -1,0 +1,74 @@
+"""`lfpo doctor`: what this machine has, and whether the package works on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lfpo.base.errors import UserError
+from lfpo.models import load_model, load_tokenizer
+from lfpo.prompts.tasks import get_task
+from lfpo.rewards.sandbox import available_rungs
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
+OPTIONAL = {
+    "datasets": "hub data sets",
+    "peft": "LoRA",
+    "accelerate": "many GPUs",
+    "math_verify": "symbolic maths",
+    "bitsandbytes": "8 and 4 bits",
+}
+
+
+def run_doctor(console: Console | None = None) -> None:
+    """Print the findings. Raises UserError when the embedded model does not load and sample."""
+    console = console or Console()
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_row("python", platform.python_version())
+    for name in PACKAGES:
+        table.add_row(name, importlib.metadata.version(name))
+    for name, purpose in OPTIONAL.items():
+        present = importlib.util.find_spec(name) is not None
+        version = importlib.metadata.version(name.replace("_", "-")) if present else "not installed"
+        table.add_row(f"{name} ({purpose})", version)
+    table.add_row("CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    table.add_row("memory", _memory())
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            gib = torch.cuda.get_device_properties(i).total_memory / 2**30
+            table.add_row(f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB")
+    else:
+        table.add_row("GPU", "none; everything runs on the CPU, in float32")
+    table.add_row("disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free")
+    for found in available_rungs():
+        table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")
+    table.add_row("embedded model", _try_embedded())
+    console.print(table)
+
+
+def _memory() -> str:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        return "unknown"
+    return f"{total / 2**30:.0f} GiB"
+
+
+def _try_embedded() -> str:
+    task = get_task("sudoku")
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    ids = tokenizer.encode(task.row("test", 0)["prompt"], add_special_tokens=False)
+    trajectory = rollout(model, [ids], SamplerConfig(gen_length=task.gen_length), [0])
+    if bool((trajectory.reveal_step < 0).any()):
+        raise UserError(f"{Path(__file__).parent}: the embedded model did not fill in its completion; reinstall lfpo")
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters, loads and samples"

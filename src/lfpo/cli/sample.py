@@ -1,0 +1,132 @@
+"""`lfpo sample`: one prompt, one completion, and on request how it was filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lfpo.base.batching import spread
+from lfpo.base.errors import UserError
+from lfpo.base.rng import key
+from lfpo.models import load_model, load_tokenizer
+from lfpo.prompts.encoding import encode_rows, token_texts
+from lfpo.prompts.tasks import get_task
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+
+# Early to late, chosen to differ in lightness too.
+SHOWN = 24  # states at most
+COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")
+
+
+@dataclass
+class SampleConfig:
+    """Configuration of `lfpo sample`.
+
+    prompt: the prompt's text; or task: a prompt of that task's test split (--index says which).
+    chat: put the prompt through the model's chat template.
+    sampler: how the completion is denoised. show_steps: print the state after each step that revealed something (of a
+        long completion 24 of them, evenly spread), tokens coloured from early to late.
+    """
+
+    prompt: str | None = None
+    task: str | None = None
+    index: int = 0
+    model: str = "embedded"
+    chat: bool = False
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    seed: int = 0
+    show_steps: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.task is None):
+            raise ValueError("give either 'prompt' or 'task'")
+
+
+def run_sample(config: SampleConfig, console: Console | None = None) -> None:
+    """Sample and print the completion, with steps and NFE."""
+    console = console or Console()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model)
+    default_length = 128
+    if config.task is not None:
+        task = get_task(config.task)
+        prompt: Any = task.row("test", config.index)["prompt"]
+        default_length = task.gen_length
+    else:
+        # A shell cannot easily type a line break; \n in the argument stands for one.
+        prompt = (config.prompt or "").replace("\\n", "\n")
+        if config.chat:
+            prompt = [{"role": "user", "content": prompt}]
+    try:
+        sampler = config.sampler.for_length(default_length)
+    except ValueError as error:
+        raise UserError(f"lfpo sample: sampler: {error}") from error
+    ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
+    trajectory = rollout(model, ids, sampler, [key(config.seed, "sample")])
+    shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
+    console.print(Text(shown.rstrip("\n"), style="dim"))
+    if config.show_steps:
+        print_steps(trajectory, tokenizer, console)
+    length = int(trajectory.lengths[0])
+    text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
+    console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
+    sure = float(trajectory.confidence[0, :length].mean())
+    console.print(
+        f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
+        f"{length} of {sampler.gen_length} tokens, mean confidence {sure:.2f}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
+    """Row 0's states, one under the other, the text in a column of its own however narrow the terminal is."""
+    steps = trajectory.distinct_steps(0).tolist()
+    texts = token_texts(tokenizer, trajectory.tokens[0, : int(trajectory.lengths[0])].tolist())
+    legend = Text("revealed ", style="dim")
+    for colour in COLOURS:
+        legend.append("■", style=colour)
+    console.print(legend.append(" early to late", style="dim"))
+    shown = spread(steps, SHOWN)
+    if len(shown) < len(steps):
+        console.print(f"{len(shown)} of {len(steps)} states", style="dim", highlight=False)
+    for step in shown:
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text(f"step {step:>{len(str(steps[-1]))}}", style="dim"), state_text(trajectory, texts, step + 1))
+        console.print(table)
+
+
+def state_text(trajectory: Trajectory, texts: Sequence[str], before_step: int) -> Text:
+    """Row 0's completion before a step: masks as dim dots, tokens coloured by when they were revealed.
+
+    texts: of the tokens up to and including the first EOS.
+    """
+    state = trajectory.state_before(torch.tensor([before_step]).to(trajectory.tokens.device))[0].tolist()
+    reveal = trajectory.reveal_step[0].tolist()
+    numbers = {step: i for i, step in enumerate(trajectory.distinct_steps(0).tolist())}
+    text = Text()
+    for token, step, piece in zip(state, reveal, texts, strict=False):
+        if token == trajectory.mask_id:
+            text.append("·", style="dim")
+        elif token == trajectory.eos_id:
+            text.append("▪", style="dim")
+        else:
+            colour = COLOURS[numbers[step] * len(COLOURS) // len(numbers)]
+            fresh = step == before_step - 1
+            text.append(printable(piece), style=f"bold reverse {colour}" if fresh else colour)
+    return text
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: line breaks as arrows, control characters as their pictures."""
+    return "".join(
+        "↵" if c == "\n" else chr(0x2400 + ord(c)) if ord(c) < 32 else "␡" if c == "\x7f" else c for c in text
+    )

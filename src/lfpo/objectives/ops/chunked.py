@@ -1,0 +1,23 @@
+"""Any function of logits, a bounded number of positions at a time, in the backward pass too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
+
+
+def in_chunks(function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor], vocab_size: int) -> torch.Tensor:
+    """torch.cat of function(*pieces) over pieces of the tensors `rows`, which share their first dimension T.
+
+    What `function` makes on its way (logits, [t, V]) is not kept for the backward pass but made again there: one more
+    product with the head, against memory that grows with T x V.
+    """
+    size = max(1, CHUNK_ELEMENTS.get(rows[0].device.type, CHUNK_ELEMENTS["cpu"]) // vocab_size)
+    pieces = zip(*(x.split(size) for x in rows), strict=True)
+    if len(rows[0]) <= size:
+        return function(*rows)
+    return torch.cat([checkpoint(function, *piece, use_reentrant=False) for piece in pieces])

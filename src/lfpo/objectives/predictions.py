@@ -1,0 +1,126 @@
+"""What the policies say at the target positions of one pass, computed when an objective asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.ops.chunked import in_chunks
+from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import printed_loss
+from lfpo.objectives.views import Views
+from lfpo.rollout.reveal import kept_tokens
+from lfpo.rollout.sampler import SamplerConfig
+
+
+class Predictions:
+    """Predictions at the T targets of some views, row by row.
+
+    policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
+        "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
+    padding_free: run the views end to end, without their padding (see MaskedDiffusionLM.packed_hidden).
+    labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in.
+    """
+
+    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, padding_free: bool = False):
+        self.views = views
+        self.policies = policies
+        self.padding_free = padding_free
+        self.view_T, self.column_T = views.target.nonzero().unbind(-1)
+        self.labels_T = views.labels[views.target]
+        self.weight_T = views.weight[views.target]
+        self._hidden: dict[str, torch.Tensor] = {}
+
+    @property
+    def used(self) -> list[str]:
+        """The policies that were run."""
+        return list(self._hidden)
+
+    def of_rollouts(self, value_B: torch.Tensor) -> torch.Tensor:
+        """A number for each rollout, spread to its targets [T]."""
+        return value_B.to(self.labels_T.device)[self.views.row][self.view_T]
+
+    def hidden(self, policy: str = CURRENT) -> torch.Tensor:
+        """States [T, D] that the head turns into logits. The body may run in bfloat16; the head does not, because
+        rounding its output would swallow the small differences between policies that the objectives live on."""
+        if policy not in self._hidden:
+            model = self.policies[policy]
+            with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+                ids_SL, mask_SL, target_SL = self.views.input_ids, self.views.attention_mask, self.views.target
+                if self.padding_free:
+                    self._hidden[policy] = model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
+                else:
+                    self._hidden[policy] = model.hidden(ids_SL, mask_SL)[target_SL]
+        return self._hidden[policy]
+
+    def logits(self, policy: str = CURRENT) -> torch.Tensor:
+        """Logits [T, V], all at once: for small vocabularies, and for what the functions below cannot say."""
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            return self.policies[policy].head(self.hidden(policy))
+
+    def logp(self, policy: str = CURRENT, sampler: SamplerConfig | None = None) -> torch.Tensor:
+        """Log-probability of each target's token [T]: the model's own, or as a sampler draws.
+
+        sampler: takes its temperature, and restricts every policy to the tokens that top-k and top-p of theta_old keep.
+        """
+        model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
+
+        def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return -F.cross_entropy(_wide(model.head(hidden)), labels, reduction="none")
+
+        def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
+            assert sampler is not None and old is not None
+            scores = _wide(model.head(hidden)) / sampler.temperature
+            with torch.no_grad():
+                drawn = _wide(old.head(hidden_old))
+                # The sampler never draws the mask token.
+                mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
+                drawable = drawn.masked_fill(mask, -torch.inf)
+                keep = kept_tokens(drawable / sampler.temperature, sampler.top_k, sampler.top_p)
+                # The token was drawn, so it was kept; rounding must not say otherwise.
+                keep = keep.scatter(1, labels[:, None], True)
+            return -F.cross_entropy(scores.masked_fill(~keep, -torch.inf), labels, reduction="none")
+
+        rows = [self.hidden(policy), self.labels_T]
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            if sampler is None:
+                return in_chunks(plain, rows, model.vocab_size)
+            return in_chunks(as_drawn, [*rows, self.hidden(OLD)], model.vocab_size)
+
+    def rectified_sum(
+        self, r_T: torch.Tensor, *, beta: float, positive_weight: float = 1.0, negative_weight: float = 1.0
+    ) -> torch.Tensor:
+        """LFPO's loss, summed over the targets; see ops.rectified.rectified_loss."""
+        return rectified_sum(
+            self.hidden(),
+            self.hidden(OLD),
+            self.policies[CURRENT].head_weight,
+            self.policies[OLD].head_weight,
+            self.labels_T,
+            r_T,
+            beta=beta,
+            positive_weight=positive_weight,
+            negative_weight=negative_weight,
+        )
+
+    def printed(
+        self, r_T: torch.Tensor, *, beta: float, through: bool, positive_weight: float, negative_weight: float
+    ) -> torch.Tensor:
+        """The loss of Eq. 10 to the letter [T]; see ops.rectified.printed_loss."""
+        model, old = self.policies[CURRENT], self.policies[OLD]
+
+        def printed(hidden: torch.Tensor, hidden_old: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            z, z_ref = _wide(model.head(hidden)), _wide(old.head(hidden_old))
+            weights = {"positive_weight": positive_weight, "negative_weight": negative_weight}
+            return printed_loss(z, z_ref, r.to(z.dtype), beta=beta, through=through, **weights)
+
+        return in_chunks(printed, [self.hidden(), self.hidden(OLD), r_T], model.vocab_size)
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    """At least float32: sums over a vocabulary lose too much in less."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

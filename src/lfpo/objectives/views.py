@@ -1,0 +1,119 @@
+"""Views: noised inputs made from rollouts, with the positions an objective asks about."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.base.batching import fill_by_tokens, pack_by_tokens
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass
+class Views:
+    """S noised inputs of L = P + C tokens.
+
+    row [S]: which rollout a view belongs to. input_ids, attention_mask [S, L]: prompt and noised completion.
+    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens.
+    weight [S, L]: how much a target counts in the objective's loss, 0 elsewhere.
+    unit [S]: views with the same number are never split over two passes, because the loss joins them.
+    length [S]: tokens of the view's completion, up to and including its first EOS.
+    sampler: the settings the rollouts were drawn with. mask_id: the mask token.
+    """
+
+    row: torch.Tensor
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    target: torch.Tensor
+    labels: torch.Tensor
+    weight: torch.Tensor
+    unit: torch.Tensor
+    length: torch.Tensor
+    sampler: SamplerConfig
+    mask_id: int
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The unit of each view counted from 0 [S], and the first view of each unit [U], ascending by unit."""
+        numbers, unit_S = self.unit.unique(return_inverse=True)
+        index = torch.arange(len(self), device=unit_S.device)
+        return unit_S, torch.full_like(numbers, len(self)).scatter_reduce(0, unit_S, index, "amin")
+
+    def select(self, index: torch.Tensor) -> Views:
+        tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in tensors})
+
+    def trim(self) -> Views:
+        """Drop the columns on the left that are padding in every view."""
+        start = int(self.attention_mask.any(0).int().argmax())
+        wide = ("input_ids", "attention_mask", "target", "labels", "weight")
+        return dataclasses.replace(self, **{name: getattr(self, name)[:, start:] for name in wide})
+
+
+def noised(
+    trajectory: Trajectory,
+    row_S: torch.Tensor,
+    masked_SL: torch.Tensor,
+    target_SC: torch.Tensor,
+    *,
+    weight_SC: torch.Tensor | None = None,
+    unit_S: torch.Tensor | None = None,
+) -> Views:
+    """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
+
+    masked_SL may have C columns (completion only) or P + C; padding is never masked.
+    target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
+    unit_S: see Views; each view is its own unless given.
+    """
+    prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
+    tokens = trajectory.tokens[row_S]
+    widen = (prompt_ids.shape[1], 0)
+    if masked_SL.shape[1] == tokens.shape[1]:
+        masked_SL = F.pad(masked_SL, widen)
+    labels = torch.cat([prompt_ids, tokens], dim=1)
+    attention = torch.cat([prompt_mask, torch.ones_like(tokens)], dim=1)
+    target = F.pad(target_SC, widen)
+    weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
+    return Views(
+        row=row_S,
+        input_ids=labels.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
+        attention_mask=attention,
+        target=target,
+        labels=labels,
+        weight=weight,
+        unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
+        length=trajectory.lengths[row_S],
+        sampler=trajectory.sampler,
+        mask_id=trajectory.mask_id,
+    )
+
+
+def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
+    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS.
+
+    Every intermediate state is asked for the final solution: the paper's consistency term.
+    """
+    rows = trajectory.rows(row_S)
+    masked = rows.masked_before(step_S)
+    return noised(trajectory, row_S, masked, masked & rows.counted)
+
+
+def passes(views: Views, update_tokens: int, *, padding_free: bool = False) -> list[torch.Tensor]:
+    """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
+    towards unless there is none."""
+    units: dict[int, list[int]] = {}
+    for i, unit in enumerate(views.unit.tolist()):
+        units.setdefault(unit, []).append(i)
+    members = list(units.values())
+    lengths = views.attention_mask.sum(-1).tolist()
+    if padding_free:
+        groups = fill_by_tokens([sum(lengths[i] for i in m) for m in members], update_tokens)
+    else:
+        groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
+    return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]

@@ -1,0 +1,1 @@
+"""Where prompts come from: tasks, JSONL files, data sets; and how they become token ids."""

@@ -1,0 +1,91 @@
+"""How prompts become tokens, and tokens completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lfpo.base.errors import UserError
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.tasks import Row
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Every column but the prompt, as lists, the way reward functions get them."""
+    names = [n for n in rows[0] if n != "prompt"]
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise UserError(
+                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
+            )
+    return {n: [row[n] for row in rows] for n in names}
+
+
+def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[int]:
+    """Token ids. Text is taken as it is; a list of messages goes through the model's chat template."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, add_special_tokens=False)
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "the prompts are message lists, but the tokenizer has no chat template; "
+            "use an instruct checkpoint, or give plain text prompts"
+        )
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
+    """Token ids of the rows' prompts. Raises UserError, quoting the prompt, for one that does not fit the context."""
+    encoded = []
+    for row in rows:
+        ids = encode_prompt(tokenizer, row["prompt"])
+        if not ids or len(ids) + gen_length > model.max_length or model.mask_id in ids:
+            start = str(row["prompt"])[:60]
+            reason = (
+                "it has no tokens"
+                if not ids
+                else "it contains the mask token"
+                if model.mask_id in ids
+                else f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
+                f"{model.max_length}; shorten it or gen_length"
+            )
+            raise UserError(f"prompt {start!r}: {reason}")
+        encoded.append(ids)
+    return encoded
+
+
+def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
+    """Texts as reward functions get them: as in TRL, a conversational prompt has a conversational completion."""
+    return [
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
+    """Text of each completion up to its first EOS, without special tokens."""
+    texts = []
+    for ids in tokens_BC.tolist():
+        end = ids.index(eos_id) if eos_id in ids else len(ids)
+        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
+    return texts
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Text of each token, special tokens by their names. Their concatenation is the text that `ids` decode to.
+
+    A character may be cut over several tokens; it is then the text of the last of them, and the others have none.
+    """
+    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    start = 0
+    while start < len(texts):
+        if "\ufffd" in texts[start]:
+            for end in range(start + 2, min(start + 4, len(ids)) + 1):  # a character has at most four bytes
+                whole = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+                if "\ufffd" not in whole:
+                    texts[start:end] = [""] * (end - start - 1) + [whole]
+                    break
+        start += 1
+    return texts

@@ -1,0 +1,65 @@
+"""Prompts from JSONL files, also gzipped ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from lfpo.base.errors import UserError
+
+
+def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[dict[str, Any]]:
+    """One JSON object a line. Raises UserError naming file and line for a malformed row or a missing column.
+
+    `prompt` must be text, or a list of {"role", "content"} messages.
+    """
+    file = Path(path)
+    try:
+        # Not splitlines: JSON strings may hold U+2028 and the like, which end no line in JSONL.
+        text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text("utf-8")
+        lines = text.removesuffix("\n").split("\n") if text else []
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{file}:{number}"
+        if not line.strip():
+            raise UserError(f"{where}: empty line, expected a JSON object")
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid JSON ({error})") from error
+        check_row(row, where, required)
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{file}: no rows")
+    return rows
+
+
+def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
+    """Raise UserError unless `row` is a mapping with the required, non-empty columns."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    for column in required:
+        value = row.get(column)
+        if value is None:
+            raise UserError(f"{where}: column {column!r} is missing (found: {', '.join(map(str, row)) or 'none'})")
+        if column == "prompt" and isinstance(value, list):
+            if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+                raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")
+        elif not isinstance(value, str):
+            raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
+        elif column == "prompt" and not value.strip():
+            raise UserError(f"{where}: the prompt is empty")
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:  # JSON can escape what no tokenizer takes
+            raise UserError(
+                f"{where}: column {column!r} holds half a character ({error.object[error.start]!a}, a surrogate "
+                "without its other half); write the text again as UTF-8"
+            ) from error

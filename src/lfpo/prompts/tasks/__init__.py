@@ -1,0 +1,60 @@
+"""Tasks: one file each. A new one is a new file and a line below, or a dotted path from anywhere."""
+
+from __future__ import annotations
+
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.prompts.tasks.data_task import DataTask
+from lfpo.prompts.tasks.reasoning_gym import gym_task
+from lfpo.prompts.tasks.task import Row, Task
+
+# Made up on the spot, and what the embedded model knows.
+TASKS: dict[str, str] = {
+    "sudoku": "lfpo.prompts.tasks.sudoku:TASK",
+    "countdown": "lfpo.prompts.tasks.countdown:TASK",
+    "words": "lfpo.prompts.tasks.words:TASK",
+    "expression": "lfpo.prompts.tasks.expression:TASK",
+    "choice": "lfpo.prompts.tasks.choice:TASK",
+}
+
+# Read from files or the hub.
+BENCHMARKS: dict[str, str] = {
+    "gsm8k": "lfpo.prompts.tasks.gsm8k:TASK",
+    "math": "lfpo.prompts.tasks.math:TASK",
+    "math500": "lfpo.prompts.tasks.math500:TASK",
+    "d1_countdown": "lfpo.prompts.tasks.d1_countdown:TASK",
+    "d1_sudoku": "lfpo.prompts.tasks.d1_sudoku:TASK",
+    "hellaswag": "lfpo.prompts.tasks.hellaswag:TASK",
+    "winogrande": "lfpo.prompts.tasks.winogrande:TASK",
+    "piqa": "lfpo.prompts.tasks.piqa:TASK",
+    "gpqa": "lfpo.prompts.tasks.gpqa:TASK",
+    "acecode": "lfpo.prompts.tasks.humaneval:ACECODE",
+    "humaneval": "lfpo.prompts.tasks.humaneval:TASK",
+    "humaneval_plus": "lfpo.prompts.tasks.humaneval_plus:TASK",
+    "mbpp": "lfpo.prompts.tasks.mbpp:TASK",
+    "mbpp_plus": "lfpo.prompts.tasks.mbpp_plus:TASK",
+    "bigcodebench": "lfpo.prompts.tasks.bigcodebench:TASK",
+    "bigcodebench_hard": "lfpo.prompts.tasks.bigcodebench:HARD_TASK",
+    "bigcodebench_instruct": "lfpo.prompts.tasks.bigcodebench:INSTRUCT",
+    "bigcodebench_hard_instruct": "lfpo.prompts.tasks.bigcodebench:HARD_INSTRUCT",
+}
+
+
+def get_task(name: str) -> Task | DataTask:
+    """A task by its name or by dotted path (`package.module:TASK`).
+
+    `NAME@WHERE` reads a benchmark's rows from local files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`,
+    `gsm8k@train=FILE,test=FILE`. `reasoning_gym:NAME` is a task of that package.
+    """
+    base, at, where = name.partition("@")
+    task = gym_task(base) if base.startswith("reasoning_gym:") else resolve(base, {**TASKS, **BENCHMARKS}, kind="task")
+    if not isinstance(task, Task | DataTask):
+        raise UserError(f"task {name!r}: expected a Task or DataTask, found {type(task).__name__}")
+    if not at:
+        return task
+    if isinstance(task, Task):
+        raise UserError(f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}'")
+    return task.at(where)
+
+
+__all__ = ["BENCHMARKS", "TASKS", "DataTask", "Row", "Task", "get_task"]

@@ -1,0 +1,37 @@
+"""Two-way choice: which of two numbers is the larger, or the smaller, answered with A or B."""
+
+from __future__ import annotations
+
+import random
+
+from lfpo.prompts.tasks.task import Row, Task
+
+
+def sample(rng: random.Random) -> Row:
+    """Two different numbers below 100 and which end of the order is asked for."""
+    a, b = rng.sample(range(100), 2)
+    asked = rng.choice(("larger", "smaller"))
+    answer = "A" if (a > b) == (asked == "larger") else "B"
+    return {"prompt": f"Which is {asked}?\nA {a}\nB {b}\n", "a": a, "b": b, "answer": answer}
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The right letter, or the other one."""
+    right = rng.random() < right_share
+    return row["answer"] if right else {"A": "B", "B": "A"}[row["answer"]]
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the completion is the right letter and nothing else."""
+    return completion.strip() == row["answer"]
+
+
+TASK = Task(
+    name="choice",
+    sample=sample,
+    solution_key=lambda row: f"{min(row['a'], row['b'])} {max(row['a'], row['b'])}",
+    correct=correct,
+    demonstrate=demonstrate,
+    right_share=0.4,
+    gen_length=4,
+)

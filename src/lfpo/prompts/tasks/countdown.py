@@ -1,0 +1,78 @@
+"""Countdown: reach the target from three numbers, each used exactly once, with + and -.
+
+The verifier accepts * too, which no problem here needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+from lfpo.prompts.tasks.task import Row, Task
+from lfpo.rewards.arithmetic import constants, evaluate, parse
+
+MAX_TARGET = 40
+FLIP = {"+": "-", "-": "+"}
+
+
+@functools.cache
+def problems() -> dict[tuple[tuple[int, ...], int], str]:
+    """Every (sorted numbers, target) that one of the forms below reaches, with its demonstration.
+
+    Forms, the first that fits wins: a*b+c, a*b-c, a+b+c, a+b-c, a-b-c, with the earlier numbers larger.
+    """
+    found: dict[tuple[tuple[int, ...], int], str] = {}
+    for form in ("{}+{}+{}", "{}+{}-{}", "{}-{}-{}"):
+        for numbers in itertools.combinations_with_replacement(range(1, 10), 3):
+            for a, b, c in itertools.permutations(numbers[::-1]):
+                expression = form.format(a, b, c)
+                target = int(evaluate(parse(expression)))
+                if 0 < target <= MAX_TARGET:
+                    found.setdefault((numbers, target), expression)
+    return found
+
+
+@functools.cache
+def _problem_list() -> list[tuple[tuple[int, ...], int]]:
+    return sorted(problems())
+
+
+def sample(rng: random.Random) -> Row:
+    """A solvable problem; the numbers are shown in random order."""
+    numbers, target = rng.choice(_problem_list())
+    shown = rng.sample(numbers, 3)
+    return {
+        "prompt": f"countdown\n{shown[0]} {shown[1]} {shown[2]} = {target}\n",
+        "numbers": list(numbers),
+        "target": target,
+    }
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """A right expression, or the same with its last sign the wrong way round."""
+    expression = problems()[tuple(row["numbers"]), row["target"]]
+    if rng.random() < right_share:
+        return expression
+    last = max(expression.rfind("+"), expression.rfind("-"))
+    return expression[:last] + FLIP[expression[last]] + expression[last + 1 :]
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the expression uses exactly the given numbers and has the target as its value."""
+    try:
+        tree = parse(completion)
+        return sorted(constants(tree)) == sorted(row["numbers"]) and evaluate(tree) == row["target"]
+    except ValueError:
+        return False
+
+
+TASK = Task(
+    name="countdown",
+    sample=sample,
+    solution_key=lambda row: f"{row['numbers']} {row['target']}",
+    correct=correct,
+    demonstrate=demonstrate,
+    right_share=0.45,
+    gen_length=8,
+)

@@ -1,0 +1,90 @@
+"""Code from examples: a Python expression in x that maps three inputs to three outputs, tested on hidden inputs too."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from lfpo.prompts.tasks.task import Row, Task
+from lfpo.rewards.arithmetic import evaluate, parse
+from lfpo.rewards.code import all_tests_pass, parses
+
+SHOWN_INPUTS = (0, 1, 10)
+TEST_INPUTS = range(-3, 13)
+
+Coefficients = tuple[int, int, int]
+
+
+def _value(coefficients: Coefficients, x: int) -> int:
+    a, b, c = coefficients
+    return a * x * x + b * x + c
+
+
+def render(coefficients: Coefficients) -> str:
+    """a x^2 + b x + c as short Python, e.g. `3*x+1`, `x*x+4`, `2*x*x+x`, `7`."""
+    a, b, c = coefficients
+    terms = [("" if n == 1 else f"{n}*") + variable for n, variable in ((a, "x*x"), (b, "x")) if n]
+    return "+".join([*terms, str(c)] if c or not terms else terms)
+
+
+def sample(rng: random.Random) -> Row:
+    """A polynomial a x^2 + b x + c with one-digit coefficients, a or b above 0, and three values of it.
+
+    One of them is f(10), whose digits are the coefficients: the task is about what an expression must look like, and a
+    small model need not do long arithmetic for it.
+    """
+    a = rng.choice((0, 0, 1, 2, 3))
+    coefficients = (a, rng.randint(0 if a else 1, 9), rng.randint(0, 9))
+    shown = " ".join(f"f({x})={_value(coefficients, x)}" for x in SHOWN_INPUTS)
+    return {"prompt": f"python\n{shown}\n", "coefficients": list(coefficients)}
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """A right expression, or one whose constant is off by one."""
+    a, b, c = row["coefficients"]
+    return render((a, b, c)) if rng.random() < right_share else render((a, b, c + 1 if c < 9 else c - 1))
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the expression agrees with the function on -3 to 12, most of which the prompt does not show."""
+    coefficients = tuple(row["coefficients"])
+    try:
+        tree = parse(completion)
+        return all(evaluate(tree, {"x": x}) == _value(coefficients, x) for x in TEST_INPUTS)
+    except ValueError:
+        return False
+
+
+def in_sandbox(
+    prompts: Sequence[str], completions: Sequence[str], coefficients: Sequence[list[int]], **columns: Any
+) -> list[float | None]:
+    """The same verdicts by running each expression as Python, a reward to choose instead of the task's own.
+
+    `--reward_funcs lfpo.prompts.tasks.expression:in_sandbox`. Any expression counts, also what `correct` does not read,
+    such as
+    `sum((x, 1))`. Raises UserError where this machine has no sandbox.
+    """
+    texts = [completion.strip() for completion in completions]
+    programs = [f"def f(x):\n    return (\n{text}\n)" if _is_expression(text) else "" for text in texts]
+    tests = [[f"assert f({x}) == {_value((a, b, c), x)}" for x in TEST_INPUTS] for a, b, c in coefficients]
+    return all_tests_pass(prompts, programs, tests=tests)
+
+
+def _is_expression(text: str) -> bool:
+    if not parses(text):
+        return False
+    body = ast.parse(text).body
+    return len(body) == 1 and isinstance(body[0], ast.Expr)
+
+
+TASK = Task(
+    name="expression",
+    sample=sample,
+    solution_key=lambda row: str(list(row["coefficients"])),
+    correct=correct,
+    demonstrate=demonstrate,
+    right_share=0.45,
+    gen_length=12,
+)

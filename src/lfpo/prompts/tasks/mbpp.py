@@ -1,0 +1,58 @@
+"""MBPP (Austin et al., arXiv 2108.07732; CC-BY-4.0): short problems with three assertions each, in its full form.
+
+The prompt shows the first assertion, which names the function, and hides the others, as EvalPlus does; prompts that
+show all three invite a program that looks its answers up.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from lfpo.prompts.tasks.code_task import code_row, code_task
+from lfpo.prompts.tasks.hub import HubSplit
+from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.task import Row
+
+TRAIN = HubSplit("google-research-datasets/mbpp", "train", ("full",))
+TEST = HubSplit("google-research-datasets/mbpp", "test", ("full",))
+
+
+def build(record: Record) -> Row:
+    """From `task_id`, `text` (`prompt` in the sanitized form), `code`, `test_list` and what the tests need first.
+
+    That is `test_setup_code`, or a list of `test_imports`.
+    """
+    setup = record["test_imports"] if "test_imports" in record else [record.values.get("test_setup_code") or ""]
+    if not isinstance(setup, list) or not all(isinstance(line, str) for line in setup):
+        raise record.wrong(
+            "test_imports" if "test_imports" in record else "test_setup_code", "Python, as text or texts"
+        )
+    tests = record.texts("test_list")
+    return problem_row(record, tests, setup, tests[0])
+
+
+def problem_row(record: Record, tests: list[str], setup: list[str], shown: str) -> Row:
+    """A row that is scored by `tests`, and shows one assertion in its prompt."""
+    text, code = record.text("text" if "text" in record else "prompt").strip(), record.text("code")
+    return code_row(
+        f"Mbpp/{record.integer('task_id', 0, 10**6)}",
+        f"{text}\nThe program must pass tests such as this one:\n```python\n{shown.strip()}\n```",
+        tests,
+        code,
+        entry_point=called(shown, code),
+        setup="\n".join(setup),
+    )
+
+
+def called(assertion: str, code: str) -> str:
+    """The function of the program that an assertion calls, which may have the name of a built-in one (`sum`)."""
+    try:
+        calls, program = ast.walk(ast.parse(assertion.strip())), ast.parse(code)
+    except SyntaxError:
+        return ""
+    defined = {node.name for node in program.body if isinstance(node, ast.FunctionDef)}
+    names = (call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name))
+    return next((name for name in names if name in defined), "")
+
+
+TASK = code_task("mbpp", build, (("train", TRAIN), ("test", TEST)))

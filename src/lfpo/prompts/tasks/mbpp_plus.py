@@ -1,0 +1,27 @@
+"""MBPP+ (Liu et al., arXiv 2305.01210; Apache-2.0): 378 mended problems of MBPP with some 35 times as many tests.
+
+Trains on MBPP's own training rows, of which it has none; those that it shares are left out.
+"""
+
+from __future__ import annotations
+
+from lfpo.prompts.tasks.code_task import code_task
+from lfpo.prompts.tasks.hub import HubSplit
+from lfpo.prompts.tasks.mbpp import TRAIN, problem_row
+from lfpo.prompts.tasks.mbpp import build as build_train
+from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.task import Row
+
+
+def build(record: Record) -> Row:
+    """From `task_id`, `prompt`, `code`, `test_list` (its first is shown) and `test`, which is what counts."""
+    if "test" not in record and "text" in record:
+        return build_train(record)
+    return problem_row(record, [record.text("test")], [], record.texts("test_list")[0])
+
+
+HUB = (("train", TRAIN), ("test", HubSplit("evalplus/mbppplus", "test")))
+TASK = code_task("mbpp_plus", build, HUB)
+
+KNOWN_BROKEN = {"Mbpp/255": "answers of millions of tuples, more than is handed over between two processes"}
+"""Rows whose own solution fails here. They count like all others."""

@@ -1,0 +1,107 @@
+"""Any task of reasoning-gym (arXiv 2505.24760; Apache-2.0): `reasoning_gym:leg_counting`, with its default settings.
+
+Problem i of a task is item i of its generator at seed 0. Some of its graders evaluate what the model wrote, so they run
+in a child process with a limit on CPU time; what takes longer, or makes a grader fail, is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import random
+import sys
+from typing import Any
+
+from lfpo.base.errors import UserError, nearest
+from lfpo.prompts.tasks.prompting import ask, tagged
+from lfpo.prompts.tasks.task import Row, Task
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.child import Child, Unanswered
+
+SIZE = 1_000_000  # problems of a generator; none is made before it is asked for
+MAX_CHARS = 4_000
+WALL_SECONDS = 60.0  # the child's own limit of CPU time is far shorter
+ROLE = "You are given a problem. Think it through and give the answer in the form that is asked for."
+
+
+@functools.lru_cache(maxsize=32)
+def gym_task(name: str) -> Task:
+    """The task `reasoning_gym:NAME`."""
+    generator = _generator(name)
+
+    def sample(rng: random.Random) -> Row:
+        index = rng.randrange(len(generator))
+        item = generator[index]
+        prompt = ask(ROLE, "the answer alone", item["question"])
+        return {"prompt": prompt, "question": item["question"], "answer": str(item["answer"]), "index": index}
+
+    def correct(completion: str, row: Row) -> bool:
+        answer = marked_answer(completion)
+        return answer is not None and 0 < len(answer) <= MAX_CHARS and _judged_right(name, row, answer)
+
+    def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+        if right_share != 1.0:
+            raise UserError(f"task {name!r}: has right demonstrations only; set right_share to 1")
+        return tagged("", row["answer"])
+
+    return Task(
+        name=name,
+        sample=sample,
+        solution_key=lambda row: row["question"],
+        correct=correct,
+        demonstrate=demonstrate,
+        right_share=1.0,
+        gen_length=256,
+    )
+
+
+def _generator(name: str) -> Any:
+    kind = name.removeprefix("reasoning_gym:")
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(f"task {name!r}: needs reasoning-gym (pip install 'lfpo[reasoning-gym]')")
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if kind not in DATASETS:
+        raise UserError(f"task {name!r}: reasoning-gym has no such task{nearest(kind, DATASETS)}")
+    return reasoning_gym.create_dataset(kind, seed=0, size=SIZE)
+
+
+# Makes the problem again from its index, as not every entry survives being written as JSON.
+_GRADER = f"""
+import json, signal, sys
+import reasoning_gym
+generators = {{}}
+for line in sys.stdin:
+    kind, index, question, answer = json.loads(line)
+    if kind not in generators:
+        generators[kind] = reasoning_gym.create_dataset(kind, seed=0, size={SIZE})
+    entry = generators[kind][index]
+    if entry["question"] != question:
+        print('"other"', flush=True)
+        continue
+    signal.setitimer(signal.ITIMER_PROF, 5.0)  # kills, by the signal's default action
+    try:
+        score = generators[kind].score_answer(answer, entry)
+    except Exception:  # graders raise whatever parsing model-written text raises
+        score = 0.0
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    print(json.dumps(score == 1), flush=True)
+"""
+
+
+def _judged_right(name: str, row: Row, answer: str) -> bool:
+    """Whether reasoning-gym gives the answer its full score."""
+    try:
+        verdict = _CHILD.ask([name.removeprefix("reasoning_gym:"), row["index"], row["question"], answer])
+    except Unanswered:
+        return False
+    if verdict == "other":
+        raise UserError(
+            f"task {name!r}: its generator made another problem {row['index']} in the grader's process, so nothing "
+            "can be graded; choose another task"
+        )
+    return verdict is True
+
+
+_CHILD = Child([sys.executable, "-P", "-c", _GRADER], WALL_SECONDS)

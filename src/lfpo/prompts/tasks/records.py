@@ -1,0 +1,58 @@
+"""Records of a data set as they come from a file or the hub, and their fields with errors that say where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lfpo.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Record:
+    """values: the fields. where: `file:line`, or data set, split and row, for messages."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def __contains__(self, field: str) -> bool:
+        return self.values.get(field) is not None
+
+    def __getitem__(self, field: str) -> Any:
+        """A field's value. Raises UserError if it is missing."""
+        if field not in self:
+            found = ", ".join(map(str, self.values)) or "none"
+            raise UserError(f"{self.where}: field {field!r} is missing (found: {found})")
+        return self.values[field]
+
+    def text(self, field: str) -> str:
+        """A field that must be text, and not blank."""
+        value = self[field]
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(field, "text")
+        return value
+
+    def integer(self, field: str, low: int, high: int) -> int:
+        """A whole number from low to high, given as a number or as text."""
+        value = self[field]
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            raise self.wrong(field, f"a whole number from {low} to {high}") from None
+        if isinstance(value, bool) or number != (float(value) if isinstance(value, float) else number):
+            raise self.wrong(field, f"a whole number from {low} to {high}")
+        if not low <= number <= high:
+            raise self.wrong(field, f"a whole number from {low} to {high}")
+        return number
+
+    def texts(self, field: str) -> list[str]:
+        """A list of texts."""
+        value = self[field]
+        items = list(value) if isinstance(value, list | tuple) else []
+        if not items or not all(isinstance(item, str) for item in items):
+            raise self.wrong(field, "a list of texts")
+        return items
+
+    def wrong(self, field: str, expected: str) -> UserError:
+        return UserError(f"{self.where}: field {field!r} must be {expected}, found {str(self[field])[:60]!r}")

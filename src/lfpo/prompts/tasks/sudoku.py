@@ -1,0 +1,81 @@
+"""4x4 Sudoku: 16 cells in the prompt, the 16 digits of the solution as the completion.
+
+A blank is written as its cell's letter, A to P in reading order. The letter says where the cell is, which a small model
+without absolute positions would otherwise have to work out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+from lfpo.prompts.tasks.task import Row, Task
+from lfpo.rewards.sudoku import is_grid as is_grid
+
+SLIP = 0.3  # chance of the mistake in each blank of a flawed demonstration
+BLANKS = (6, 10)
+
+
+@functools.cache
+def grids() -> tuple[str, ...]:
+    """All 288 complete 4x4 grids, as 16-digit strings in lexicographic order."""
+    rows = ["".join(p) for p in itertools.permutations("1234")]
+    # Two rows fill two boxes, so most products are ruled out before they are joined.
+    bands = [a + b for a, b in itertools.product(rows, repeat=2) if not {a[:2], a[1::-1]} & {b[:2], b[1::-1]}]
+    bands = [b for b in bands if all(len(set(b[i : i + 2] + b[i + 4 : i + 6])) == 4 for i in (0, 2))]
+    return tuple(a + b for a, b in itertools.product(bands, repeat=2) if is_grid(a + b))
+
+
+@functools.cache
+def _grids_with() -> dict[tuple[int, str], int]:
+    """Bit set of the grids that have a digit in a cell: the uniqueness check is an intersection of these."""
+    return {(c, d): sum(1 << i for i, g in enumerate(grids()) if g[c] == d) for c in range(16) for d in "1234"}
+
+
+def sample(rng: random.Random) -> Row:
+    """A puzzle with exactly one solution and 6 to 10 blanks."""
+    solution = rng.choice(grids())
+    order = rng.sample(range(16), 16)
+    blanks: set[int] = set()
+    target = rng.randint(*BLANKS)
+    for cell in order:
+        candidates = (1 << len(grids())) - 1
+        for other in set(range(16)) - blanks - {cell}:
+            candidates &= _grids_with()[other, solution[other]]
+        if candidates.bit_count() == 1:
+            blanks.add(cell)
+        if len(blanks) == target:
+            break
+    puzzle = "".join("_" if c in blanks else d for c, d in enumerate(solution))
+    shown = "".join(chr(ord("A") + c) if d == "_" else d for c, d in enumerate(puzzle))
+    return {"prompt": f"sudoku\n{shown}\n", "puzzle": puzzle, "solution": solution}
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The solution, or one in which some blanks repeat the last given digit before them instead."""
+    if rng.random() < right_share:
+        return row["solution"]
+    puzzle = row["puzzle"]
+    last = puzzle.lstrip("_")[0]  # blanks at the very start take the first given digit
+    cells = []
+    for given, digit in zip(puzzle, row["solution"], strict=True):
+        last = last if given == "_" else given
+        cells.append(last if given == "_" and rng.random() < SLIP else digit)
+    return "".join(cells)
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the completion is the puzzle's (only) solution."""
+    return completion.strip() == row["solution"]
+
+
+TASK = Task(
+    name="sudoku",
+    sample=sample,
+    solution_key=lambda row: row["solution"],
+    correct=correct,
+    demonstrate=demonstrate,
+    right_share=0.35,
+    gen_length=16,
+)

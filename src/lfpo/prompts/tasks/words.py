@@ -1,0 +1,71 @@
+"""Word problems of one to three steps. The completion works them out and ends with `#### n`, as in GSM8K."""
+
+from __future__ import annotations
+
+import random
+
+from lfpo.prompts.tasks.task import Row, Task
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.math import same_number
+
+NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
+THINGS = ("pens", "coins", "books", "eggs", "cards", "nuts")
+GAINS = ("gets {} more", "finds {} more", "buys {} more")
+LOSSES = ("loses {}", "gives away {}", "sells {}")
+MAX_VALUE = 9
+
+
+def sample(rng: random.Random) -> Row:
+    """A starting amount, then one to three changes, all below ten. `steps` holds (value before, sign, amount)."""
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    value = rng.randint(2, MAX_VALUE - 1)
+    sentences = [f"{name} has {value} {thing}."]
+    steps: list[tuple[int, str, int]] = []
+    n_steps = rng.choice((1, 2, 2, 3, 3))
+    for number in range(1, n_steps + 1):
+        if number < n_steps:
+            after = rng.choice([v for v in range(2, MAX_VALUE) if v != value])
+        else:
+            # Both signs must be possible at the last step, so that the flawed demonstration is always plausible.
+            after = value + rng.choice((-1, 1)) * rng.randint(1, min(value - 1, MAX_VALUE - value))
+        sign, amount = "+" if after > value else "-", abs(after - value)
+        sentences.append(f"{name} {rng.choice(GAINS if sign == '+' else LOSSES).format(amount)}.")
+        steps.append((value, sign, amount))
+        value = after
+    sentences.append(f"How many {thing}?")
+    return {"prompt": " ".join(sentences) + "\n", "steps": steps, "answer": value}
+
+
+def _apply(value: int, sign: str, amount: int) -> int:
+    return value + amount if sign == "+" else value - amount
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The working and the answer; in flawed ones the last change is taken the wrong way round."""
+    steps = [tuple(step) for step in row["steps"]]
+    if rng.random() >= right_share:
+        value, sign, amount = steps[-1]
+        steps[-1] = (value, "-" if sign == "+" else "+", amount)
+    lines = [f"{value}{sign}{amount}={_apply(value, sign, amount)}" for value, sign, amount in steps]
+    return "\n".join([*lines, f"#### {_apply(*steps[-1])}"])
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the marked answer is the number, by the grader of GSM8K: the last mark counts, not the working."""
+    return same_number(marked_answer(completion) or "", str(row["answer"]))
+
+
+def solution_key(row: Row) -> str:
+    """The chain of computations: no test chain is ever seen in training, though its single steps are."""
+    return ",".join(f"{value}{sign}{amount}" for value, sign, amount in row["steps"])
+
+
+TASK = Task(
+    name="words",
+    sample=sample,
+    solution_key=solution_key,
+    correct=correct,
+    demonstrate=demonstrate,
+    right_share=0.45,
+    gen_length=24,
+)

@@ -1,0 +1,148 @@
+"""What is asked of the sandbox, and what it answers."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lfpo.base.errors import UserError
+from lfpo.rewards.sandbox.inside import wire
+
+# What tests may use without importing it, because the program usually does. The judge takes its own.
+_MODULES = {
+    *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
+    *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """seconds: wall time of one verdict. cpu_seconds: of one process. Sizes are in bytes.
+
+    memory: address space of one process. disk: all files in /tmp. file_size: one file. processes: at any one time.
+    program_chars: a longer program fails unseen.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory: int = 2**30
+    disk: int = 64 * 2**20
+    file_size: int = 16 * 2**20
+    processes: int = 32
+    open_files: int = 64
+    program_chars: int = 200_000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name} {value} must be positive")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the entry point, and the value it must return."""
+
+    args: tuple[Any, ...]
+    expected: Any
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, and either calls with expected values or tests that are Python source.
+
+    tests: pieces of source, each passes or fails by itself: `assert f(1) == 2`, or a suite that ends in
+    `check(f)`. setup: trusted source that runs before them. Names they do not define are looked up in the program.
+    unittest: the tests define unittest.TestCase classes, and every test method counts.
+    together: program and unittest classes share one module in one process, for suites that patch the program's modules
+        or look into objects that are not built in. Such a verdict is worth less; docs/sandbox.md says how much.
+    tolerance: for floats of calls, relative where the expected value is above 1.
+    """
+
+    program: str
+    entry_point: str = ""
+    calls: Sequence[Call] = ()
+    tests: Sequence[str] = ()
+    setup: str = ""
+    unittest: bool = False
+    together: bool = False
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.calls) == bool(self.tests):
+            raise UserError("a sandbox job needs either calls or tests, and not both")
+        if self.calls and not self.entry_point:
+            raise UserError("a sandbox job with calls needs the name of the entry point")
+        if self.together and not (self.unittest and self.tests):
+            raise UserError("a sandbox job can run together with unittest classes only")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """passed: every test did. tests: which did, in order. reason: the first failure, empty when passed."""
+
+    passed: bool
+    reason: str
+    seconds: float
+    tests: tuple[bool, ...]
+
+    @property
+    def pass_rate(self) -> float:
+        """The share of the tests that passed."""
+        return sum(self.tests) / len(self.tests) if self.tests else 0.0
+
+
+def encode_job(job: Job) -> bytes:
+    """For the judge. Raises UserError for a test that is not Python, or a value that is not built in."""
+    used = _names_used(job)
+    content = {
+        "program": job.program,
+        "entry_point": job.entry_point,
+        "calls": [(call.args, dict(call.kwargs), call.expected) for call in job.calls],
+        "tests": list(job.tests),
+        "setup": job.setup,
+        "unittest": job.unittest,
+        "tolerance": float(job.tolerance),
+        "names": sorted(used - _MODULES - {job.entry_point}),
+        "modules": sorted(used & _MODULES),
+    }
+    try:
+        return wire.encode(content)
+    except wire.NotAValue as error:
+        raise UserError(f"entry point {job.entry_point!r}: a call's values must be built-in ones; {error}") from error
+
+
+def encode_suite(job: Job, nonce: bytes) -> bytes:
+    """For the one process in which program and unittest classes run together."""
+    content = {"program": job.program, "setup": job.setup, "tests": "\n\n".join(job.tests), "nonce": nonce}
+    return wire.encode(content)
+
+
+def count_methods(job: Job) -> int:
+    """How many test methods the tests' classes define, by their source. Raises UserError for what is not Python."""
+    trees = [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    names = [{node.name for node in found.body if isinstance(node, functions)} for found in classes]
+    return sum(name.startswith("test") for defined in names for name in defined)
+
+
+def _names_used(job: Job) -> set[str]:
+    """Names that setup and tests read and Python does not define."""
+    trees = [_parsed(job.setup, "the setup", job)]
+    trees += [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
+    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {name for name in names if not hasattr(builtins, name)}
+
+
+def _parsed(source: str, what: str, job: Job) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd escapes and the like
+            return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{what} of {job.entry_point or 'a job'} is not Python: {error}") from error

@@ -1,0 +1,90 @@
+"""Which kinds of confinement this machine offers, found out by trying each of them once."""
+
+from __future__ import annotations
+
+import compileall
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from lfpo.base.errors import UserError
+from lfpo.rewards.sandbox import launch
+from lfpo.rewards.sandbox.job import Limits
+
+RUNGS = (launch.BUBBLEWRAP, launch.NAMESPACES, launch.LIMITS)
+_SAFE = (launch.BUBBLEWRAP, launch.NAMESPACES)
+_PROBE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Rung:
+    """reason: one line that says why the rung is not available, or what it consists of."""
+
+    name: str
+    available: bool
+    reason: str
+
+
+@functools.cache
+def available_rungs() -> tuple[Rung, ...]:
+    """All rungs, strongest first."""
+    compileall.compile_dir(launch.INSIDE, quiet=2)  # confined processes cannot write what they compile
+    return tuple(_try(name) for name in RUNGS)
+
+
+def rung(unsafe: bool = False) -> str:
+    """The strongest rung there is. Raises UserError when only resource limits are left and unsafe does not allow it."""
+    for found in available_rungs():
+        if found.available and (unsafe or found.name in _SAFE):
+            return found.name
+    reasons = "; ".join(f"{found.name}: {found.reason}" for found in available_rungs() if found.name in _SAFE)
+    raise UserError(
+        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass unsafe=True to "
+        "run it under resource limits only"
+    )
+
+
+def require(name: str, unsafe: bool) -> str:
+    """The rung of that name. Raises UserError when it is not available here, or not allowed."""
+    found = {r.name: r for r in available_rungs()}.get(name)
+    if found is None:
+        raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
+    if not found.available:
+        raise UserError(f"sandbox rung {name!r} is not available on this machine: {found.reason}")
+    if name not in _SAFE and not unsafe:
+        raise UserError(f"sandbox rung {name!r} does not confine a program; pass unsafe=True to use it all the same")
+    return name
+
+
+def _try(name: str) -> Rung:
+    if os.name != "posix":
+        return Rung(name, False, "needs a POSIX system")
+    if name in _SAFE and sys.platform != "linux":
+        return Rung(name, False, "needs Linux")
+    if name == launch.BUBBLEWRAP and not shutil.which("bwrap"):
+        return Rung(name, False, "bwrap is not installed (package bubblewrap)")
+    with tempfile.TemporaryDirectory() as scratch:
+        process = launch.start(
+            name, "program", Limits(), (), scratch, subprocess.DEVNULL, subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        try:
+            _, errors = process.communicate(timeout=_PROBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            errors = b"did not start in time"
+        finally:
+            launch.stop(process)
+    if process.returncode == 0:
+        return Rung(name, True, f"{launch.features()}; {_HOLDS[name]}")
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
+
+
+_HOLDS = {
+    launch.BUBBLEWRAP: "own processes, network and read-only files",
+    launch.NAMESPACES: "own processes, network and read-only files",
+    launch.LIMITS: "only resources are limited, so only with unsafe=True",
+}

@@ -1,0 +1,124 @@
+"""One verdict: two confined processes, the program's and the judge's, joined by pipes; both end with the verdict.
+
+A job whose program runs together with its tests has one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from lfpo.rewards.sandbox import launch
+from lfpo.rewards.sandbox.inside import wire
+from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite
+
+_MAX_REPORT = 16 * 2**20
+
+
+def judge(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
+    """Try the program. Whatever it does, a verdict comes back within the time limit and a moment."""
+    begin = time.monotonic()
+    nonce = secrets.token_bytes(16) if job.together else b""
+    content = encode_suite(job, nonce) if job.together else encode_job(job)
+    expected = count_methods(job) if job.together else len(job.calls or job.tests)
+    if len(job.program) > limits.program_chars:
+        return Verdict(False, f"the program is longer than {limits.program_chars} characters", 0.0, (False,) * expected)
+    deadline = begin + limits.seconds
+    with ExitStack() as stack:
+        start = _start_suite if job.together else _start
+        report = start(stack, rung, limits, libraries, content)
+        messages = list(_messages(report, deadline, nonce))
+    return _verdict(messages, expected, limits, begin)
+
+
+def _start(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
+    """Start both processes and hand the judge its job; the stack ends them. Returns where the report is read."""
+    pipes = [os.pipe() for _ in range(4)]
+    (program_in, to_program), (from_program, program_out), (judge_in, to_judge), (report, judge_out) = pipes
+    stack.callback(os.close, to_judge)
+    stack.callback(os.close, report)
+    theirs = [program_in, to_program, from_program, program_out, judge_in, judge_out]
+    try:
+        for role, stdin, stdout, others in (
+            ("program", program_in, program_out, ()),
+            ("judge", judge_in, judge_out, (from_program, to_program)),
+        ):
+            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
+            stack.callback(launch.stop, process)
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    with contextlib.suppress(BrokenPipeError):  # the judge has died; its silence says so
+        wire.send(to_judge, content)
+    return report
+
+
+def _start_suite(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
+    """Start the one process of a job whose program runs together with its tests. Returns where the report is read."""
+    (suite_in, to_suite), (report, suite_out) = os.pipe(), os.pipe()
+    stack.callback(os.close, report)
+    with open(to_suite, "wb", 0):
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            process = launch.start(rung, "suite", limits, libraries, scratch, suite_in, suite_out)
+            stack.callback(launch.stop, process)
+        finally:
+            os.close(suite_in)
+            os.close(suite_out)
+        with contextlib.suppress(BrokenPipeError):  # it has died; its silence says so
+            wire.send(to_suite, content)
+    return report
+
+
+def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...]]:
+    """The judge's reports, until it says that it is done, or ends, or time is up.
+
+    With a nonce they come from a process that the program shares, and the first that does not begin with it ends them.
+    """
+    poll, data = select.poll(), b""
+    poll.register(fd, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+        piece = os.read(fd, 2**16)
+        data += piece
+        if not piece or len(data) > _MAX_REPORT:
+            return
+        while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
+            if not data.startswith(nonce, 4):
+                yield ("forged",)
+                return
+            message = wire.decode(data[4 + len(nonce) : end])
+            data = data[end:]
+            yield message
+            if message[0] in {"done", "unloadable"}:
+                return
+    yield ("late",)
+
+
+def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:
+    tests = [(passed, reason) for kind, *rest in messages if kind == "test" for passed, reason in [rest]]
+    counts = [rest[0] for kind, *rest in messages if kind == "count"]
+    last = messages[-1] if messages else ("",)
+    expected = counts[0] if counts else expected
+    passes = tuple(passed for passed, _ in tests) + (False,) * (expected - len(tests))
+    reasons = [f"test {number}: {reason}" for number, (passed, reason) in enumerate(tests) if not passed]
+    if last[0] == "unloadable":
+        reasons = [last[1]]
+    elif last[0] == "late":
+        reasons.append(f"not done after {limits.seconds:g} s")
+    elif last[0] == "forged":
+        reasons = ["the program wrote a report of its own"]
+    elif last[0] != "done":
+        reasons.append("the judging process died")
+    elif not passes:
+        reasons.append("the tests define no test method")
+    elif len(tests) < expected:
+        reasons.append(f"{expected - len(tests)} of {expected} tests did not run")
+    return Verdict(not reasons, reasons[0] if reasons else "", time.monotonic() - begin, passes)

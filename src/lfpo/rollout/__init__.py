@@ -1,0 +1,1 @@
+"""From prompts to scored rollouts: the sampler's settings, the denoising loop, trajectories."""

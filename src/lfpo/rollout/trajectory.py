@@ -1,0 +1,119 @@
+"""Trajectories: what the sampler did, without loss, as final tokens and the step each was revealed at.
+
+The sampler commits tokens and never revises one, so the state before scheduled step t shows every completion token
+revealed earlier and masks the rest. No states are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.rollout.sampler import SamplerConfig
+
+
+@dataclass
+class Trajectory:
+    """B rollouts. Prompts are left-padded to P tokens, completions are C = gen_length tokens.
+
+    prompt_ids, prompt_mask [B, P]: prompt tokens; mask is 0 at padding.
+    tokens [B, C]: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
+    reveal_step [B, C]: scheduled step index, counted from 0 in each row, that revealed the position; -1 for never.
+    confidence [B, C]: probability of the revealed token at temperature 1 when it was revealed; 0 for never.
+    entropy [B, C]: entropy in nats of the prediction the token was drawn from, at temperature 1; 0 for never.
+    scheduled_steps [B]: steps of the schedule spent ("inference steps" in the paper), idle ones included.
+    nfe [B]: forwards really run for the row; guidance counts two a state.
+    queries [B]: tokens that went through those forwards; prompt and completion at each, fewer with a cache.
+    """
+
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    tokens: torch.Tensor
+    reveal_step: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+    scheduled_steps: torch.Tensor
+    nfe: torch.Tensor
+    queries: torch.Tensor
+    sampler: SamplerConfig
+    mask_id: int
+    eos_id: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to(self, device: torch.device | str) -> Trajectory:
+        tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
+        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in tensors})
+
+    def rows(self, index: torch.Tensor) -> Trajectory:
+        """The trajectory of some rows, in the order of `index`."""
+        return dataclasses.replace(
+            self, **{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self) if f.type == "torch.Tensor"}
+        )
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Completion length of each row [B]: up to and including its first EOS, or C."""
+        is_eos = self.tokens == self.eos_id
+        first = is_eos.int().argmax(-1)
+        return torch.where(is_eos.any(-1), first + 1, self.tokens.shape[1])
+
+    def completion_ids(self) -> list[list[int]]:
+        """Token ids of each completion, up to and including its first EOS."""
+        return [t[:n].tolist() for t, n in zip(self.tokens, self.lengths.tolist(), strict=True)]
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """Positions that matter [B, C]: up to and including the first EOS."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """Which completion positions were masked when step_B[b] began, [B, C]."""
+        return (self.reveal_step >= step_B[:, None]) | (self.reveal_step < 0)
+
+    def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The completion the sampler saw when step_B[b] began, [B, C]."""
+        return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
+
+    def distinct_steps(self, row: int) -> torch.Tensor:
+        """The steps that revealed something at or before the row's first EOS, ascending [L]."""
+        eos = (self.tokens[row] == self.eos_id).nonzero()
+        end = int(eos[0]) + 1 if len(eos) else self.tokens.shape[1]
+        steps = self.reveal_step[row, :end]
+        return torch.unique(steps[steps >= 0])
+
+
+def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
+    """Trajectories of the same sampler one after another, prompts padded on the left to a common width."""
+    width = max(p.prompt_ids.shape[1] for p in parts)
+
+    def widened(name: str, value: torch.Tensor) -> torch.Tensor:
+        fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
+        return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
+
+    tensors = [f.name for f in dataclasses.fields(Trajectory) if f.type == "torch.Tensor"]
+    joined: dict[str, Any] = {n: torch.cat([widened(n, getattr(p, n)) for p in parts]) for n in tensors}
+    return dataclasses.replace(parts[0], **joined)
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. With length < k some segments are empty; then
+    every index is drawn once.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]
+
+
+def uniform_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """k different indices of 0 .. length-1 (all of them when length < k), drawn alike, ascending."""
+    return torch.randperm(length, generator=rng)[:k].sort().values

@@ -1,0 +1,149 @@
+"""A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.config import to_dict, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json, replace_file
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run directory. `log` appends one JSON object to metrics.jsonl; a silent run (other ranks) does not.
+
+    listeners: called with each logged object, once it is written.
+    """
+
+    dir: Path
+    silent: bool = False
+    listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.dir / "metrics.jsonl"
+
+    def log(self, values: dict[str, Any]) -> None:
+        if self.silent:
+            return
+        try:
+            with self.metrics_file.open("a", encoding="utf-8") as file:
+                # NaN is not JSON: a number that is not finite is written as null.
+                finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise _unwritable(self.metrics_file, error) from error
+        for listen in self.listeners:
+            listen(values)
+
+    def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write JSONL rows to a file of the run, atomically."""
+        if self.silent:
+            return
+        path = self.dir / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, "".join(json.dumps(r) + "\n" for r in rows))
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop metrics after `step`: they are about to be computed again."""
+        kept = [r for r in self.read_metrics() if r["step"] <= step]
+        self.write_rows(self.metrics_file.name, kept)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: could not be written ({error.strerror or error}); saved checkpoints are intact: "
+        "free disk space or check permissions, then run the same command with --resume"
+    )
+
+
+def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
+    """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
+
+    A folder with a run in it is only entered with `resume` and the same kind of run; config changes are allowed then
+    (a longer training, say) and the new config is written.
+    """
+    path = path.expanduser()
+    marker = path / "config.yaml"
+    try:
+        if marker.exists():
+            if not resume:
+                raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
+            found = read_json(path / "run.json").get("kind")
+            if found != kind:
+                raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
+        elif path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
+            raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+        path.mkdir(parents=True, exist_ok=True)
+        # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
+        info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
+        info["id"] = _known_id(path / "run.json") or uuid.uuid4().hex[:12]
+        replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
+        replace_file(marker, yaml_text(to_dict(config)))
+    except OSError as error:
+        raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
+    return Run(path)
+
+
+@contextmanager
+def given_up_if_unbegun(run: Run) -> Iterator[None]:
+    """A mistake that shows before anything is logged or saved leaves a folder that the same command can enter."""
+    try:
+        yield
+    except UserError:
+        if not run.silent and {path.name for path in run.dir.iterdir()} == {"config.yaml", "run.json"}:
+            (run.dir / "config.yaml").unlink()
+        raise
+
+
+def _known_id(file: Path) -> str | None:
+    """What the run is called by outside trackers; the same after a resume."""
+    return read_json(file).get("id") if file.exists() else None
+
+
+def opened_by_this_launcher(path: Path) -> bool:
+    """Whether the process that started this one (torchrun, which outlives a restart) also started the run in `path`:
+    a restart must not continue somebody else's run, which the first start had refused to touch."""
+    file = path.expanduser() / "run.json"
+    return file.exists() and read_json(file).get("launcher") == _launcher()
+
+
+def _launcher() -> str:
+    """The process that started this one, by its number and, since in a container that is often the same, its age."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
+    return f"{os.getppid()} {born}".strip()
+
+
+
+
+
+

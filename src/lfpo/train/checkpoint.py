@@ -1,0 +1,230 @@
+"""Checkpoints: written atomically, verified by checksum, safetensors and JSON only.
+
+A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), optionally `reference/`,
+`optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file and is written last. It is
+prepared under a hidden name and renamed, so a folder called `step-N` with a good manifest is always whole. Of several
+processes, which must see one file system, each writes and hashes its share; tensors are whole in the files, so any
+number of processes reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models import MaskedDiffusionLM, load_model, save_model
+from lfpo.models.lora import load_adapter, save_adapter
+from lfpo.models.tensor_files import places, read_like, write_shards
+from lfpo.train.optim import restore, state_of
+
+CARD = "README.md"
+
+
+def save_checkpoint(
+    run_dir: Path,
+    step: int,
+    *,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    reference: MaskedDiffusionLM | None = None,
+    card: str = "",
+    keep: int = 2,
+) -> Path:
+    """Write `checkpoints/step-N` and remove all but the newest `keep`. Raises UserError when it cannot be written.
+
+    state: JSON data of the caller (step counters, data position, seeds). card: the README.md of `model/`. Of several
+        processes all call this.
+    """
+    root = run_dir / "checkpoints"
+    final, partial = root / f"step-{step}", root / f".step-{step}.partial"
+    try:
+        distributed.by_first(lambda: _prepare(root, partial))
+        _save_policy(model, partial / "model", tokenizer)
+        distributed.by_first(lambda: _write_text(partial / "model" / CARD, card))
+        if reference is not None:
+            _save_policy(reference, partial / "reference", tokenizer)
+        _save_optimizer(optimizer, partial / "optimizer")
+        distributed.by_first(lambda: _write_json(partial / "state.json", {"step": step, **state}))
+        digests = distributed.each_writes(lambda: _sync_and_hash(partial))
+        manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))
+        distributed.by_first(lambda: _publish(root, partial, final, manifest, keep))
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        good = latest_checkpoint(run_dir)
+        raise UserError(
+            f"{final}: the checkpoint could not be written ({error}); "
+            + (f"{good.name} is intact: " if good else "none exists yet: ")
+            + "free disk space or check permissions, then run the same command with --resume"
+        ) from error
+    return final
+
+
+def _prepare(root: Path, partial: Path) -> None:
+    """An empty folder to write to, and none of those that a kill left behind."""
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".*.partial"):
+        shutil.rmtree(leftover)
+    (partial / "optimizer").mkdir(parents=True)
+
+
+def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
+    """The manifest, the checkpoint's name, and the end of older ones."""
+    _write_json(partial / "manifest.json", manifest)
+    for path in [partial / "manifest.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+        _sync(path)
+    if final.exists():  # the same step saved again after a resume
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(root)
+    # A checkpoint numbered higher is one that a resume had to pass over as damaged.
+    older = [p for p in _numbered(root) if _number(p) <= _number(final)]
+    for old in [*older[:-keep], *(p for p in _numbered(root) if _number(p) > _number(final))]:
+        # Renamed first: a deletion cut short must not leave half a folder under a checkpoint's name.
+        doomed = root / f".{old.name}.partial"
+        old.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, card: str = "") -> Path:
+    """Write the trained model to `run_dir/model`, replacing an earlier one only once the new one is whole. Of several
+    processes all call this."""
+    final, partial = run_dir / "model", run_dir / ".model.partial"
+
+    def publish() -> None:
+        _write_text(partial / CARD, card)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+
+    try:
+        distributed.by_first(lambda: shutil.rmtree(partial, ignore_errors=True))
+        save_model(model, partial, tokenizer)
+        distributed.by_first(publish)
+    except (OSError, SafetensorError) as error:
+        good = latest_checkpoint(run_dir)
+        kept = f"{good / 'model'} holds the last saved weights" if good else "no checkpoint was saved"
+        raise UserError(f"{final}: the trained model could not be written ({error}); {kept}") from error
+    return final
+
+
+def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
+    """The newest checkpoint whose files all match its manifest; damaged ones are passed over and reported."""
+    for path in reversed(_numbered(run_dir / "checkpoints")):
+        damage = verify(path)
+        if damage is None:
+            return path
+        if report is not None:
+            report(f"checkpoint {path} is damaged ({damage}); trying the one before it")
+    return None
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when every file matches its manifest."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return "manifest.json is missing or unreadable"
+    if not isinstance(manifest, dict):
+        return "manifest.json is not a JSON object"
+    for name, digest in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _sha256(file) != digest:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    return read_json(path / "state.json")
+
+
+def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
+    """All weights, or of a LoRA policy only its adapter: the base does not change."""
+    if policy.adapter is None:
+        save_model(policy, folder, tokenizer)
+    else:
+        distributed.by_first(lambda: save_adapter(policy, folder))
+
+
+def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Per-parameter state, as `number.field`; the number counts parameters through all groups."""
+    tensors = state_of(optimizer)
+    write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "optimizer")
+
+
+def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
+    """Copy a saved policy's weights into `model`, in place (optimisers keep their parameters)."""
+    if (folder / "adapter_config.json").exists() != (model.adapter is not None):
+        found = (
+            "all weights, and the configuration has" if model.adapter else "an adapter, and the configuration has no"
+        )
+        raise UserError(f"{folder}: holds {found} 'lora'; resume with the configuration it was saved under")
+    if model.adapter is not None:
+        load_adapter(model, folder)
+        return
+    saved = load_model(folder, dtype=model.dtype).state_dict()
+    for name, tensor in model.state_dict().items():
+        if name not in saved or saved[name].shape != tensor.shape:
+            raise UserError(f"{folder}: was saved from another model than the one given ({name} differs in shape)")
+    model.load_state_dict(saved)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    """Restore per-parameter state; hyperparameters stay as the current configuration has them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, file in places(path / "optimizer").items():
+        index, _, field = name.partition(".")
+        state.setdefault(int(index), {})[field] = read_like(file, name, parameters[int(index)])
+    restore(optimizer, state, path)
+
+
+def _numbered(root: Path) -> list[Path]:
+    found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _sync_and_hash(folder: Path) -> dict[str, str]:
+    """Flush and hash this process's share of the files in a folder: name -> SHA-256."""
+    rank, world = distributed.start()
+    mine = sorted(p for p in folder.rglob("*") if p.is_file())[rank::world]
+    for path in mine:
+        _sync(path)
+    return {str(p.relative_to(folder)): _sha256(p) for p in mine}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

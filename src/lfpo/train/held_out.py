@@ -1,0 +1,63 @@
+"""Held-out problems during training: what a sampler makes of them, in numbers and as it was written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lfpo.base import distributed
+from lfpo.eval import EvalResult, evaluate
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.encoding import as_completions
+from lfpo.prompts.sources import PromptSource
+from lfpo.rewards import score
+from lfpo.rollout.collect import completion_record
+from lfpo.rollout.sampler import SamplerConfig
+
+KEPT = 16  # problems whose completions are kept at each evaluation
+
+
+def held_out(
+    source: PromptSource,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    sampler: SamplerConfig,
+    *,
+    reward_weights: list[float],
+    reward_timeout: float,
+    seed: int,
+    rollout_tokens: int,
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Metrics (steps, nfe; accuracy with low and high, or the mean reward where nothing verifies), and KEPT records.
+
+    Of several processes each does its share; all return the same.
+    """
+    rows = source.eval_rows
+    correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
+    result = evaluate(model, tokenizer, rows, correct_all, sampler, seed=seed, rollout_tokens=rollout_tokens)
+    metrics = {"steps": result.mean_steps, "nfe": result.mean_nfe}
+    if source.correct_all is None:
+        metrics["reward"] = _mean_reward(source, result, reward_weights, reward_timeout)
+    elif result.accuracy is not None and result.interval is not None:
+        metrics |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
+    records = []
+    for b, row in enumerate(rows[:KEPT]):
+        record = completion_record(result.trajectory, b, row["prompt"], result.completions[b], tokenizer)
+        verdict = {"correct": result.correct[b]} if source.correct_all else {}
+        records.append({"problem": b, **record, **verdict})
+    return metrics, records
+
+
+def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float], timeout: float) -> float:
+    """The mean total reward, each process scoring its share; NaN if a function failed."""
+    rows = source.eval_rows
+    mine = distributed.share(len(rows))
+    own, ids = [rows[i] for i in mine], result.trajectory.completion_ids()
+    columns = {n: [row.get(n) for row in own] for n in rows[0] if n != "prompt"}
+    total = 0.0
+    if own:
+        completions, ids = as_completions(own, [result.completions[i] for i in mine]), [ids[i] for i in mine]
+        prompts = [row["prompt"] for row in own]
+        scored = score(source.reward_functions, weights, prompts, completions, ids, columns, timeout)
+        total = math.nan if scored.failed else float(scored.total.sum())
+    return distributed.sum_number(total) / len(rows)

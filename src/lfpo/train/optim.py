@@ -1,0 +1,117 @@
+"""Optimiser, learning rate schedule and gradient clipping, shared by supervised and reinforcement training."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+
+from lfpo.base.errors import UserError
+from lfpo.models.four_bit import bitsandbytes
+
+# transformers' names; the 8-bit and paged ones are those of bitsandbytes.
+Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+
+SMALL = 4096  # tensors with fewer numbers keep float32 moments
+BLOCK = 256  # numbers that share a scale
+TABLES = ("qmap1", "qmap2")  # what the 256 codes mean: constants, the same for all tensors
+
+
+def build_adamw(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    optim: Optim = "adamw_torch",
+) -> torch.optim.Optimizer:
+    """AdamW over the trainable parameters; norms and biases (vectors) are not decayed.
+
+    optim: torch's fused AdamW, or one of bitsandbytes: with moments of 8 bits (arXiv 2110.02861), or with moments that
+        the driver moves to CPU memory when the GPU is full ("paged"), or both.
+    Raises UserError where bitsandbytes is missing, and for paging without a GPU.
+    """
+    trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    # Layers apart from the rest: they are what FSDP splits, and one group cannot hold split and whole parameters.
+    groups = [
+        {
+            "params": [p for n, p in trainable if ("layers." in n) == in_layers and (p.ndim >= 2) == matrix],
+            "weight_decay": weight_decay if matrix else 0.0,
+        }
+        for in_layers in (True, False)
+        for matrix in (True, False)
+    ]
+    groups = [g for g in groups if g["params"]]
+    if optim == "adamw_torch":
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    paged = optim.startswith("paged")
+    paged = optim.startswith("paged")
+    if paged and trainable[0][1].device.type != "cuda":
+        raise UserError(f"optim {optim!r} pages moments between a GPU and CPU memory; without a GPU take adamw_8bit")
+    return bitsandbytes(f"optim {optim!r}").optim.AdamW(
+        groups, lr=learning_rate, betas=betas, optim_bits=8 if "8bit" in optim else 32, is_paged=paged
+    )
+
+
+def moment_bytes(optim: Optim) -> float:
+    """Bytes of both moments of one number."""
+    return 2 * (1 + 4 / BLOCK) if "8bit" in optim else 8
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What to save: `number.field` of each parameter that has stepped, numbered through all groups."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{number}.{name}": torch.as_tensor(value)
+        for number, p in enumerate(parameters)
+        for name, value in optimizer.state.get(p, {}).items()
+        if name not in TABLES
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.Tensor]], where: object) -> None:
+    """Put saved state back; hyperparameters stay as they are. Raises UserError for another optimiser's."""
+    groups = optimizer.param_groups
+    plain = isinstance(optimizer, torch.optim.AdamW)
+    known = {"step", "exp_avg", "exp_avg_sq"} if plain else {"step", "state1", "state2", "absmax1", "absmax2"}
+    if any(not fields.keys() <= known for fields in state.values()):
+        raise _another(where)
+    if plain:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        return
+    # Buffers as bitsandbytes makes them, then filled: its own loading would leave paged moments on the GPU for good.
+    places = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
+    for number, fields in state.items():
+        g, i, p = places[number]
+        optimizer.init_state(groups[g], p, g, i)  # type: ignore[attr-defined]
+        mine = optimizer.state[p]
+        if fields.keys() != mine.keys() - set(TABLES):
+            raise _another(where)
+        for name, value in fields.items():
+            if name == "step":
+                mine[name] = int(value)
+            else:
+                mine[name].copy_(value)
+
+
+def _another(where: object) -> UserError:
+    return UserError(
+        f"{where}: holds the moments of another optimiser than 'optim' says; resume with the one it was saved under"
+    )
+
+
+def lr_at(step: int, *, total: int, peak: float, schedule: str, warmup_steps: int) -> float:
+    """Learning rate of optimiser step `step` (from 0) of `total`: linear warm-up, then constant, cosine or linear."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, total - warmup_steps))
+    return peak * (0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = value

@@ -1,0 +1,135 @@
+"""A model's shape without its weights: from a folder, the hub's config.json, or a published layout by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.layouts import LAYOUTS
+from lfpo.models.loading import EMBEDDED, family_of
+from lfpo.models.lora import LoraSettings, factors, inject
+from lfpo.models.masked_lm import build_backbone
+
+# Published checkpoints whose layout is known here, so that a plan for them needs no network.
+PUBLISHED = {
+    "GSAI-ML/LLaDA-8B-Base": "llada-8b",
+    "GSAI-ML/LLaDA-8B-Instruct": "llada-8b",
+    "GSAI-ML/LLaDA-1.5": "llada-8b",
+    "Dream-org/Dream-v0-Base-7B": "dream-7b",
+    "Dream-org/Dream-v0-Instruct-7B": "dream-7b",
+    "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-7b",
+    "apple/DiffuCoder-7B-Base": "dream-7b",
+    "apple/DiffuCoder-7B-Instruct": "dream-7b",
+    "apple/DiffuCoder-7B-cpGRPO": "dream-7b",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters: of all layers, of one, of all matrices in them, of the largest of those, of the head, of all else
+    (embeddings and norms; tied ones counted once)."""
+
+    layers: int
+    layer: int
+    matrices: int
+    matrix: int
+    head: int
+    rest: int
+
+    @property
+    def outside(self) -> int:
+        """What FSDP leaves whole on every process."""
+        return self.head + self.rest
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.outside
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The config.json of a model, its weights left where they are. Raises UserError where there is none."""
+    if name in LAYOUTS or name in PUBLISHED:
+        return LAYOUTS[PUBLISHED.get(name, name)]
+    folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    if folder.is_dir():
+        return read_json(folder / "config.json")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {', '.join(LAYOUTS)}")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return read_json(Path(hf_hub_download(name, "config.json")))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"model {name!r}: its config.json could not be had from the hub ({reason}); give a folder that holds one, "
+            f"or a layout: {', '.join(LAYOUTS)}"
+        ) from error
+
+
+def skeleton(
+    config: dict[str, Any], *, layers: int | None = None, dtype: torch.dtype = torch.float32
+) -> MaskedDiffusionLM:
+    """The model on the meta device, all of its layers or only the first."""
+    if layers is not None:
+        config = {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    family = family_of(config, "config.json")
+    try:
+        backbone: Any = build_backbone(family, config)
+    except KeyError as error:
+        raise UserError(f"config.json: field {error} is missing") from error
+    if backbone.config.tie_word_embeddings:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    for p in backbone.parameters():
+        p.data = p.data.to(dtype)
+    return MaskedDiffusionLM(backbone, family, config, mask_id=0, eos_id=0, pad_id=0)
+
+
+def sizes_of(model: MaskedDiffusionLM) -> Sizes:
+    """Counts of a skeleton's parameters."""
+    backbone = model.backbone
+    stack = backbone.model.layers
+    layers = sum(p.numel() for p in stack.parameters())
+    matrices = [p.numel() for p in stack.parameters() if p.ndim == 2]
+    tied = backbone.config.tie_word_embeddings
+    head = 0 if tied else backbone.lm_head.weight.numel()
+    total = sum(p.numel() for p in backbone.parameters())
+    return Sizes(
+        layers=layers,
+        layer=layers // len(stack),
+        matrices=sum(matrices),
+        matrix=max(matrices),
+        head=head,
+        rest=total - layers - head,
+    )
+
+
+def shape_of(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
+    """Counts, transformers' configuration and logit shift of a config.json's model."""
+    return _shape_of(json.dumps(config))
+
+
+@functools.cache
+def _shape_of(config: str) -> tuple[Sizes, Any, bool]:
+    model = skeleton(json.loads(config))
+    return sizes_of(model), model.backbone.config, model.family.shift
+
+
+def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
+    """Numbers of an adapter in one layer."""
+    return _adapter_size(json.dumps(config), json.dumps(asdict(settings)))
+
+
+@functools.cache
+def _adapter_size(config: str, settings: str) -> int:
+    model = skeleton(json.loads(config), layers=1)
+    inject(model, LoraSettings(**json.loads(settings)))
+    return sum(p.numel() for _, p in factors(model))

@@ -1,0 +1,104 @@
+"""The policies of a run, made from one checkpoint: the current one, theta_old, and the base where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.four_bit import quantize
+from lfpo.models.lora import attach
+from lfpo.models.placement import frozen_copy_on_cpu
+from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.prompts.jsonl import check_row, load_jsonl
+from lfpo.prompts.sources import PromptSource, list_source, task_source
+from lfpo.prompts.tasks import get_task
+from lfpo.rewards import RewardFunction, in_child
+from lfpo.train.config import LFPOConfig
+
+
+def load_policies(
+    args: LFPOConfig, model: Any, tokenizer: Any, *, needs_base: bool
+) -> tuple[dict[str, MaskedDiffusionLM], Any]:
+    """Policies by name, and the tokenizer. model: see LFPOTrainer; a loaded one becomes the current policy itself."""
+    device = distributed.device()
+    if not isinstance(model, MaskedDiffusionLM):
+        name = model or args.model
+        # In 4 bits a model may fit a device that has no room for it as it is.
+        model = load_model(name, dtype=getattr(torch, args.dtype), device="cpu" if args.load_in_4bit else device)
+        tokenizer = tokenizer or load_tokenizer(name)
+    elif tokenizer is None:
+        raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
+    # For every forward, of updates, rollouts and evaluation: all speak of one policy.
+    model.autocast = args.bf16 and device.type == "cuda"
+    if args.load_in_4bit:
+        quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)
+    model.to(device)
+    if args.lora is not None:
+        policies = {CURRENT: model, OLD: attach(model, args.lora, seed=args.seed)}
+        return (policies | {BASE: model.with_adapter(BASE)} if needs_base else policies), tokenizer
+    frozen_copy = frozen_copy_on_cpu if args.offload_reference else MaskedDiffusionLM.frozen_copy
+    return {CURRENT: model} | {name: frozen_copy(model) for name in ((OLD, BASE) if needs_base else (OLD,))}, tokenizer
+
+
+def make_source(
+    args: LFPOConfig,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
+    train_dataset: Sequence[dict[str, Any]] | None,
+    eval_dataset: Sequence[dict[str, Any]] | None,
+) -> PromptSource:
+    """The prompts and rewards that a configuration and the trainer's arguments name together.
+
+    Raises UserError where they name none, or more than one.
+    """
+    functions = _functions(args, reward_funcs)
+    if train_dataset is None and args.data_file is None:
+        if args.task is None:
+            raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
+        source = task_source(get_task(args.task), seed=args.seed, n_eval=args.eval_size)
+        if eval_dataset is not None:
+            raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
+        if functions:
+            source = PromptSource(**{**source.__dict__, "reward_functions": functions})
+        return source
+    if args.task is not None or (train_dataset is not None and args.data_file is not None):
+        raise UserError("more than one of task, data_file and train_dataset was given; give one")
+    if not functions:
+        raise UserError(
+            "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
+        )
+    if train_dataset is None:
+        assert args.data_file is not None
+        rows = load_jsonl(args.data_file)
+    else:
+        rows = [dict(row) for row in train_dataset]
+        for i, row in enumerate(rows):
+            check_row(row, f"train_dataset[{i}]")
+        if not rows:
+            raise UserError("train_dataset: no rows")
+    if eval_dataset is not None:
+        eval_rows = [dict(row) for row in eval_dataset]
+        for i, row in enumerate(eval_rows):
+            check_row(row, f"eval_dataset[{i}]")
+    else:
+        eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
+    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])
+
+
+def _functions(
+    args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
+) -> list[RewardFunction]:
+    """Those of the arguments, or else of the configuration; in child processes where their memory is bounded."""
+    given: list[RewardFunction | str] = [*args.reward_funcs]
+    if reward_funcs is not None:
+        given = [reward_funcs] if callable(reward_funcs) else [*reward_funcs]
+    if args.reward_memory:
+        if not given:
+            raise UserError("reward_memory bounds the functions of reward_funcs, and none is given; leave it out")
+        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
+    return [resolve(f, {}, kind="reward function") if isinstance(f, str) else f for f in given]

@@ -1,0 +1,335 @@
+"""Supervised training of a masked diffusion model by the standard loss (LLaDA, arXiv 2502.09992, Eq. 5).
+
+For each example draw t ~ U(0, 1), mask every completion token with probability t (the prompt stays clean), and
+minimise the cross-entropy at masked positions weighted by 1/t. Completions are filled up with EOS, as at sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.batching import left_pad, pack_by_tokens
+from lfpo.base.checks import at_least_one, time_limits
+from lfpo.base.config import to_dict
+from lfpo.base.environment import describe_environment
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator, python_rng
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from lfpo.objectives.ops.fused import cross_entropy_sum
+from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.tasks import DataTask, get_task
+from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.runs.card import model_card
+from lfpo.runs.directory import Run, given_up_if_unbegun, open_run, opened_by_this_launcher
+from lfpo.runs.stopping import Stopped, StopSignals
+from lfpo.runs.trackers import check as check_trackers
+from lfpo.runs.trackers import reporting
+from lfpo.train.checkpoint import (
+    export_model,
+    latest_checkpoint,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
+from lfpo.train.optim import Optim, build_adamw, lr_at, set_lr
+
+MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
+
+
+@dataclass
+class SFTConfig:
+    """Configuration of `lfpo sft`.
+
+    model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size the tokenizer's
+        upper bound. One of the two.
+    tasks: procedural tasks and their share of examples. data_file: a JSONL file with `prompt` and `completion`.
+        One of the two.
+    right_share: share of right demonstrations of tasks (None: each task's own flawed corpus).
+    gen_length: completion length for data_file rows (tasks bring their own), in tokens.
+    optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).
+    update_tokens: tokens in one forward pass; memory only, never the result.
+    export_dtype: precision of the final `output_dir/model` (checkpoints stay float32).
+    report_to: trackers that get the metrics too (see lfpo.runs.trackers).
+
+    rank_timeout, progress_timeout: when the others end because a process is stalled or gone, as in `lfpo train`.
+
+    Several processes share the work under `torchrun --nproc_per_node N -m lfpo sft CONFIG`.
+    """
+
+    output_dir: str
+    model: str | None = None
+    init: dict[str, Any] | None = None
+    tasks: dict[str, float] = field(default_factory=dict)
+    right_share: float | None = None
+    data_file: str | None = None
+    gen_length: int = 64
+    steps: int = 1000
+    batch_size: int = 64
+    optim: Optim = "adamw_torch"
+    learning_rate: float = 1e-3
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    max_grad_norm: float = 1.0
+    update_tokens: int = 4096
+    seed: int = 0
+    threads: int = 0
+    logging_steps: int = 20
+    save_steps: int = 500
+    save_total_limit: int = 2
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    report_to: list[str] = field(default_factory=list)
+    rank_timeout: float = 300.0
+    progress_timeout: float = 7200.0
+
+    def __post_init__(self) -> None:
+        check_trackers(self.report_to)
+        if (self.model is None) == (self.init is None):
+            raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
+        if self.right_share is not None and not 0 <= self.right_share <= 1:
+            raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
+        if bool(self.tasks) == (self.data_file is not None):
+            raise ValueError("give either 'tasks' or 'data_file'")
+        at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
+        at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
+        time_limits(self, "rank_timeout", "progress_timeout")
+
+
+@dataclass(frozen=True)
+class Example:
+    """prompt: P token ids. completion: exactly gen_length token ids, filled up with EOS."""
+
+    prompt: list[int]
+    completion: list[int]
+
+
+def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
+    """Train and return the folder of the final model (`output_dir/model`)."""
+    if distributed.start()[0] != 0:
+        report = _nothing
+    with distributed.watched(config.rank_timeout, config.progress_timeout):
+        final = _train(config, resume, report)
+    distributed.stop()
+    report(f"saved {final}")
+    return final
+
+
+def _nothing(text: str) -> None:
+    """What the other processes report."""
+
+
+def _train(config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    rank, _ = distributed.start()
+    again = distributed.gather(distributed.launched() and opened_by_this_launcher(Path(config.output_dir)))[0]
+    resume = resume or again
+    if rank == 0:
+        run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
+    else:
+        run = Run(Path(config.output_dir).expanduser(), silent=True)
+    distributed.barrier()
+    with given_up_if_unbegun(run):
+        return _train_in(run, config, resume, report)
+
+
+def _train_in(run: Run, config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
+    model, tokenizer = _start(config)
+    device = distributed.device()
+    model.to(device).train()
+    draw = _example_source(config, tokenizer, model)
+    betas = (config.adam_beta1, config.adam_beta2)
+    optimizer = build_adamw(
+        model,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=betas,
+        optim=config.optim,
+    )
+    step, losses = 0, []
+    if resume and (checkpoint := latest_checkpoint(run.dir, report)) is not None:
+        load_weights(model, checkpoint / "model")
+        load_optimizer(optimizer, checkpoint)
+        state = load_state(checkpoint)
+        step, losses = state["step"], state["losses"]
+        report(f"resumed from {checkpoint}")
+    if resume:
+        run.truncate_metrics(step)
+    report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
+    with reporting(config.report_to, run, to_dict(config), done=step), StopSignals() as stop:
+        _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report, stop)
+    card = model_card(run, to_dict(config), "sft")
+    return export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer, card=card)
+
+
+def _loop(
+    config: SFTConfig,
+    run: Run,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    draw: Callable[[int], Example],
+    first: int,
+    losses: list[float],
+    report: Callable[[str], None],
+    stop: StopSignals,
+) -> None:
+    """Steps `first` on; `losses` are those since the last logged line (kept in checkpoints).
+
+    SIGTERM or SIGINT leaves a checkpoint and raises Stopped.
+    """
+    started = time.perf_counter()
+    rank, world = distributed.start()
+    for step in range(first, config.steps):
+        lr = lr_at(
+            step,
+            total=config.steps,
+            peak=config.learning_rate,
+            schedule=config.lr_scheduler_type,
+            warmup_steps=config.warmup_steps,
+        )
+        set_lr(optimizer, lr)
+        # Each process takes every world-th example; the sum of their gradients is the gradient of the whole batch.
+        mine = range(rank, config.batch_size, world)
+        batch = {i: draw(step * config.batch_size + i) for i in mine}
+        rng = generator(config.seed, step, "t")
+        loss = accumulate_sft_gradients(model, batch, config.batch_size, config.update_tokens, rng)
+        losses.append(distributed.sum_number(loss))
+        distributed.sum_gradients(model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        if torch.isfinite(norm):
+            optimizer.step()
+        else:
+            report(f"step {step}: gradient norm is {norm}; update skipped")
+        optimizer.zero_grad()
+        done = step + 1
+        if done % config.logging_steps == 0 or done == config.steps:
+            mean = sum(losses) / len(losses)
+            losses.clear()
+            run.log({"step": done, "loss": mean, "grad_norm": float(norm), "learning_rate": lr})
+            rate = (done - first) / (time.perf_counter() - started)
+            report(f"step {done}/{config.steps}  loss {mean:.4f}  {rate:.2f} steps/s")
+        stopped = stop.asked()
+        if (stopped or done % config.save_steps == 0) and done < config.steps:
+            saved = save_checkpoint(
+                run.dir,
+                done,
+                model=model,
+                tokenizer=tokenizer,
+                optimizer=optimizer,
+                state={"losses": losses},
+                card=model_card(run, to_dict(config), "sft"),
+                keep=config.save_total_limit,
+            )
+            if stopped:
+                raise Stopped(stopped.number, f"{stopped}: {saved} holds everything learned; --resume continues")
+
+
+def accumulate_sft_gradients(
+    model: MaskedDiffusionLM, batch: dict[int, Example], size: int, update_tokens: int, rng: torch.Generator
+) -> float:
+    """Add the loss gradient of some examples of a batch to the parameters and return their share of the loss.
+
+    batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
+    Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
+    its distribution uniform and lowers the variance of the loss.
+    """
+    t_B = ((torch.arange(size) + torch.rand((), generator=rng)) / size).clamp(min=MIN_T)
+    t_B = t_B[torch.randperm(size, generator=rng)]
+    root = int(torch.randint(2**62, (), generator=rng))
+    noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
+    indices = list(batch)
+    lengths = [len(e.prompt) + len(e.completion) for e in batch.values()]
+    total = 0.0
+    for packed in pack_by_tokens(lengths, update_tokens):
+        group = [indices[j] for j in packed]
+        rows = [batch[i].prompt + batch[i].completion for i in group]
+        ids, attention = left_pad(rows, model.pad_id)
+        masked = torch.zeros_like(ids, dtype=torch.bool)
+        weight = torch.zeros(ids.shape)
+        for j, i in enumerate(group):
+            length = len(batch[i].completion)
+            masked[j, -length:] = noise[i] < t_B[i]
+            weight[j, -length:] = 1 / (t_B[i] * length * size)
+        if not masked.any():
+            continue
+        ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
+        hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
+        loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked])
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _start(config: SFTConfig) -> tuple[MaskedDiffusionLM, Any]:
+    if config.model is not None:
+        return load_model(config.model), load_tokenizer(config.model)
+    assert config.init is not None
+    if not config.tasks:
+        raise UserError("'init' builds its tokenizer from 'tasks'; with 'data_file' start from a 'model'")
+    tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))
+    ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    return init_model({**config.init, **ids, **sizes}, seed=config.seed, tokenizer=tokenizer), tokenizer
+
+
+def _tokenizer_corpus(config: SFTConfig) -> list[str]:
+    texts = []
+    for name in sorted(config.tasks):
+        task, rng = get_task(name), python_rng(config.seed, "tokenizer", name)
+        if isinstance(task, DataTask):
+            raise UserError(f"task {name!r}: a tokenizer is made from the embedded tasks only; start from a 'model'")
+        rows = [task.row("train", i, config.seed) for i in range(400)]
+        texts += [row["prompt"] + task.demonstrate(row, rng, task.right_share) for row in rows]
+    return texts
+
+
+def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
+    """A function from an example's number to the example: any example can be made again after a resume."""
+
+    def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
+        prompt_ids = encode_prompt(tokenizer, prompt)
+        ids = tokenizer.encode(completion, add_special_tokens=False)
+        if not prompt_ids:
+            raise UserError(f"{where}: the prompt has no tokens")
+        if len(ids) > gen_length:
+            raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
+        if len(prompt_ids) + gen_length > model.max_length:
+            raise UserError(f"{where}: prompt and completion exceed the model's context of {model.max_length} tokens")
+        return Example(prompt_ids, ids + [model.eos_id] * (gen_length - len(ids)))
+
+    if config.data_file is not None:
+        rows = load_jsonl(config.data_file, required=("prompt", "completion"))
+        examples = [
+            encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
+            for i, r in enumerate(rows)
+        ]
+
+        def from_file(index: int) -> Example:
+            epoch, position = divmod(index, len(examples))
+            order = torch.randperm(len(examples), generator=generator(config.seed, "epoch", epoch))
+            return examples[int(order[position])]
+
+        return from_file
+
+    tasks = {name: get_task(name) for name in config.tasks}
+
+    def from_tasks(index: int) -> Example:
+        rng = python_rng(config.seed, "sft", index)
+        task = tasks[rng.choices(list(tasks), weights=list(config.tasks.values()))[0]]
+        row = task.row("train", index, config.seed)
+        share = task.right_share if config.right_share is None else config.right_share
+        return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, f"task {task.name}")
+
+    return from_tasks

@@ -1,0 +1,261 @@
+"""Inputs nobody would write: each is soon taken or refused by one sentence, and nothing is written elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drill.harness import Drill, Outcome, Tally
+from lfpo.base.config import build, load_yaml, parse_overrides
+from lfpo.base.errors import UserError
+from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.loading import save_model
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.tasks import TASKS, get_task
+from lfpo.rewards import choices, code, formats, math, sudoku
+from lfpo.rewards.scoring import OverTime, time_limit
+from lfpo.train.config import LFPOConfig
+
+SECONDS = 20.0  # that one input may take
+TINY = {
+    "model_type": "llada",
+    "d_model": 8,
+    "n_layers": 1,
+    "n_heads": 2,
+    "mlp_hidden_size": 8,
+    "vocab_size": 32,
+    "max_sequence_length": 64,
+    "rope_theta": 100.0,
+    "rms_norm_eps": 1e-5,
+    "weight_tying": False,
+    "mask_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+# What graders look for, so that a random text comes near to an answer.
+PIECES = [
+    *("#### ", "\\boxed{", "\\boxed", "}", "{", "<answer>", "</answer>", "<reasoning>", "</reasoning>", "```python\n"),
+    *(
+        "```",
+        "```\n",
+        "def f(x):\n",
+        "    return x\n",
+        "lambda:",
+        "(" * 50,
+        ")" * 50,
+        "[" * 20,
+        "\\frac{1}{2}",
+        "\\frac",
+    ),
+    *("+", "-", "*", "/", "**", "=", ",", ".", " ", "\n", "1", "2", "0", "10", "9" * 30, "1e999", "-0", "½", "٣", "²"),
+    *("A", "B", "(A)", "nan", "inf", "\x00", "\ufeff", "\u2028", "\u200b", "\ud7ff", "🂡", "1234\n3412\n2143\n4321"),
+]
+
+
+def fuzz(drill: Drill) -> list[Outcome]:
+    """A quarter each: configurations, data rows, checkpoints' headers, completions."""
+    try:
+        from hypothesis import configuration
+    except ImportError:
+        raise UserError("the fuzz needs hypothesis: pip install hypothesis, or leave out 'fuzz'") from None
+    folder = drill.folder("fuzz")
+    folder.mkdir(parents=True)
+    configuration.set_hypothesis_home_dir(folder / "hypothesis")
+    each = drill.settings.fuzz // 4
+    inputs = {
+        "configuration files": _configurations(folder),
+        "data rows": _rows(folder),
+        "checkpoint headers": _headers(folder),
+        "completions": _completions(),
+    }
+    watched = Watch(folder)
+    return [_feed(drill, name, strategy, take, each, watched) for name, (strategy, take) in inputs.items()]
+
+
+def _feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], count: int, watched: Watch) -> Outcome:
+    """Draw `count` inputs and have each taken."""
+    import hypothesis
+
+    tally, started = Tally(f"fuzz: {name}"), time.monotonic()
+    watched.strays.clear()
+    slowest, refused = 0.0, 0
+
+    def one(value: Any) -> None:
+        nonlocal slowest, refused
+        begun, watched.on = time.monotonic(), True
+        try:
+            with time_limit(SECONDS):
+                take(value)
+        except UserError as error:
+            refused += 1
+            tally.add("" if str(error).strip() else f"an empty message for {value!r:.200}")
+        except OverTime:
+            tally.add(f"hung on {value!r:.200}")
+        except Exception as error:  # what the fuzz is looking for
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            tally.add(f"{type(error).__name__}: {error!s:.100} ({where.filename}:{where.lineno}) on {value!r:.200}")
+        else:
+            tally.add("")
+        finally:
+            watched.on = False
+        slowest = max(slowest, time.monotonic() - begun)
+
+    settings = hypothesis.settings(
+        max_examples=max(1, count),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )
+    if count:
+        hypothesis.seed(drill.settings.seed)(settings(hypothesis.given(strategy)(one)))()
+    if watched.strays:
+        tally.failures.append(f"wrote {sorted(watched.strays)[:3]}")
+    took = time.monotonic() - started
+    tally.note = f"{refused:,} refused, the others taken; slowest {slowest:.1f} s, all {took:.0f} s; no stray write"
+    return tally.outcome()
+
+
+class Watch:
+    """Files opened for writing outside `folder` while `on`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.on, self.strays, self.root = False, set[str](), str(folder.resolve())
+        sys.addaudithook(self._see)
+
+    def _see(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.on and event == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
+            path = os.path.realpath(os.fsdecode(args[0]))
+            written = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if (
+                written
+                and not path.startswith((self.root, "/dev/"))
+                and not path.endswith(".pyc")
+                and ".pyc." not in path
+            ):
+                self.strays.add(path)
+
+
+def _values() -> Any:
+    """Anything that JSON or YAML can hold."""
+    from hypothesis import strategies as st
+
+    plain = st.none() | st.booleans() | st.integers(-(2**40), 2**70) | st.floats() | st.text(max_size=20)
+    return st.recursive(plain, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=8), v, max_size=3))
+
+
+def _configurations(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+    """Mappings near the real keys as YAML, any text as YAML, and command lines."""
+    from hypothesis import strategies as st
+
+    fields = LFPOConfig.__dataclass_fields__
+    typed = {int: st.integers(-1, 99), float: st.floats(-0.1, 2), bool: st.booleans(), str: st.text(max_size=5)}
+    hints = {name: typed[type(field.default)] for name, field in fields.items() if type(field.default) in typed}
+    near = st.fixed_dictionaries({}, optional=hints)
+    names = st.sampled_from(sorted(fields)) | st.text(max_size=10)
+    nested = st.dictionaries(st.sampled_from(["name", "beta", "temperature", "steps", "threshold", "r"]), _values())
+    wild = st.dictionaries(names, _values() | nested, max_size=2)
+    drawn = st.sampled_from(sorted(hints)).flatmap(lambda name: hints[name].map(lambda value: {name: value}))
+    mapping = (near | wild | drawn).map(lambda values: {"output_dir": "x", **values})
+    text = st.text(max_size=200) | st.lists(st.sampled_from(list("{}[]:-&*!|>'\"%@`#,\n\t ~01ab"))).map("".join)
+    word = st.sampled_from(["--max_steps", "--objective.beta", "--output_dir=x", "3", "0.5"]) | st.text(max_size=10)
+    line = st.lists(word | word.map("--{}".format), max_size=6)
+    file = folder / "config.yaml"
+
+    def take(value: Any) -> None:
+        if isinstance(value, list):
+            build(LFPOConfig, parse_overrides(value), "line")
+            return
+        written = value if isinstance(value, str) else yaml.safe_dump(value, allow_unicode=True)
+        file.write_text(written, encoding="utf-8", errors="surrogatepass")
+        build(LFPOConfig, load_yaml(file), "file")
+
+    return mapping | mapping | text | line, take
+
+
+def _rows(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+    """Lines of JSON near real rows, and any bytes, read and then encoded for the embedded model."""
+    from hypothesis import strategies as st
+
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    message = st.fixed_dictionaries({"role": _values() | st.just("user"), "content": _values() | st.text()})
+    prompt = st.text(st.characters(), max_size=40) | st.lists(message, max_size=3) | _values()
+    row = st.fixed_dictionaries({"prompt": prompt}, optional={"answer": _values()}) | _values()
+    lines = st.lists(row, max_size=3).map(lambda rows: "\n".join(json.dumps(r) for r in rows).encode())
+    file = folder / "rows.jsonl"
+
+    def take(value: bytes) -> None:
+        file.write_bytes(value)
+        for one in load_jsonl(file):
+            encode_rows([one], tokenizer, model, 4)
+
+    return lines | lines | st.binary(max_size=60), take
+
+
+def _headers(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+    """A small checkpoint whose safetensors header or config.json was changed."""
+    from hypothesis import strategies as st
+
+    good, bad = folder / "good", folder / "bad"
+    save_model(init_model(TINY, seed=0), good)
+    bad.mkdir()
+    weights = (good / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", weights[:8])[0]
+    small = (
+        st.none() | st.booleans() | st.integers(-3, 64) | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+    )
+    fields = st.dictionaries(st.sampled_from(sorted(TINY)), small | _values().filter(_no_giant), min_size=1, max_size=2)
+    flips = st.lists(st.tuples(st.integers(0, 8 + size - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    cut = st.integers(0, len(weights) - 1)
+
+    def take(value: Any) -> None:
+        data, config = bytearray(weights), json.dumps({**TINY, **value} if isinstance(value, dict) else TINY)
+        if isinstance(value, int):
+            del data[value:]
+        elif isinstance(value, list):
+            for place, byte in value:
+                data[place] = byte
+        (bad / "model.safetensors").write_bytes(data)
+        (bad / "config.json").write_text(config)
+        load_model(bad)
+
+    return st.one_of(fields, flips, cut), take
+
+
+def _no_giant(value: Any) -> bool:
+    """No size that would really be built: ten million layers are a request, not an accident."""
+    return not isinstance(value, int | float) or value != value or abs(value) <= 64
+
+
+def _completions() -> tuple[Any, Callable[[Any], None]]:
+    """Every grader but the symbolic and the sandboxed one, which answer from processes of their own."""
+    from hypothesis import strategies as st
+
+    tasks = [get_task(name) for name in TASKS]
+    rows = [task.row("test", 0) for task in tasks]
+    sudoku_row = {"puzzle": ["0000000000000000"], "answer": ["1234341221434321"]}
+    graders = [f for f in vars(formats).values() if getattr(f, "__module__", "") == formats.__name__]
+    graders = [f for f in graders if callable(f) and not f.__name__.startswith("_")]
+
+    def take(text: str) -> None:
+        for task, row in zip(tasks, rows, strict=True):
+            assert task.correct(text, row) in (True, False)
+        for grader in graders:
+            assert all(isinstance(v, float) for v in grader([""], [text]))
+        assert code.syntax_compliance([""], [text])[0] in (0.0, 1.0)
+        assert math.number_accuracy([""], [text], ["12"])[0] in (0.0, 1.0)
+        assert choices.choice_accuracy([""], [text], ["A"], [["x", "y"]])[0] in (0.0, 1.0)
+        assert 0 <= sudoku.sudoku_accuracy([""], [text], **sudoku_row)[0] <= 1
+
+    near = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=30).map("".join)
+    return near | st.text(max_size=200), take

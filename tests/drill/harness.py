@@ -1,0 +1,304 @@
+"""Real training processes, watched and compared from outside."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from drill import inside
+from drill.inside import Fault
+from lfpo.runs.directory import Run
+from lfpo.train.checkpoint import latest_checkpoint
+
+ITERATIONS, EVERY = 6, 2  # of each run; iterations between two checkpoints and two evaluations
+PATIENCE = 600.0  # seconds after which a run that does not end counts as hanging
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A line of the drill's table.
+
+    lost: finished iterations that had to be computed again, at most; None where that means nothing. seconds: until the
+    run was past the point it had reached, at most. note: what was seen; of a failure, which and why.
+    """
+
+    fault: str
+    tried: int
+    survived: int
+    lost: int | None = None
+    seconds: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Tally:
+    """Collects the tries of one fault."""
+
+    fault: str
+    note: str = ""
+    tried: int = 0
+    failures: list[str] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, wrong: str, lost: int | None = None, seconds: float | None = None) -> None:
+        """One try; `wrong` is empty when it was survived."""
+        self.tried += 1
+        self.failures += [wrong] if wrong else []
+        self.lost += [] if lost is None else [lost]
+        self.seconds += [] if seconds is None else [seconds]
+
+    def outcome(self) -> Outcome:
+        note = "FAILED: " + "; ".join(dict.fromkeys(self.failures[:8])) if self.failures else self.note
+        return Outcome(
+            self.fault,
+            self.tried,
+            self.tried - len(self.failures),
+            max(self.lost, default=None),
+            max(self.seconds, default=None),
+            note,
+        )
+
+
+@dataclass
+class Drill:
+    """root: an empty folder for all runs. settings: the drill's configuration (see command.py).
+
+    logs: where the runs' output goes, beside their folders if None.
+    """
+
+    root: Path
+    settings: Any
+    rng: random.Random
+    number: int = 0
+    logs: Path | None = None
+
+    def folder(self, name: str) -> Path:
+        """A new run's folder."""
+        self.number += 1
+        return self.root / f"{self.number:03d}-{name}"
+
+    @functools.cached_property
+    def unbroken(self) -> Path:
+        """The run that nothing happened to; `visits.json` beside it counts the places it passed."""
+        folder = self.root / "unbroken"
+        child = start(train_arguments(folder), Fault("count", where=str(self.root / "visits.json")))
+        if child.wait() != 0:
+            raise RuntimeError(f"the unbroken run failed: {child.said()}")
+        return folder
+
+    @functools.cached_property
+    def visits(self) -> dict[str, int]:
+        assert self.unbroken
+        return json.loads((self.root / "visits.json").read_text())
+
+
+@dataclass
+class Child:
+    """A started run. begun: on the monotonic clock."""
+
+    process: Any
+    log: Path
+    begun: float
+
+    def wait(self, seconds: float = PATIENCE) -> int | None:
+        """The exit code (minus N: killed by signal N), or None for a run that had to be killed for hanging."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            return None
+        return self.process.exitcode
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+def train_arguments(folder: Path, **changes: Any) -> list[str]:
+    """A small training run on the embedded model; its reward has places for faults."""
+    settings: dict[str, Any] = {
+        "output_dir": folder,
+        "task": "choice",
+        "reward_funcs": "[drill.inside.reward]",
+        "max_steps": ITERATIONS,
+        "prompts_per_iteration": 2,
+        "num_generations": 4,
+        "optimizer_steps_per_iteration": 2,
+        "eval_samplers": "{greedy: {}}",
+        "eval_size": 4,
+        "eval_steps": EVERY,
+        "save_steps": EVERY,
+        "threads": 1,
+        **changes,
+    }
+    return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
+
+
+def start(
+    arguments: list[str],
+    fault: Fault | None = None,
+    logs: Path | None = None,
+    environment: dict[str, str] | None = None,
+    network: str = "",
+) -> Child:
+    """Start `lfpo` with these arguments in a process of its own, as the leader of a session of its own.
+
+    It is forked from a process that has torch loaded and has done nothing else. logs: where its output goes.
+    environment: variables to set. network: path of the network namespace to enter.
+    """
+    folder = Path(arguments[arguments.index("--output_dir") + 1])
+    log = (logs or folder.parent) / f"{folder.name}.{time.monotonic_ns()}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = _context().Process(target=_main, args=(arguments, fault, str(log), environment or {}, network))
+    begun = time.monotonic()
+    process.start()
+    return Child(process, log, begun)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """For a fresh interpreter: this one's environment, with this package to be found."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
+
+
+_method = "forkserver"
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context(_method)
+    if _method == "forkserver":
+        context.set_forkserver_preload(["lfpo.train.rl", "lfpo.cli.command_line"])
+    return context
+
+
+def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:
+    """What `work` returns in a process that is root in namespaces of its own (see inside.enter_namespaces)."""
+    context = _context()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_namespaced, args=(work, job, flags, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"{work.__module__}.{work.__name__} failed; the reason is above") from None
+    finally:
+        process.join()
+        receiver.close()
+
+
+def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: int, sender: Any) -> None:
+    global _method
+    _method = "fork"  # it has torch loaded too, and no thread
+    torch.set_num_threads(1)
+    inside.enter_namespaces(flags)
+    sender.send(work(job))
+    sender.close()
+
+
+def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict[str, str], network: str) -> None:
+    os.setsid()
+    os.environ.update(environment)
+    with open(log, "wb") as file, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if network:
+        inside.enter_network(network)
+    from lfpo.cli.command_line import main
+
+    inside.arm(fault)
+    code = main(arguments)
+    if fault is not None and fault.do == "count":
+        inside.write_counts(Path(fault.where))
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def progress(folder: Path) -> int:
+    """Iterations in the log; -1 for none, not even the first evaluation."""
+    return max((row["step"] for row in Run(folder).read_metrics()), default=-1)
+
+
+def wait_for(condition: Callable[[], bool], child: Child, seconds: float = PATIENCE) -> bool:
+    """Poll until the condition holds; False if the run ends first, or time does."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if child.process.exitcode is not None or time.monotonic() > until:
+            return condition()
+        time.sleep(0.002)
+    return True
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """wrong: empty, or why it was none. lost: iterations computed again. seconds: until past the old progress."""
+
+    wrong: str
+    lost: int
+    seconds: float
+    said: str
+
+
+def recover(
+    drill: Drill, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
+) -> Recovery:
+    """Continue the run to its end and compare it with the unbroken one.
+
+    again: starts it, where that takes more than one process. expected: the unbroken run, if not the drill's own.
+    """
+    before = progress(folder)
+    checkpoint = latest_checkpoint(folder)
+    saved = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+    children = again() if again else [start([*train_arguments(folder), "--resume"], logs=drill.logs)]
+    first = children[0]
+    # The old lines are dropped first: progress falls to `saved`, then rises.
+    wait_for(lambda: "resumed" in _seen(first, folder, saved), first)
+    wait_for(lambda: progress(folder) > before or progress(folder) >= ITERATIONS, first)
+    seconds = time.monotonic() - first.begun
+    wrong = "; ".join(f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait()))
+    wrong = wrong or difference(expected or drill.unbroken, folder)
+    return Recovery(wrong, max(0, before - saved), seconds, first.said())
+
+
+def _seen(child: Child, folder: Path, saved: int) -> str:
+    return "resumed" if progress(folder) <= max(saved, 0) or child.process.exitcode is not None else ""
+
+
+def difference(expected: Path, found: Path) -> str:
+    """What differs between two finished runs: metrics (times aside), kept rollouts and completions, final weights."""
+    for step, (a, b) in enumerate(zip(_metrics(expected), _metrics(found), strict=False)):
+        if a != b:
+            return f"{found.name}: line {step} of metrics.jsonl differs"
+    if len(_metrics(expected)) != len(_metrics(found)):
+        return f"{found.name}: metrics.jsonl has {len(_metrics(found))} lines"
+    for pattern in ("rollouts/*.jsonl", "eval/*.jsonl"):
+        for file in sorted(expected.glob(pattern)):
+            other = found / file.relative_to(expected)
+            if not other.exists() or other.read_bytes() != file.read_bytes():
+                return f"{found.name}: {file.relative_to(expected)} differs"
+    return "" if same_weights(expected / "model", found / "model") else f"{found.name}: the final weights differ"
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether two model folders hold the same tensors, bit for bit."""
+    left, right = ({k: v for f in folder.glob("*.safetensors") for k, v in load_file(f).items()} for folder in (a, b))
+    if not left:
+        raise FileNotFoundError(f"{a}: no weights")
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in Run(folder).read_metrics()]
