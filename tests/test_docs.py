@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import tiny
-from lfpo.cli.commands import COMMANDS, main
+from lfpo.cli import main
+from lfpo.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data"

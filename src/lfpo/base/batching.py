@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -56,3 +57,9 @@ def spread(items: Sequence[T], n: int) -> list[T]:
     if n == 1:
         return [items[-1]]
     return [items[i * (len(items) - 1) // (n - 1)] for i in range(n)]
+
+
+def tensor_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance that hold tensors, by name."""
+    found = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {name: field for name, field in found.items() if isinstance(field, torch.Tensor)}

@@ -39,8 +39,8 @@ at_work = False  # whether processes have begun to do different things
 _heart: Heartbeat | None = None
 
 
-def start() -> tuple[int, int]:
-    """Join the process group torchrun describes; returns (rank, world size), (0, 1) without torchrun.
+def start() -> None:
+    """Join the process group that torchrun describes. Without torchrun, or once joined, this does nothing.
 
     Raises ProcessLost when a process does not come.
     """
@@ -55,7 +55,16 @@ def start() -> tuple[int, int]:
         _heart.limits = Limits(progress=JOIN)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=FOREVER)
         _heart.limits = None
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def rank() -> int:
+    """This process's rank in the group; 0 when `start` joined none."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """The number of ranks in the group; 1 when `start` joined none."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def _meet() -> tuple[Any, int, int, str]:
@@ -182,8 +191,7 @@ def gather(value: T) -> list[T]:
 
 def share(n: int) -> list[int]:
     """Which of n things are this process's: a run of them, so that gathering by rank keeps their order."""
-    rank, world = start()
-    return torch.arange(n).tensor_split(world)[rank].tolist()
+    return torch.arange(n).tensor_split(world())[rank()].tolist()
 
 
 def together(action: Callable[[], T]) -> list[T]:

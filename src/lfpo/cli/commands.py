@@ -23,7 +23,7 @@ def train(rest: list[str]) -> None:
     except (RuntimeError, MemoryError) as error:
         from lfpo.train.plan.command import out_of_memory
 
-        if (explained := out_of_memory(error, config, distributed.start()[1])) is None:
+        if (explained := out_of_memory(error, config, distributed.world())) is None:
             raise
         raise explained from error
     if trainer.rank == 0:

@@ -52,7 +52,8 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
 
     Of several processes each takes its share of the problems; the first prints and writes.
     """
-    rank, world = distributed.start()
+    distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     console = console or open_console(quiet=rank != 0)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -128,7 +129,7 @@ def sample_and_grade(
     job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
 ) -> dict[str, Any]:
     """What the model writes, graded."""
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     journal = Journal(job.path, job.settings, rank)
     done = [Answer(**record) for record in journal.load()]
     had = {(a.problem, a.sample) for a in done}
@@ -174,7 +175,7 @@ def compare_likelihoods(
     job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
 ) -> dict[str, Any]:
     """The most likely option of each problem."""
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     journal = Journal(job.path, job.settings, rank)
     done = journal.load()
     had = {record["problem"] for record in done}
@@ -223,7 +224,7 @@ def compare_likelihoods(
 
 
 def _progress(job: Job, console: Console, pending: int, done: int, unit: str) -> Progress:
-    world = distributed.start()[1]
+    world = distributed.world()
     title = job.task.name if world == 1 else f"{job.task.name} (process 1 of {world})"
     if done:
         console.print(f"{job.task.name}: {done} {unit} are there already, {job.path}", highlight=False)
@@ -234,7 +235,7 @@ def _keep(job: Job, journal: Journal, result: dict[str, Any], answers: list[dict
     """Write the result, then forget the partial files: the answers are in both only while that is going on."""
     if job.path is None:
         return
-    path, first = job.path, distributed.start()[0] == 0
+    path, first = job.path, distributed.rank() == 0
     distributed.together(lambda: write_result(path, result, answers) if first else None)
     journal.remove()
 
@@ -248,7 +249,7 @@ def describe(job: Job, config: EvalConfig, found: dict[str, Any]) -> dict[str, A
         "protocol": config.protocol,
         **{k: v for k, v in job.settings.items() if k not in about},
         "rollout_tokens": config.rollout_tokens,
-        "processes": distributed.start()[1],
+        "processes": distributed.world(),
         "environment": describe_environment(),
         "python": versions()["python"],
     }

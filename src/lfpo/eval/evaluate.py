@@ -59,6 +59,7 @@ def evaluate(
 
     The completions of row i are entries i * n_samples ... of `completions`; their noise is keyed by (seed, i, sample).
     """
+    distributed.start()
     pairs = [(i, j) for i in distributed.share(len(rows)) for j in range(n_samples)]
     started = time.perf_counter()
     own = (

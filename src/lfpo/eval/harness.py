@@ -86,7 +86,7 @@ class LfpoLM(LM):
         self.tokenizer = load_tokenizer(pretrained)
         self.pretrained, self.seed, self.sampler = pretrained, int(seed), sampler
         self.check_greedy, self.rollout_tokens = bool(check_greedy), int(rollout_tokens)
-        self.console = open_console(quiet=distributed.start()[0] != 0)
+        self.console = open_console(quiet=distributed.rank() != 0)
 
     @property
     def tokenizer_name(self) -> str:

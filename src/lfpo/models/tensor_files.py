@@ -33,7 +33,7 @@ def write_shards(
     tensors: names and shapes of what to write, perhaps split. whole(name): the values, all of them, on any device; what
         it needs of other processes they give by calling it too.
     """
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
     files = pack_files(sizes, min(FILE_BYTES, math.ceil(sum(sizes.values()) / world)))
     names = [f"{stem}.safetensors"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.batching import fill_by_tokens, pack_by_tokens
+from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -46,8 +46,7 @@ class Views:
         return unit_S, torch.full_like(numbers, len(self)).scatter_reduce(0, unit_S, index, "amin")
 
     def select(self, index: torch.Tensor) -> Views:
-        tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
-        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in tensors})
+        return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     def trim(self) -> Views:
         """Drop the columns on the left that are padding in every view."""

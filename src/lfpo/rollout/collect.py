@@ -55,7 +55,7 @@ def collect(
     Of several processes each takes its share of the prompts; all return the whole batch.
     """
     assert sampler.gen_length is not None
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     mine = torch.arange(n_prompts).tensor_split(world)[rank].tolist()
     prompt_rows = [source.train_row(iteration * n_prompts + i) for i in mine]
     encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.batching import left_pad
+from lfpo.base.batching import left_pad, tensor_fields
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -46,15 +45,11 @@ class Lanes:
     def select(self, index: list[int]) -> Lanes:
         """Copies of some rows."""
         at = torch.tensor(index, dtype=torch.long, device=self.row.device)
-        return Lanes(**{name: value[at] for name, value in self.tensors().items()})
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        return Lanes(**{name: value[at] for name, value in tensor_fields(self).items()})
 
 
 def join(parts: Sequence[Lanes]) -> Lanes:
-    columns = [p.tensors() for p in parts]
+    columns = [tensor_fields(p) for p in parts]
     return Lanes(**{name: torch.cat([c[name] for c in columns]) for name in columns[0]})
 
 

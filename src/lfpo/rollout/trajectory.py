@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from lfpo.base.batching import tensor_fields
 from lfpo.rollout.sampler import SamplerConfig
 
 
@@ -48,14 +49,11 @@ class Trajectory:
         return len(self.tokens)
 
     def to(self, device: torch.device | str) -> Trajectory:
-        tensors = [f.name for f in dataclasses.fields(self) if f.type == "torch.Tensor"]
-        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in tensors})
+        return dataclasses.replace(self, **{name: value.to(device) for name, value in tensor_fields(self).items()})
 
     def rows(self, index: torch.Tensor) -> Trajectory:
         """The trajectory of some rows, in the order of `index`."""
-        return dataclasses.replace(
-            self, **{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self) if f.type == "torch.Tensor"}
-        )
+        return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -97,8 +95,7 @@ def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 
-    tensors = [f.name for f in dataclasses.fields(Trajectory) if f.type == "torch.Tensor"]
-    joined: dict[str, Any] = {n: torch.cat([widened(n, getattr(p, n)) for p in parts]) for n in tensors}
+    joined: dict[str, Any] = {n: torch.cat([widened(n, getattr(p, n)) for p in parts]) for n in tensor_fields(parts[0])}
     return dataclasses.replace(parts[0], **joined)
 
 

@@ -210,7 +210,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:
     """Flush and hash this process's share of the files in a folder: name -> SHA-256."""
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     mine = sorted(p for p in folder.rglob("*") if p.is_file())[rank::world]
     for path in mine:
         _sync(path)

@@ -75,7 +75,8 @@ class LFPOTrainer:
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
         self.args = args
-        self.rank, self.world = distributed.start()
+        distributed.start()
+        self.rank, self.world = distributed.rank(), distributed.world()
         if self.world > args.prompts_per_iteration:
             raise UserError(
                 f"{self.world} processes for {args.prompts_per_iteration} prompts_per_iteration: each needs one at "

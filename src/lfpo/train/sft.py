@@ -116,7 +116,8 @@ class Example:
 
 def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
     """Train and return the folder of the final model (`output_dir/model`)."""
-    if distributed.start()[0] != 0:
+    distributed.start()
+    if distributed.rank() != 0:
         report = _nothing
     with distributed.watched(config.rank_timeout, config.progress_timeout):
         final = _train(config, resume, report)
@@ -132,7 +133,7 @@ def _nothing(text: str) -> None:
 def _train(config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
     if config.threads:
         torch.set_num_threads(config.threads)
-    rank, _ = distributed.start()
+    rank = distributed.rank()
     again = distributed.gather(distributed.launched() and opened_by_this_launcher(Path(config.output_dir)))[0]
     resume = resume or again
     if rank == 0:
@@ -190,7 +191,7 @@ def _loop(
     SIGTERM or SIGINT leaves a checkpoint and raises Stopped.
     """
     started = time.perf_counter()
-    rank, world = distributed.start()
+    rank, world = distributed.rank(), distributed.world()
     for step in range(first, config.steps):
         lr = lr_at(
             step,
