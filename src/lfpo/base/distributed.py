@@ -262,11 +262,43 @@ def sum_number(value: float) -> float:
     """The sum of a number over processes."""
     if not dist.is_initialized():
         return value
-    own = device() if dist.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(value, dtype=torch.float64, device=own)
+    return float(sum_tensor(torch.tensor(value, dtype=torch.float64)))
+
+
+def sum_tensor(x: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks of a float64 tensor of the same shape on every rank. Returned on the device of `x`, which is
+    left as it is."""
+    if not dist.is_initialized():
+        return x
+    total = x.to(_collective_device(), copy=True)
     _come()
-    dist.all_reduce(tensor)
-    return float(tensor)
+    dist.all_reduce(total)
+    return total.to(x.device)
+
+
+def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Every rank's `x`, concatenated along dimension 0 in the order of ranks. Returned on the device of `x`.
+
+    The first dimension may differ between ranks and may be 0; dtype and the other dimensions must be the same.
+    """
+    if not dist.is_initialized():
+        return x
+    own = _collective_device()
+    sizes = [torch.zeros(1, dtype=torch.int64, device=own) for _ in range(world())]
+    _come()
+    dist.all_gather(sizes, torch.tensor([len(x)], device=own))
+    lengths = torch.cat(sizes).tolist()
+    padded = x.new_zeros((max(lengths), *x.shape[1:]), device=own)  # all_gather takes equal shapes only
+    padded[: len(x)] = x
+    parts = [torch.empty_like(padded) for _ in lengths]
+    _come()
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).to(x.device)
+
+
+def _collective_device() -> torch.device:
+    """Where tensors must be for a collective: NCCL takes those of this rank's GPU, gloo those on the CPU."""
+    return device() if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

@@ -1,0 +1,58 @@
+"""Collectives of tensors over two and three ranks."""
+
+from __future__ import annotations
+
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from lfpo.base import distributed
+
+
+def on_each_rank(work: Any, ranks: int, folder: Path) -> None:
+    """Run `work(rank)` in a gloo process group of so many ranks; fails where one of them fails."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["lfpo.base.distributed"])
+    processes = [context.Process(target=_in_group, args=(work, r, ranks, folder / "store")) for r in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def _in_group(work: Any, rank: int, ranks: int, store: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    work(rank)
+    dist.destroy_process_group()
+
+
+def gathers_and_sums(rank: int) -> None:
+    ranks = distributed.world()
+    for dtype in (torch.float64, torch.int64, torch.bool, torch.float32):
+        for lengths in ([2, 0, 3], [0, 0, 0], [1, 1, 1]):
+            whole = (torch.arange(sum(lengths[:ranks]) * 4) % 3).to(dtype).view(-1, 2, 2)
+            gathered = distributed.all_gather_tensor(whole.split(lengths[:ranks])[rank])
+            assert gathered.dtype == dtype and torch.equal(gathered, whole)
+    rows = distributed.all_gather_tensor(torch.arange(6).view(2, 3).T[:rank])  # not contiguous
+    assert rows.tolist() == [[0, 3], [0, 3], [1, 4]][: ranks * (ranks - 1) // 2]
+    ours = torch.tensor([0.1, float(rank)], dtype=torch.float64)
+    total = distributed.sum_tensor(ours)
+    assert total.tolist() == pytest.approx([0.1 * ranks, sum(range(ranks))], abs=1e-15)
+    assert ours.tolist() == [0.1, rank]
+    assert distributed.sum_number(rank + 0.5) == sum(range(ranks)) + ranks / 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_tensors_of_all_ranks(ranks: int, tmp_path: Path):
+    on_each_rank(gathers_and_sums, ranks, tmp_path)
+
+
+def test_without_a_process_group_a_tensor_is_returned_as_it_is():
+    x = torch.ones(2, 3)
+    assert distributed.all_gather_tensor(x) is x and distributed.sum_tensor(x) is x
