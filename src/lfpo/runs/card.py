@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from lfpo.runs.directory import Run
 from lfpo.base.environment import versions
+from lfpo.runs.directory import Run
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lfpo.base.environment import describe_environment, versions
 from lfpo.base.config import to_dict, yaml_text
+from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 
@@ -141,9 +138,3 @@ def _launcher() -> str:
     stat = Path(f"/proc/{os.getppid()}/stat")
     born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
     return f"{os.getppid()} {born}".strip()
-
-
-
-
-
-
