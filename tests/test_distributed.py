@@ -215,7 +215,7 @@ def test_a_share_that_cannot_be_written_stops_all(tmp_path: Path):
     (tmp_path / "out" / "t-00002-of-00002.safetensors").mkdir(parents=True)
     code = (
         "import torch; from pathlib import Path\n"
-        "from lfpo import distributed; from lfpo.models.tensor_files import write_shards\n"
+        "from lfpo.base import distributed; from lfpo.models.tensor_files import write_shards\n"
         "distributed.start(); t = {n: torch.ones(4) for n in 'ab'}\n"
         f"write_shards(t, t.__getitem__, Path({str(tmp_path / 'out')!r}), 't')\n"
     )

@@ -330,7 +330,7 @@ def test_no_descriptor_is_left_open(sandbox):
 
 ENDLESS = """
 import sys
-from lfpo.sandbox import Job, Limits, Sandbox
+from lfpo.rewards.sandbox import Job, Limits, Sandbox
 limits = Limits(seconds=100, disk=int(sys.argv[2]))
 job = Job("import time, os\\nos.getpid()\\nwhile True: time.sleep(1)", tests=["assert 1"])
 Sandbox(sys.argv[1], limits, unsafe=True).judge(job)

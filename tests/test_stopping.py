@@ -139,7 +139,7 @@ def test_the_command_line_says_what_was_kept_and_exits_with_the_signal(tmp_path:
 
 SECOND = """
 import os, signal, sys
-from lfpo.stopping import StopSignals
+from lfpo.runs.stopping import StopSignals
 with StopSignals():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -97,7 +97,7 @@ import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 from test_train import ROWS, config, first_letter
-from lfpo.train import LFPOTrainer
+from lfpo.train.rl import LFPOTrainer
 from pathlib import Path
 args = config(Path({folder!r}), max_steps=6)
 LFPOTrainer({model!r}, first_letter, args=args, train_dataset=ROWS, eval_dataset=ROWS).train(resume={resume})

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lfpo.run import Run
+from lfpo.runs.directory import Run
 from playwright.sync_api import sync_playwright
 
 from lfpo.report.comparison import comparison_data
