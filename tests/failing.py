@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from lfpo.objectives import LFPO
+from lfpo.objectives.measures import Measures
 from lfpo.objectives.predictions import Predictions
 
 
@@ -22,7 +23,7 @@ class Failing(LFPO):
     marker: str = ""
     how: Literal["killed", "out of memory"] = "killed"
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         if os.environ["RANK"] == "1" and Path(self.after).exists() and not Path(self.marker).exists():
             Path(self.marker).touch()
             if self.how == "killed":

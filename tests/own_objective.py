@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from lfpo.objectives.advantages import group_means
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, replay
 from lfpo.rollout.trajectory import Trajectory
@@ -25,12 +26,13 @@ class Reinforce:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return self.scale * (rewards_B - group_means(rewards_B, group_B))
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         row_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
         return replay(trajectory, row_B, torch.zeros_like(row_B))
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        return -(predictions.of_rollouts(signal_B) * predictions.logp()).sum()
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T = predictions.at_targets(signal_B)
+        return -(advantage_T * predictions.logp()).sum(), measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         return float(views.target.sum())

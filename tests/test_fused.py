@@ -427,13 +427,13 @@ def test_lfpos_knobs_reach_its_loss(reading: str, shared: bool, llada: Path):
     if shared:
         models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head
     predictions = Predictions(views, models)
-    z, z_ref, r = predictions.logits(), predictions.logits(OLD), predictions.of_rollouts(signal)
+    z, z_ref, r = predictions.logits(), predictions.logits(OLD), predictions.at_targets(signal)
     if reading == "rectified":
         expected = rectified_loss(z, z_ref, predictions.labels_T, r, beta=0.7, **weights)
     else:
         expected = printed_loss(z, z_ref, r, beta=0.7, through=reading == "printed_through", **weights)
     with chunks_of(5 * z.shape[1]):
-        loss = objective.loss(Predictions(views, models), signal)
+        loss, _ = objective.loss(Predictions(views, models), signal)
     torch.testing.assert_close(loss, expected.sum(), rtol=1e-10, atol=0)
     parameters = list(models[CURRENT].parameters())
     found, wanted = torch.autograd.grad(loss, parameters), torch.autograd.grad(expected.sum(), parameters)
@@ -482,7 +482,7 @@ def test_the_size_of_a_chunk_changes_no_objective(
     results = []
     for elements in (2**24, size * vocab_size + 3):
         with chunks_of(elements), Products() as products:
-            loss = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)
+            loss, _ = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)
         results.append((double(loss), torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
         models[CURRENT].zero_grad()
         assert widest(products, vocab_size) == min(tokens, elements // vocab_size)

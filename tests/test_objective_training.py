@@ -26,7 +26,7 @@ def test_passes_change_no_gradient_and_only_the_current_policy_gets_one(name: st
     results = []
     for tokens in (10**6, 40, 1):
         assert (len(passes(views, tokens)) == 1) == (tokens == 10**6)
-        loss = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        loss, _ = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
         results.append((loss, torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
         models[CURRENT].zero_grad()
     for loss, gradient in results[1:]:
@@ -92,7 +92,7 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
         batches.append(collect(*args, **settings))
         return batches[-1]
 
-    def updated(objective: Any, policies: Any, views: Any, signal: torch.Tensor, **settings: Any) -> float:
+    def updated(objective: Any, policies: Any, views: Any, signal: torch.Tensor, **settings: Any) -> Any:
         steps.append([(views.labels[i].tolist(), float(signal[row])) for i, row in enumerate(views.row.tolist())])
         return accumulate_gradients(objective, policies, views, signal, **settings)
 
@@ -100,7 +100,7 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
     monkeypatch.setattr("lfpo.train.rl.accumulate_gradients", updated)
     trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2})
     for n, batch in enumerate(batches):
-        t, signal = batch.trajectory, trainer.objective.signal(batch.rewards.total, batch.group)
+        t, signal = batch.trajectory, trainer.objective.signal(batch.reward_B, batch.group_B)
         assert len(signal.unique()) > 2
         expected = sorted(zip(torch.cat([t.prompt_ids, t.tokens], dim=1).tolist(), signal.tolist(), strict=True))
         first, second, third, fourth = steps[4 * n : 4 * n + 4]  # two passes of two blocks

@@ -320,7 +320,7 @@ def test_agrpo_replays_the_sampled_steps_and_scores_what_they_revealed():
         assert torch.equal(views.target[i, 5:], (t.reveal_step[row] == revealed) & t.counted[row])
         assert torch.equal(views.input_ids[i, 5:], t.rows(torch.tensor([row])).state_before(revealed)[0])
         assert len(views.weight[i][views.target[i]].unique()) == 1
-    assert sorted(met) == [(row, step) for row in range(6) for step in t.distinct_steps(row).tolist()]
+    assert sorted(met) == [(row, step) for row in range(6) for step in t.distinct_steps()[row].tolist()]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_agrpo_counts_entropy_up_to_the_eos_and_survives_none():
     objective = AGRPO()
     t = rollouts(["abea", "abea", "abea"], ["0121"] * 3, entropy=[[0.1, 0.3, 0.6, 9.0], [0.0] * 4, [0.5, 0, 0, 9.0]])
     for row, expected in enumerate(([0.1, 0.3, 0.6], [1 / 3] * 3, [1.0, 0.0, 0.0])):
-        found = objective.step_probabilities(t, row, t.distinct_steps(row))
+        found = objective.step_probabilities(t, row, t.distinct_steps()[row])
         torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
         assert bool((found > 0).all())
     assert bool(views_of(objective, t).weight.isfinite().all())
@@ -364,7 +364,7 @@ def test_trace_rl_scores_every_token_once_before_the_first_of_its_steps():
         scored = torch.zeros(6, 8, dtype=torch.long).index_add(0, views.row, views.target[:, 5:].long())
         assert torch.equal(scored, t.counted.long())
         for row in range(6):
-            steps = t.distinct_steps(row).tolist()
+            steps = t.distinct_steps()[row].tolist()
             groups = [steps[i : i + shrink] for i in range(0, len(steps), shrink)]
             mine = (views.row == row).nonzero().flatten().tolist()
             assert len(mine) == len(groups)

@@ -113,7 +113,7 @@ def test_rollouts_under_autocast_are_those_the_update_sees(cache: Any, checkpoin
     model.autocast = False
     wide = rollout(model, [[5, 6, 7]], settings, [1])
     model.autocast = True
-    steps = trajectory.distinct_steps(0)
+    steps = trajectory.distinct_steps()[0]
     views = replay(trajectory, torch.zeros(len(steps), dtype=torch.long), steps)
     apart = 0.0
     for i, step in enumerate(steps.tolist()):

@@ -18,6 +18,7 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import Meter
 from lfpo.train.plan import estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
 from lfpo.train.plan.work import count
@@ -93,10 +94,10 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     trainer = LFPOTrainer(model, grade, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
     batches: list[Any] = []
     rollouts = allocated(lambda: batches.append(trainer.sample_rollouts(0)))
-    signal = trainer.objective.signal(batches[0].rewards.total, batches[0].group)
+    signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
 
     def step() -> None:
-        trainer._optimizer_step(batches[0], signal, torch.arange(len(signal)), 0, 0, 0)
+        trainer.optimizer_step(batches[0], signal, torch.arange(len(signal)), 0, 0, Meter(), {})
 
     step()  # now the optimiser has its state
     update = allocated(step)

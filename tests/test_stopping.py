@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
-from lfpo.runs.stopping import Stopped, StopSignals
+from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.train.sft import SFTConfig, train_sft
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     [
         ("_evaluate", 1, 0),  # before anything was learned
         ("sample_rollouts", 2, 1),  # at once: nothing of iteration 2 is in the weights yet
-        ("_optimizer_step", 3, 2),  # in the middle of an update, which is finished
+        ("optimizer_step", 3, 2),  # in the middle of an update, which is finished
         ("_evaluate", 3, 2),  # the update is in, its evaluation is made after the resume
         ("_save", 1, 3),
     ],
@@ -93,7 +93,7 @@ def test_a_signal_at_any_moment_loses_nothing_finished(
 
 def test_handlers_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopSignals() as stop:
+    with StopRequests() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Stopped, match="SIGINT"):
             stop.check()
@@ -139,8 +139,8 @@ def test_the_command_line_says_what_was_kept_and_exits_with_the_signal(tmp_path:
 
 SECOND = """
 import os, signal, sys
-from lfpo.runs.stopping import StopSignals
-with StopSignals():
+from lfpo.runs.stopping import StopRequests
+with StopRequests():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     print("still here", file=sys.stderr)

@@ -41,8 +41,8 @@ def test_state_before_a_step_by_hand():
 def test_lengths_and_steps_stop_at_the_first_eos():
     t = make([[5, EOS, 7, 8], [5, 6, 7, 8]], [[1, 3, 0, 2], [7, 7, 2, 9]])
     assert t.lengths.tolist() == [2, 4]
-    assert t.distinct_steps(0).tolist() == [1, 3]
-    assert t.distinct_steps(1).tolist() == [2, 7, 9]
+    assert t.distinct_steps()[0].tolist() == [1, 3]
+    assert t.distinct_steps()[1].tolist() == [2, 7, 9]
 
 
 def test_replay_targets_masked_positions_up_to_the_first_eos():

@@ -12,12 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lfpo.runs.directory import Run
 from playwright.sync_api import sync_playwright
 
 from lfpo.report.comparison import comparison_data
 from lfpo.report.data import is_comparison, run_data
 from lfpo.report.html import page as html_page
+from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
 

@@ -189,6 +189,16 @@ def gather(value: T) -> list[T]:
     return values
 
 
+def gather_to_first(value: T) -> list[T]:
+    """Every rank's value, by rank, on rank 0; nothing on the others. Values travel pickled."""
+    if not dist.is_initialized():
+        return [value]
+    _come()
+    values: list[Any] | None = [None] * world() if rank() == 0 else None
+    dist.gather_object(value, values)
+    return values or []
+
+
 def share(n: int) -> list[int]:
     """Which of n things are this process's: a run of them, so that gathering by rank keeps their order."""
     return torch.arange(n).tensor_split(world())[rank()].tolist()

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from lfpo.base.config import build
 from lfpo.base.measure import against_first, held_memory, peak_memory, spread
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
-from lfpo.runs.display import Display
-from lfpo.runs.stopping import StopSignals
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
@@ -117,6 +114,4 @@ def _spaced(prompts: list[str], completions: list[str], **columns: Any) -> list[
 
 
 def _iterations(trainer: LFPOTrainer, number: int) -> list[dict[str, Any]]:
-    with StopSignals() as stop:
-        display = Display(number, Console(quiet=True))
-        return [trainer.iterate(i, stop, display) for i in range(number)]
+    return [trainer.iterate(i) for i in range(number)]

@@ -179,7 +179,7 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
         total = 0.0
         for index in in_turn:
             predictions = Predictions(views.select(index), policies)
-            loss = objective.loss(predictions, signal) / objective.normalizer(views)
+            loss = objective.loss(predictions, signal)[0] / objective.normalizer(views)
             loss.backward()
             total += loss.item()
         return total
@@ -229,7 +229,9 @@ def _step(
     def step() -> float:
         model.zero_grad()
         budget = config.update_tokens
-        return accumulate_gradients(objective, policies, views, signal, update_tokens=budget, padding_free=padding_free)
+        return accumulate_gradients(
+            objective, policies, views, signal, update_tokens=budget, padding_free=padding_free
+        )[0]
 
     return step
 

@@ -26,7 +26,7 @@ def train(rest: list[str]) -> None:
         if (explained := out_of_memory(error, config, distributed.world())) is None:
             raise
         raise explained from error
-    if trainer.rank == 0:
+    if distributed.rank() == 0:
         print(f"model   {folder}\nreport  {write_report(trainer.run)}")
     distributed.stop()
 

@@ -89,7 +89,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
 
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
     """Row 0's states, one under the other, the text in a column of its own however narrow the terminal is."""
-    steps = trajectory.distinct_steps(0).tolist()
+    steps = trajectory.distinct_steps()[0].tolist()
     texts = token_texts(tokenizer, trajectory.tokens[0, : int(trajectory.lengths[0])].tolist())
     legend = Text("revealed ", style="dim")
     for colour in COLOURS:
@@ -111,7 +111,7 @@ def state_text(trajectory: Trajectory, texts: Sequence[str], before_step: int) -
     """
     state = trajectory.state_before(torch.tensor([before_step]).to(trajectory.tokens.device))[0].tolist()
     reveal = trajectory.reveal_step[0].tolist()
-    numbers = {step: i for i, step in enumerate(trajectory.distinct_steps(0).tolist())}
+    numbers = {step: i for i, step in enumerate(trajectory.distinct_steps()[0].tolist())}
     text = Text()
     for token, step, piece in zip(state, reveal, texts, strict=False):
         if token == trajectory.mask_id:

@@ -48,7 +48,7 @@ def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, A
     objective, meter = make_objective(settings), Meter()
     if hasattr(objective, "check_sampler"):
         objective.check_sampler(trainer.sampler)
-    signal = objective.signal(batch.rewards.total, batch.group)
+    signal = objective.signal(batch.reward_B, batch.group_B)
     trainer.model.train()
     total, squares = None, 0.0
     for draw in range(draws):

@@ -19,14 +19,14 @@ def straightness(model: MaskedDiffusionLM, trajectory: Trajectory, *, update_tok
     A straight trajectory has 1 everywhere: the first state already decides everything.
     """
     rows, steps, numbers = [], [], []
-    for row in range(len(trajectory)):
-        distinct = trajectory.distinct_steps(row)
+    for row, distinct in enumerate(trajectory.distinct_steps()):
         rows += [row] * len(distinct)
         numbers += list(range(len(distinct)))
         steps.append(distinct)
     was_training = model.training
     model.eval()
-    views = replay(trajectory, torch.tensor(rows, device=trajectory.tokens.device), torch.cat(steps))
+    device = trajectory.tokens.device
+    views = replay(trajectory, torch.tensor(rows, device=device), torch.cat(steps).to(device))
     number_S = torch.tensor(numbers)
     total, count = torch.zeros(max(numbers) + 1), torch.zeros(max(numbers) + 1)
     for index in passes(views, update_tokens):

@@ -12,6 +12,7 @@ from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
@@ -61,13 +62,13 @@ class AGRPO:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         rows, steps, weights = [], [], []
-        for row, seed in enumerate(seeds):
-            distinct = trajectory.distinct_steps(row).cpu()
-            probability = self.step_probabilities(trajectory, row, distinct)
+        on_cpu = trajectory.to("cpu")  # all rows at once: the loop below must not wait for the device
+        for row, (seed, distinct) in enumerate(zip(seeds, on_cpu.distinct_steps(), strict=True)):
+            probability = self.step_probabilities(on_cpu, row, distinct)
             strata = torch.arange(self.mc_samples) + torch.rand(
-                self.mc_samples, generator=generator(seed, "steps", iteration)
+                self.mc_samples, generator=generator(seed, "steps", inner)
             )
             # Clamped: rounding can leave the last sum below 1.
             drawn = torch.searchsorted(probability.cumsum(0), strata / self.mc_samples).clamp(max=len(distinct) - 1)
@@ -86,8 +87,8 @@ class AGRPO:
         if self.step_distribution == "uniform":
             return uniform
         counted = trajectory.rows(torch.tensor([row])).counted[0]
-        step = torch.searchsorted(distinct, trajectory.reveal_step[row][counted].cpu())
-        entropy = torch.zeros(len(distinct)).index_add(0, step, trajectory.entropy[row][counted].cpu())
+        step = torch.searchsorted(distinct, trajectory.reveal_step[row][counted])
+        entropy = torch.zeros(len(distinct)).index_add(0, step, trajectory.entropy[row][counted])
         mean = entropy / torch.bincount(step, minlength=len(distinct))
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
         mean = mean + 1e-6
@@ -102,12 +103,13 @@ class AGRPO:
         weight = weight_S[:, None].expand(target.shape)
         return noised(trajectory, row_S, rows.masked_before(step_S), target, weight_SC=weight)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         def logp(policy: str) -> torch.Tensor:
             return predictions.logp(policy, predictions.views.sampler)
 
-        losses = clipped_losses(self, logp, predictions.of_rollouts(signal_B))
-        return (predictions.weight_T * losses).sum()
+        advantage_T = predictions.at_targets(signal_B)
+        loss_T, measures = clipped_losses(self, logp, advantage_T)
+        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts; the weights are those of a mean over the M samples."""

@@ -10,6 +10,7 @@ import torch
 from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.rng import generator
 from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
@@ -55,11 +56,11 @@ class CoupledGRPO:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         ratio = torch.empty(len(trajectory))
         masked = torch.empty(trajectory.tokens.shape, dtype=torch.bool)
         for row, seed in enumerate(seeds):
-            rng = generator(seed, "complementary masks", iteration)
+            rng = generator(seed, "complementary masks", inner)
             ratio[row] = torch.rand((), generator=rng) * (self.max_ratio - self.min_ratio) + self.min_ratio
             masked[row] = torch.rand(masked.shape[1], generator=rng) < ratio[row]
         device = trajectory.tokens.device
@@ -80,7 +81,7 @@ class CoupledGRPO:
             unit_S=rows.repeat(3),
         )
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views = predictions.views
         unit_S, first_U = views.units()
         shape = (len(first_U), views.labels.shape[1])
@@ -93,10 +94,10 @@ class CoupledGRPO:
             return logp_T.new_zeros(shape).index_put(place, weighted, accumulate=True)
 
         advantage_U = signal_B.to(views.weight.device)[views.row[first_U]]
-        loss = clipped_losses(self, joined, advantage_U[:, None])
-        scored = torch.zeros(shape, dtype=torch.bool, device=loss.device)
-        scored[place] = True
-        return (loss * scored).sum()
+        scored_UL = torch.zeros(shape, dtype=torch.bool, device=views.labels.device)
+        scored_UL[place] = True
+        loss_UL, measures = clipped_losses(self, joined, advantage_U[:, None], scored_UL)
+        return (loss_UL * scored_UL).sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
 
     def normalizer(self, views: Views) -> float:
         """All completion tokens up to their first EOS; each is a target of two of the three views."""

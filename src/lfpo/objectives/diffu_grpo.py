@@ -10,6 +10,7 @@ import torch
 from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.rng import generator
 from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
@@ -46,26 +47,27 @@ class DiffuGRPO:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
-        return prompt_masked_views(trajectory, seeds, iteration, self.p_mask_prompt)
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        losses = clipped_losses(self, predictions.logp, predictions.of_rollouts(signal_B))
-        return (predictions.weight_T * losses).sum()
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T = predictions.at_targets(signal_B)
+        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
+        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         """All completion tokens up to their first EOS."""
         return float(views.weight.sum())
 
 
-def prompt_masked_views(trajectory: Trajectory, seeds: Sequence[int], iteration: int, p_mask_prompt: float) -> Views:
+def prompt_masked_views(trajectory: Trajectory, seeds: Sequence[int], inner: int, p_mask_prompt: float) -> Views:
     """One view a rollout: each prompt token masked with a probability, the whole completion masked."""
     prompt_BP = trajectory.prompt_mask.bool()
     masked_BP = torch.zeros_like(prompt_BP)
     for row, seed in enumerate(seeds):
         # Drawn for the prompt's own tokens: padding, which depends on batch mates, must not shift the draws.
         own = prompt_BP[row]
-        draws = torch.rand(int(own.sum()), generator=generator(seed, "prompt mask", iteration))
+        draws = torch.rand(int(own.sum()), generator=generator(seed, "prompt mask", inner))
         masked_BP[row, own] = (draws < p_mask_prompt).to(own.device)
     rows = torch.arange(len(trajectory), device=masked_BP.device)
     return fully_masked(trajectory, rows, masked_BP)

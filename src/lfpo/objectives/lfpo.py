@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from lfpo.base.checks import at_least_one, not_negative, positive
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
+from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import printed_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, replay
 from lfpo.rollout.trajectory import Trajectory, stratified_indices, uniform_indices
@@ -32,7 +36,7 @@ class LFPO:
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     reading: "rectified" is the loss with the sampled token (see ops.rectified.rectified_loss). "printed" and
         "printed_through" are Eq. 10 to the letter, with the targets fixed or not; neither can learn from rewards
-        (see ops.rectified.printed_loss), and they are here so that anyone can see it.
+        (see ops.rectified.printed_loss); they are here to show that.
     """
 
     beta: float = 0.3
@@ -66,24 +70,33 @@ class LFPO:
         advantage = group_advantages(rewards_B, group_B, "mean") / (rewards_B.std(correction=0) + 1e-4)
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int = 0) -> Views:
-        """States the sampler really visited, at K timesteps of each row."""
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
+        """States the sampler really visited, at K timesteps of each row (Eq. 11)."""
         pick = stratified_indices if self.stratified else uniform_indices
         rows, steps = [], []
-        for row, seed in enumerate(seeds):
-            distinct = trajectory.distinct_steps(row)
-            index = pick(len(distinct), self.timesteps, generator(seed, "timesteps", iteration))
+        for row, distinct in enumerate(trajectory.distinct_steps()):
+            index = pick(len(distinct), self.timesteps, generator(seeds[row], "timesteps", inner))
             rows += [row] * len(index)
-            steps.append(distinct[index.to(distinct.device)])
-        return replay(trajectory, torch.tensor(rows, device=trajectory.tokens.device), torch.cat(steps))
+            steps.append(distinct[index])
+        device = trajectory.tokens.device
+        return replay(trajectory, torch.tensor(rows, device=device), torch.cat(steps).to(device))
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        r_T = predictions.of_rollouts(signal_B)
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over T targets of -[w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, the sampled-token reading),
+
+        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9).
+        """
+        r_T, y_T = predictions.at_targets(signal_B), predictions.labels_T
+        hidden_TD, hidden_old_TD = predictions.hidden(CURRENT), predictions.hidden(OLD)
+        head_VD, head_old_VD = predictions.head(CURRENT), predictions.head(OLD)  # z = hidden_TD @ head_VD.T
         weights = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
+        knobs: dict[str, Any] = {"beta": self.beta, **weights}
         if self.reading == "rectified":
-            return predictions.rectified_sum(r_T, beta=self.beta, **weights)
-        through = self.reading == "printed_through"
-        return predictions.printed(r_T, beta=self.beta, through=through, **weights).sum()
+            loss = rectified_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, y_T, r_T, **knobs)
+        else:
+            through = self.reading == "printed_through"
+            loss = printed_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, r_T, through=through, **knobs)
+        return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
 
     def normalizer(self, views: Views) -> float:
         """All target positions of the step."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from lfpo.objectives.measures import Measures
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -15,9 +16,9 @@ from lfpo.rollout.trajectory import Trajectory
 class Objective(Protocol):
     """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`).
 
-    num_iterations: mu, how often each batch of rollouts is gone through, with new views each time.
-    check_sampler(sampler): optional; raises UserError when rollouts of these settings cannot be learned from.
-    needs_base: whether the loss asks for the policy that training started from (kept in memory only then).
+    num_iterations: mu, how often each batch of rollouts is gone through (inner iterations), with new views each time.
+    needs_base: whether the loss uses the policy that training started from (it is kept in memory only then).
+    check_sampler(sampler): optional; raises UserError when rollouts sampled this way cannot be learned from.
     """
 
     @property
@@ -27,22 +28,25 @@ class Objective(Protocol):
     def needs_base(self) -> bool: ...
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        """What the loss takes instead of the reward (an advantage, or r in [0, 1]), one number a rollout [B].
+        """What the loss takes instead of the reward, one number a rollout: an advantage, or r in [0, 1] for LFPO.
 
-        group_B: index of each rollout's prompt. Called once for all rollouts of an iteration.
+        rewards_B: float64 [B], CPU, of all rollouts of an iteration on all ranks. group_B: int64 [B], the index of
+        each rollout's prompt. Returns float64 [B], CPU. Called once an iteration.
         """
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
-        """The noised inputs of one optimiser step; seeds[b] keys the random choices for row b.
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """The noised inputs [S, L] that this rank's rollouts give to one optimiser step.
 
-        iteration: 0 .. num_iterations - 1, the pass through the batch.
+        trajectory: this rank's rollouts of the step; signal_B: theirs, float64 [B], on the trajectory's device.
+        seeds: one a rollout, the key of its random choices. inner: the inner iteration, 0 .. num_iterations - 1.
         """
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        """The loss of one pass, a sum over its targets; divided by the normaliser of the whole optimiser step.
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """The loss of one pass, a scalar: a sum over targets, which the caller divides by the step's normaliser. And
+        what it reports: name -> [sum, count] (see lfpo.objectives.measures), `{}` for nothing.
 
-        signal_B: of all rollouts of the step; `predictions.views.row` points into it.
+        signal_B: as for `views`; `predictions.at_targets(signal_B)` gives each target its rollout's [T].
         """
 
     def normalizer(self, views: Views) -> float:
-        """What the summed loss of an optimiser step is divided by."""
+        """What the summed loss of an optimiser step is divided by; summed over ranks by the caller."""

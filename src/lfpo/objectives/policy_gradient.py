@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.objectives.measures import Measures, ratio_measures
 
 
 class Clipping(Protocol):
@@ -23,16 +24,34 @@ class Clipping(Protocol):
     def beta(self) -> float: ...
 
 
-def clipped_losses(knobs: Clipping, logp_of: Callable[[str], torch.Tensor], advantage: torch.Tensor) -> torch.Tensor:
-    """Clipped surrogate plus beta times k3 to the base policy, elementwise; every token has its own ratio.
+def clipped_losses(
+    knobs: Clipping, logp_of: Callable[[str], torch.Tensor], advantage: torch.Tensor, where: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Measures]:
+    """Clipped surrogate plus beta times k3 to the base policy, elementwise, and the measures of its ratios.
+
+    -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3, rho = exp(logp - logp_old) of each token.
 
     logp_of: log-probabilities under a policy ("current", "old", "base"), in the shape that the advantage broadcasts to.
+    where: the elements that count in the measures (all without it).
     """
-    logp = logp_of(CURRENT)
-    loss = clipped_surrogate(logp, logp_of(OLD), advantage, knobs.epsilon, knobs.epsilon_high)
+    logp, logp_old = logp_of(CURRENT), logp_of(OLD)
+    loss = clipped_surrogate(logp, logp_old, advantage, knobs.epsilon, knobs.epsilon_high)
     if knobs.beta > 0:
         loss = loss + knobs.beta * k3(logp, logp_of(BASE))
-    return loss
+    return loss, clip_measures(logp, logp_old, advantage, knobs.epsilon, knobs.epsilon_high, where)
+
+
+def clip_measures(
+    logp: torch.Tensor,
+    logp_old: torch.Tensor,
+    advantage: torch.Tensor,
+    epsilon: float,
+    epsilon_high: float | None,
+    where: torch.Tensor | None = None,
+) -> Measures:
+    """Measures of the ratios that `clipped_surrogate` takes from the same arguments."""
+    high = epsilon if epsilon_high is None else epsilon_high
+    return ratio_measures((logp - logp_old).detach().exp(), advantage, 1 - epsilon, 1 + high, where)
 
 
 def clipped_surrogate(

@@ -10,8 +10,6 @@ from torch.nn import functional as F
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.ops.chunked import in_chunks
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.objectives.ops.rectified import printed_loss
 from lfpo.objectives.views import Views
 from lfpo.rollout.reveal import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
@@ -40,9 +38,9 @@ class Predictions:
         """The policies that were run."""
         return list(self._hidden)
 
-    def of_rollouts(self, value_B: torch.Tensor) -> torch.Tensor:
-        """A number for each rollout, spread to its targets [T]."""
-        return value_B.to(self.labels_T.device)[self.views.row][self.view_T]
+    def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
+        """One number a rollout [B], on the policies' device, as one number a target [T]."""
+        return value_B[self.views.row][self.view_T]
 
     def hidden(self, policy: str = CURRENT) -> torch.Tensor:
         """States [T, D] that the head turns into logits. The body may run in bfloat16; the head does not, because
@@ -70,13 +68,13 @@ class Predictions:
         model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
 
         def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -F.cross_entropy(_wide(model.head(hidden)), labels, reduction="none")
+            return -F.cross_entropy(at_least_float32(model.head(hidden)), labels, reduction="none")
 
         def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
             assert sampler is not None and old is not None
-            scores = _wide(model.head(hidden)) / sampler.temperature
+            scores = at_least_float32(model.head(hidden)) / sampler.temperature
             with torch.no_grad():
-                drawn = _wide(old.head(hidden_old))
+                drawn = at_least_float32(old.head(hidden_old))
                 # The sampler never draws the mask token.
                 mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
                 drawable = drawn.masked_fill(mask, -torch.inf)
@@ -91,36 +89,11 @@ class Predictions:
                 return in_chunks(plain, rows, model.vocab_size)
             return in_chunks(as_drawn, [*rows, self.hidden(OLD)], model.vocab_size)
 
-    def rectified_sum(
-        self, r_T: torch.Tensor, *, beta: float, positive_weight: float = 1.0, negative_weight: float = 1.0
-    ) -> torch.Tensor:
-        """LFPO's loss, summed over the targets; see ops.rectified.rectified_loss."""
-        return rectified_sum(
-            self.hidden(),
-            self.hidden(OLD),
-            self.policies[CURRENT].head_weight,
-            self.policies[OLD].head_weight,
-            self.labels_T,
-            r_T,
-            beta=beta,
-            positive_weight=positive_weight,
-            negative_weight=negative_weight,
-        )
-
-    def printed(
-        self, r_T: torch.Tensor, *, beta: float, through: bool, positive_weight: float, negative_weight: float
-    ) -> torch.Tensor:
-        """The loss of Eq. 10 to the letter [T]; see ops.rectified.printed_loss."""
-        model, old = self.policies[CURRENT], self.policies[OLD]
-
-        def printed(hidden: torch.Tensor, hidden_old: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-            z, z_ref = _wide(model.head(hidden)), _wide(old.head(hidden_old))
-            weights = {"positive_weight": positive_weight, "negative_weight": negative_weight}
-            return printed_loss(z, z_ref, r.to(z.dtype), beta=beta, through=through, **weights)
-
-        return in_chunks(printed, [self.hidden(), self.hidden(OLD), r_T], model.vocab_size)
+    def head(self, policy: str = CURRENT) -> torch.Tensor:
+        """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""
+        return self.policies[policy].head_weight
 
 
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    """At least float32: sums over a vocabulary lose too much in less."""
+def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    """Logits in float32 or more: sums over a vocabulary lose too much precision in less."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

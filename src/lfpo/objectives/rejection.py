@@ -10,6 +10,7 @@ import torch
 
 from lfpo.base.checks import at_least_one
 from lfpo.base.rng import generator
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -35,13 +36,13 @@ class Rejection:
         """1 for right rollouts, 0 for the others."""
         return (rewards_B >= self.min_reward).to(rewards_B.dtype)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         right = signal_B.nonzero().flatten().tolist()
         length = trajectory.tokens.shape[1]
         masked = torch.zeros((len(right), self.masks, length), dtype=torch.bool)
         ratio = torch.zeros((len(right), self.masks, 1))
         for i, row in enumerate(right):
-            rng = generator(seeds[row], "random masks", iteration)
+            rng = generator(seeds[row], "random masks", inner)
             ratio[i, :, 0] = (torch.arange(self.masks) + torch.rand(self.masks, generator=rng)) / self.masks
             masked[i] = torch.rand((self.masks, length), generator=rng) < ratio[i]
         device = trajectory.tokens.device
@@ -52,8 +53,9 @@ class Rejection:
             trajectory, rows, hidden, hidden & trajectory.counted[rows], weight_SC=weight.expand(hidden.shape)
         )
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        return -(predictions.weight_T * predictions.logp()).sum()
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        loss = -(predictions.weight_T * predictions.logp()).sum()
+        return loss, measure_targets(predictions, predictions.at_targets(signal_B))
 
     def normalizer(self, views: Views) -> float:
         """The number of masked copies."""

@@ -11,6 +11,7 @@ import torch
 from lfpo.base.checks import at_least_one, in_unit_interval
 from lfpo.base.rng import generator
 from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -51,12 +52,12 @@ class SPG:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         prompt = trajectory.prompt_mask.bool()
         width, length = prompt.shape[1], trajectory.tokens.shape[1]
         masked = torch.zeros((self.num_masks, len(seeds), width + length), dtype=torch.bool)
         for row, (seed, counted) in enumerate(zip(seeds, trajectory.lengths.tolist(), strict=True)):
-            rng = generator(seed, "block masks", iteration)
+            rng = generator(seed, "block masks", inner)
             masked[:, row, width:] = self.completion_masks(length, counted, rng)
             own = prompt[row].cpu()
             hidden = torch.rand((self.num_masks, int(own.sum())), generator=rng) < self.p_mask
@@ -89,7 +90,7 @@ class SPG:
         target = masked[:, -trajectory.tokens.shape[1] :] & trajectory.counted[rows]
         return noised(trajectory, rows, masked, target, unit_S=rows)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views = predictions.views
         unit_S, first_U = views.units()
         unit_T = unit_S[predictions.view_T]
@@ -106,7 +107,8 @@ class SPG:
             upper = self._eubo(logp, predictions, unit_S, unit_T, lengths_U)
             bound = share * upper + (1 - share) * lower
         estimate = torch.where(advantage_U > 0, lower, bound)
-        return -(advantage_U * estimate * lengths_U).sum()
+        loss = -(advantage_U * estimate * lengths_U).sum()
+        return loss, measure_targets(predictions, predictions.at_targets(signal_B))
 
     def _elbo(self, logp: torch.Tensor, predictions: Predictions, unit_S: torch.Tensor, n_units: int) -> torch.Tensor:
         """mean over views of the mean over targets of log p, [U]."""

@@ -11,7 +11,8 @@ import torch
 from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.models.roles import OLD
 from lfpo.objectives.advantages import group_advantages, group_means
-from lfpo.objectives.policy_gradient import clipped_surrogate, k3
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import clip_measures, clipped_surrogate, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -53,10 +54,11 @@ class TraceRL:
         # A rollout just at its group's mean still has its term of KL.
         return torch.where(kept, torch.where(advantage == 0, 1e-12, advantage), 0.0)
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         rows, first, last = [], [], []
+        distinct = trajectory.distinct_steps()
         for row in signal_B.nonzero().flatten().tolist():
-            steps = trajectory.distinct_steps(row)
+            steps = distinct[row]
             for start in range(0, len(steps), self.shrink):
                 part = steps[start : start + self.shrink]
                 rows.append(row)
@@ -70,10 +72,12 @@ class TraceRL:
         mean_weight = (1 / target.sum(-1, keepdim=True)).expand(target.shape)
         return noised(trajectory, row_S, picked.masked_before(first_S), target, weight_SC=mean_weight)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         logp, old = predictions.logp(), predictions.logp(OLD)
-        loss = clipped_surrogate(logp, old, predictions.of_rollouts(signal_B), self.epsilon, self.epsilon_high)
-        return (predictions.weight_T * loss).sum() + self.beta * k3(logp, old).sum()
+        advantage_T = predictions.at_targets(signal_B)
+        clip = (logp, old, advantage_T, self.epsilon, self.epsilon_high)
+        loss = (predictions.weight_T * clipped_surrogate(*clip)).sum() + self.beta * k3(logp, old).sum()
+        return loss, clip_measures(*clip) | measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         """The number of states."""

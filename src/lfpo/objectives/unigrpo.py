@@ -10,6 +10,7 @@ import torch
 from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.rng import generator
 from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
@@ -55,19 +56,19 @@ class UniGRPO:
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 
-    def step(self, first: int, iteration: int) -> int:
-        """t_n of pass `iteration` (from 0), when the first pass has t_1 = first."""
+    def step(self, first: int, inner: int) -> int:
+        """t_n of pass `inner` (from 0), when the first pass has t_1 = first."""
         last = self.num_iterations - 1
-        return first + iteration * (self.diffusion_steps - first) // last if last else first
+        return first + inner * (self.diffusion_steps - first) // last if last else first
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         masked = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
         for row, seed in enumerate(seeds):
             start = int(
                 torch.randint(self.min_step, self.diffusion_steps - 1, (), generator=generator(seed, "first step"))
             )
-            draws = torch.rand(masked.shape[1], generator=generator(seed, "mask", iteration))
-            masked[row] = (draws < self.step(start, iteration) / self.diffusion_steps).to(masked.device)
+            draws = torch.rand(masked.shape[1], generator=generator(seed, "mask", inner))
+            masked[row] = (draws < self.step(start, inner) / self.diffusion_steps).to(masked.device)
         return self.masked_views(trajectory, masked)
 
     def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor) -> Views:
@@ -76,9 +77,10 @@ class UniGRPO:
         rows = torch.arange(len(trajectory), device=masked_BC.device)
         return noised(trajectory, rows, masked_BC, masked_BC & scored)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        losses = clipped_losses(self, predictions.logp, predictions.of_rollouts(signal_B))
-        return (predictions.weight_T * losses).sum()
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T = predictions.at_targets(signal_B)
+        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
+        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         """All masked positions."""

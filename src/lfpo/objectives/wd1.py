@@ -11,6 +11,7 @@ import torch
 from lfpo.base.checks import at_least_one, in_unit_interval, positive
 from lfpo.objectives.advantages import Advantage, group_advantages, group_sizes
 from lfpo.objectives.diffu_grpo import prompt_masked_views
+from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -45,12 +46,13 @@ class WD1:
         scaled = advantage_B / self.temperature
         return group_sizes(group_B) * (_group_softmax(scaled, group_B) - _group_softmax(-scaled, group_B))
 
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], iteration: int) -> Views:
-        return prompt_masked_views(trajectory, seeds, iteration, self.p_mask_prompt)
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
 
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> torch.Tensor:
-        weight_T = predictions.weight_T * predictions.of_rollouts(signal_B)
-        return -(weight_T * predictions.logp()).sum()
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        signal_T = predictions.at_targets(signal_B)
+        loss = -(predictions.weight_T * signal_T * predictions.logp()).sum()
+        return loss, measure_targets(predictions, signal_T)
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts."""

@@ -1,10 +1,10 @@
-"""Phase 1 of an iteration: sample rollouts from the reference policy and score them."""
+"""Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank keeps its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,21 +18,35 @@ from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards, score
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One iteration's rollouts. Rollout b belongs to prompt group[b]; seeds[b] keys its later random choices."""
+    """This rank's b rollouts of one iteration, and what it knows of all B rollouts on all ranks.
+
+    rows, completions, seeds [b]: data row, text and key of later random choices of each rollout.
+    trajectory [b rows]: on the policy's device. rewards [b]: on the CPU.
+    first: the number of this rank's first rollout among all B; its own are first .. first + b - 1.
+    reward_B, group_B [B]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
+    failed: reward function -> why it failed, on any rank. metrics: of all B rollouts, under TRL's names.
+    """
 
     rows: list[Row]
     trajectory: Trajectory
     completions: list[str]
     rewards: Rewards
-    group: torch.Tensor
     seeds: list[int]
-    rollout_seconds: float
-    reward_seconds: float
+    first: int
+    reward_B: torch.Tensor
+    group_B: torch.Tensor
+    failed: dict[str, str]
+    metrics: dict[str, float]
+
+    @property
+    def unscored(self) -> bool:
+        """Whether every reward function failed, on some rank each: there is nothing to learn from."""
+        return bool(self.rewards.parts) and self.failed.keys() == self.rewards.parts.keys()
 
 
 def collect(
@@ -50,22 +64,22 @@ def collect(
     reward_weights: Sequence[float],
     reward_timeout: float = 0.0,
 ) -> Batch:
-    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy` and score them.
+    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy`, and score them.
 
-    Of several processes each takes its share of the prompts; all return the whole batch.
+    Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
+    exchanged; nothing else is.
     """
     assert sampler.gen_length is not None
-    rank, world = distributed.rank(), distributed.world()
-    mine = torch.arange(n_prompts).tensor_split(world)[rank].tolist()
+    mine = distributed.share(n_prompts)
     prompt_rows = [source.train_row(iteration * n_prompts + i) for i in mine]
     encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length)
     rows = [row for row in prompt_rows for _ in range(n_generations)]
-    ids = [p for p in encoded for _ in range(n_generations)]
-    numbers = [i * n_generations + j for i in mine for j in range(n_generations)]
-    seeds = [key(seed, iteration, b, "rollout") for b in numbers]
+    prompts = [ids for ids in encoded for _ in range(n_generations)]
+    first = mine[0] * n_generations
+    seeds = [key(seed, iteration, first + b, "rollout") for b in range(len(rows))]
 
     started = time.perf_counter()
-    trajectory = rollout(policy, ids, sampler, seeds, rollout_tokens=rollout_tokens, compiled=rollout_compile)
+    trajectory = rollout(policy, prompts, sampler, seeds, rollout_tokens=rollout_tokens, compiled=rollout_compile)
     sampled = time.perf_counter()
     texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
     rewards = score(
@@ -77,55 +91,78 @@ def collect(
         columns_of(rows),
         reward_timeout,
     )
-    batch = Batch(
-        rows=rows,
-        trajectory=trajectory,
-        completions=texts,
-        rewards=rewards,
-        group=torch.tensor(mine).repeat_interleave(n_generations),
-        seeds=seeds,
-        rollout_seconds=sampled - started,
-        reward_seconds=time.perf_counter() - sampled,
-    )
-    return batch if world == 1 else _joined(batch, policy)
+    times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
+
+    reward_B = distributed.all_gather_tensor(rewards.total)
+    group_B = torch.arange(n_prompts).repeat_interleave(n_generations)
+    failed, metrics = _over_ranks(rewards, trajectory, times, group_metrics(reward_B, group_B))
+    return Batch(rows, trajectory, texts, rewards, seeds, first, reward_B, group_B, failed, metrics)
 
 
-def _joined(batch: Batch, policy: MaskedDiffusionLM) -> Batch:
-    """The batches of all processes as one, by rank. The times are those of the slowest."""
-    parts = distributed.gather(replace(batch, trajectory=batch.trajectory.to("cpu")))
-    rewards = [p.rewards for p in parts]
-    return Batch(
-        rows=[row for p in parts for row in p.rows],
-        trajectory=join([p.trajectory for p in parts], policy.pad_id).to(policy.device),
-        completions=[text for p in parts for text in p.completions],
-        rewards=Rewards(
-            torch.cat([r.total for r in rewards]),
-            {name: [v for r in rewards for v in r.parts[name]] for name in rewards[0].parts},
-            {name: why for r in rewards for name, why in r.failed.items()},
-        ),
-        group=torch.cat([p.group for p in parts]),
-        seeds=[s for p in parts for s in p.seeds],
-        rollout_seconds=max(p.rollout_seconds for p in parts),
-        reward_seconds=max(p.reward_seconds for p in parts),
-    )
+def group_metrics(reward_B: torch.Tensor, group_B: torch.Tensor) -> dict[str, float]:
+    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any."""
+    std_G = reward_B.view(int(group_B.max()) + 1, -1).std(dim=1, correction=0)
+    return {
+        "reward": float(reward_B.mean()),
+        "reward_std": float(std_G.mean()),
+        "frac_reward_zero_std": float((std_G < 1e-9).double().mean()),
+    }
 
 
-def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON object a rollout, for the run directory."""
+def _over_ranks(
+    rewards: Rewards, t: Trajectory, times: dict[str, float], metrics: dict[str, float]
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Reward functions that failed on any rank, and `metrics` with the means over all ranks' rollouts added. Times are
+    the slowest rank's."""
+    sums = {f"rewards/{name}/mean": _sum_and_count(values) for name, values in rewards.parts.items()}
+    sums |= trajectory_sums(t)
+    ranks = distributed.gather((rewards.failed, times, sums))
+    failed = {name: why for part, _, _ in ranks for name, why in part.items()}
+    for name in sums:
+        total, count = (sum(part[name][i] for _, _, part in ranks) for i in (0, 1))
+        if count:
+            metrics[name] = total / count
+    metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
+    metrics["num_tokens"] = sum(part["completions/mean_length"][0] for _, _, part in ranks)
+    return failed, metrics | {name: max(part[name] for _, part, _ in ranks) for name in times}
+
+
+def _sum_and_count(values: Sequence[float | None]) -> tuple[float, int]:
+    given = [v for v in values if v is not None]
+    return sum(given), len(given)
+
+
+def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
+    """Metric -> (sum, count) over a trajectory's rows; the entropy over their tokens up to the first EOS."""
+    lengths, has_eos = t.lengths, (t.tokens == t.eos_id).any(-1)
+    per_row = {
+        "completions/mean_length": lengths,
+        "completions/clipped_ratio": ~has_eos,
+        "steps": t.scheduled_steps,
+        "nfe": t.nfe,
+    }
+    sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
+    entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
+    return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
+
+
+def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
+    """One JSON object for each of this rank's rollouts. signal_b: what the loss took instead of their rewards, [b]."""
     rewards = batch.rewards
     return [
         {
             **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
             "rewards": {name: values[b] for name, values in rewards.parts.items()},
             "reward": float(rewards.total[b]),
-            "r": float(signal_B[b]),
+            "r": float(signal_b[b]),
         }
         for b, row in enumerate(batch.rows)
     ]
 
 
 def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> dict[str, Any]:
-    """Row b of a trajectory as JSON data: what was asked, what was written, and how it was filled in."""
+    """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
+    revealed."""
     return {
         "prompt": prompt,
         "prompt_ids": t.prompt_ids[b][t.prompt_mask[b].bool()].tolist(),
@@ -137,29 +174,3 @@ def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: 
         "scheduled_steps": int(t.scheduled_steps[b]),
         "nfe": int(t.nfe[b]),
     }
-
-
-def batch_metrics(batch: Batch) -> dict[str, float]:
-    """TRL's metric keys for one iteration's rollouts, and the sampler's own."""
-    total, group = batch.rewards.total, batch.group
-    by_group = total.view(int(group.max()) + 1, -1)
-    metrics = {
-        "reward": float(total.mean()),
-        "reward_std": float(by_group.std(dim=1, correction=0).mean()),
-        "frac_reward_zero_std": float((by_group.std(dim=1, correction=0) < 1e-9).double().mean()),
-    }
-    for name, values in batch.rewards.parts.items():
-        given = [v for v in values if v is not None]
-        if given:
-            metrics[f"rewards/{name}/mean"] = sum(given) / len(given)
-        if name in batch.rewards.failed:
-            metrics[f"rewards/{name}/failed"] = 1.0
-    t = batch.trajectory
-    lengths = t.lengths.double()
-    has_eos = (t.tokens == t.eos_id).any(-1)
-    metrics["completions/mean_length"] = float(lengths.mean())
-    metrics["completions/clipped_ratio"] = float((~has_eos).double().mean())
-    metrics["steps"] = float(t.scheduled_steps.double().mean())
-    metrics["nfe"] = float(t.nfe.double().mean())
-    metrics["num_tokens"] = float(lengths.sum())
-    return metrics

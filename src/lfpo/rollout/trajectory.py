@@ -79,12 +79,13 @@ class Trajectory:
         """The completion the sampler saw when step_B[b] began, [B, C]."""
         return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def distinct_steps(self, row: int) -> torch.Tensor:
-        """The steps that revealed something at or before the row's first EOS, ascending [L]."""
-        eos = (self.tokens[row] == self.eos_id).nonzero()
-        end = int(eos[0]) + 1 if len(eos) else self.tokens.shape[1]
-        steps = self.reveal_step[row, :end]
-        return torch.unique(steps[steps >= 0])
+    def distinct_steps(self) -> list[torch.Tensor]:
+        """For each row, the steps that revealed something at or before its first EOS, ascending; int64, on the CPU.
+
+        All rows are copied from the device at once.
+        """
+        step_BC = self.reveal_step.masked_fill(~self.counted, -1).cpu()
+        return [torch.unique(step_C[step_C >= 0]) for step_C in step_BC]
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT (pre-emption, Ctrl-C): a checkpoint first, then a clean end whose exit code says so."""
+"""SIGTERM and SIGINT (pre-emption, Ctrl-C): training saves a checkpoint, then ends with an exit code that says why."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was asked to stop, and what it had learned is saved. number: the signal."""
+    """Training was asked to stop. number: the signal."""
 
     def __init__(self, number: int, message: str = ""):
         super().__init__(message or f"stopped by {signal.Signals(number).name}")
         self.number = number
 
 
-class StopSignals:
-    """While open, the first signal raises Stopped at the next point where nothing is half-done; a second one kills.
+class StopRequests:
+    """While open, the first signal is noted, and `check` or `at_once` raises Stopped for it; a second signal kills.
 
-    Of several processes, all stop together after the same iteration, whichever of them got the signal.
+    All ranks stop after the same iteration, whichever of them got the signal.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class StopSignals:
         self._now = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
-        # Python hands signals to the main thread only; elsewhere they stay whose they are.
+    def __enter__(self) -> StopRequests:
+        # Python delivers signals to the main thread only; in other threads nothing is changed.
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
@@ -55,9 +55,9 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """What runs in here changes nothing that is kept, so a signal ends it on the spot.
+        """A signal ends this block at once: for work that changes nothing that is kept.
 
-        Not with several processes: the others would wait for this one.
+        With several ranks it does nothing: the other ranks would wait for this one.
         """
         if distributed.world() > 1:
             yield
@@ -70,12 +70,7 @@ class StopSignals:
             self._now = False
 
     def check(self) -> None:
-        """Raise Stopped if any process was asked to stop."""
-        asked = self.asked()
-        if asked is not None:
-            raise asked
-
-    def asked(self) -> Stopped | None:
-        """What `check` raises, on every process alike."""
+        """Raise Stopped on all ranks if any rank was asked to stop."""
         received = [number for number in distributed.gather(self.received) if number is not None]
-        return Stopped(received[0]) if received else None
+        if received:
+            raise Stopped(received[0])

@@ -1,4 +1,4 @@
-"""The policies of a run, made from one checkpoint: the current one, theta_old, and the base where it is asked for."""
+"""What a trainer is made of, from its configuration: policies, prompts, rewards, samplers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from lfpo.models.four_bit import quantize
 from lfpo.models.lora import attach
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.objectives import Objective
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.sources import PromptSource, list_source, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
+from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 
 
@@ -102,3 +104,39 @@ def _functions(
             raise UserError("reward_memory bounds the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
     return [resolve(f, {}, kind="reward function") if isinstance(f, str) else f for f in given]
+
+
+def check_ranks(args: LFPOConfig) -> None:
+    """Raise UserError where the number of ranks does not fit the configuration."""
+    if distributed.world() > args.prompts_per_iteration:
+        raise UserError(
+            f"{distributed.world()} ranks for {args.prompts_per_iteration} prompts_per_iteration: each rank needs at "
+            "least one; start fewer ranks or take more prompts"
+        )
+    if args.fsdp and not torch.distributed.is_initialized():
+        raise UserError("fsdp needs several processes: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
+
+
+def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:
+    """One weight a reward function. Raises UserError where their numbers differ."""
+    weights = args.reward_weights or [1.0] * len(source.reward_functions)
+    if len(weights) != len(source.reward_functions):
+        raise UserError(f"reward_weights: {len(weights)} weights for {len(source.reward_functions)} functions")
+    return weights
+
+
+def samplers(
+    args: LFPOConfig, source: PromptSource, objective: Objective
+) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
+    """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
+
+    Raises UserError where a length does not fit, or the objective cannot learn from such rollouts.
+    """
+    try:
+        sampler = args.sampler.for_length(source.gen_length)
+        evaluated = {name: s.for_length(sampler.gen_length or 0) for name, s in args.eval_samplers.items()}
+    except ValueError as error:
+        raise UserError(f"sampler: {error}") from error
+    if hasattr(objective, "check_sampler"):
+        objective.check_sampler(sampler)
+    return sampler, evaluated

@@ -6,6 +6,7 @@ minimise the cross-entropy at masked positions weighted by 1/t. Completions are 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad, pack_by_tokens
 from lfpo.base.checks import at_least_one, time_limits
-from lfpo.base.config import to_dict
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
@@ -27,20 +27,9 @@ from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.runs.card import model_card
-from lfpo.runs.directory import Run, given_up_if_unbegun, open_run, opened_by_this_launcher
-from lfpo.runs.stopping import Stopped, StopSignals
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.runs.trackers import reporting
-from lfpo.train.checkpoint import (
-    export_model,
-    latest_checkpoint,
-    load_optimizer,
-    load_state,
-    load_weights,
-    save_checkpoint,
-)
 from lfpo.train.optim import Optim, build_adamw, lr_at, set_lr
+from lfpo.train.run import TrainingRun, run_trainer
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 
@@ -115,84 +104,51 @@ class Example:
 
 
 def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
-    """Train and return the folder of the final model (`output_dir/model`)."""
+    """Train and return the folder of the final model (`output_dir/model`). report: takes each line of progress.
+
+    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
+    """
     distributed.start()
-    if distributed.rank() != 0:
-        report = _nothing
-    with distributed.watched(config.rank_timeout, config.progress_timeout):
-        final = _train(config, resume, report)
-    distributed.stop()
-    report(f"saved {final}")
-    return final
-
-
-def _nothing(text: str) -> None:
-    """What the other processes report."""
-
-
-def _train(config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
     if config.threads:
         torch.set_num_threads(config.threads)
-    rank = distributed.rank()
-    again = distributed.gather(distributed.launched() and opened_by_this_launcher(Path(config.output_dir)))[0]
-    resume = resume or again
-    if rank == 0:
-        run = open_run(Path(config.output_dir), config, resume=resume, kind="sft")
-    else:
-        run = Run(Path(config.output_dir).expanduser(), silent=True)
-    distributed.barrier()
-    with given_up_if_unbegun(run):
-        return _train_in(run, config, resume, report)
+    folder = run_trainer(SFTTrainer(config), resume=resume, display=Lines(config.steps, report))
+    distributed.stop()
+    if distributed.rank() == 0:
+        report(f"saved {folder}")
+    return folder
 
 
-def _train_in(run: Run, config: SFTConfig, resume: bool, report: Callable[[str], None]) -> Path:
-    model, tokenizer = _start(config)
-    device = distributed.device()
-    model.to(device).train()
-    draw = _example_source(config, tokenizer, model)
-    betas = (config.adam_beta1, config.adam_beta2)
-    optimizer = build_adamw(
-        model,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        betas=betas,
-        optim=config.optim,
-    )
-    step, losses = 0, []
-    if resume and (checkpoint := latest_checkpoint(run.dir, report)) is not None:
-        load_weights(model, checkpoint / "model")
-        load_optimizer(optimizer, checkpoint)
-        state = load_state(checkpoint)
-        step, losses = state["step"], state["losses"]
-        report(f"resumed from {checkpoint}")
-    if resume:
-        run.truncate_metrics(step)
-    report(f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}")
-    with reporting(config.report_to, run, to_dict(config), done=step), StopSignals() as stop:
-        _loop(config, run, model, tokenizer, optimizer, draw, step, losses, report, stop)
-    card = model_card(run, to_dict(config), "sft")
-    return export_model(run.dir, model.to(getattr(torch, config.export_dtype)), tokenizer, card=card)
+class SFTTrainer:
+    """What a run of `lfpo sft` trains (see lfpo.train.run.Trainer)."""
 
+    kind, reference = "sft", None
 
-def _loop(
-    config: SFTConfig,
-    run: Run,
-    model: MaskedDiffusionLM,
-    tokenizer: Any,
-    optimizer: torch.optim.Optimizer,
-    draw: Callable[[int], Example],
-    first: int,
-    losses: list[float],
-    report: Callable[[str], None],
-    stop: StopSignals,
-) -> None:
-    """Steps `first` on; `losses` are those since the last logged line (kept in checkpoints).
+    def __init__(self, config: SFTConfig):
+        self.args = config
+        self.model, self.tokenizer = _start(config)
+        self.model.to(distributed.device()).train()
+        self.draw = _example_source(config, self.tokenizer, self.model)
+        self.optimizer = build_adamw(
+            self.model,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(config.adam_beta1, config.adam_beta2),
+            optim=config.optim,
+        )
+        self.state: dict[str, Any] = {"losses": []}  # since the last logged line
+        self.note: Callable[[str], None] = print
 
-    SIGTERM or SIGINT leaves a checkpoint and raises Stopped.
-    """
-    started = time.perf_counter()
-    rank, world = distributed.rank(), distributed.world()
-    for step in range(first, config.steps):
+    @property
+    def total_steps(self) -> int:
+        return self.args.steps
+
+    def attach(self, run: TrainingRun) -> None:
+        self.note = run.note
+        self.note(f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}")
+
+    def iterate(self, step: int) -> dict[str, Any]:
+        """One optimiser step; metrics every logging_steps."""
+        config, losses = self.args, self.state["losses"]
         lr = lr_at(
             step,
             total=config.steps,
@@ -200,41 +156,59 @@ def _loop(
             schedule=config.lr_scheduler_type,
             warmup_steps=config.warmup_steps,
         )
-        set_lr(optimizer, lr)
-        # Each process takes every world-th example; the sum of their gradients is the gradient of the whole batch.
-        mine = range(rank, config.batch_size, world)
-        batch = {i: draw(step * config.batch_size + i) for i in mine}
+        set_lr(self.optimizer, lr)
+        # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
+        mine = range(distributed.rank(), config.batch_size, distributed.world())
+        batch = {i: self.draw(step * config.batch_size + i) for i in mine}
         rng = generator(config.seed, step, "t")
-        loss = accumulate_sft_gradients(model, batch, config.batch_size, config.update_tokens, rng)
+        loss = accumulate_sft_gradients(self.model, batch, config.batch_size, config.update_tokens, rng)
         losses.append(distributed.sum_number(loss))
-        distributed.sum_gradients(model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        if torch.isfinite(norm):
-            optimizer.step()
+        distributed.sum_gradients(self.model.parameters())
+        norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
+        if math.isfinite(norm):
+            self.optimizer.step()
         else:
-            report(f"step {step}: gradient norm is {norm}; update skipped")
-        optimizer.zero_grad()
+            self.note(f"step {step}: gradient norm is {norm}; update skipped")
+        self.optimizer.zero_grad()
         done = step + 1
-        if done % config.logging_steps == 0 or done == config.steps:
-            mean = sum(losses) / len(losses)
-            losses.clear()
-            run.log({"step": done, "loss": mean, "grad_norm": float(norm), "learning_rate": lr})
-            rate = (done - first) / (time.perf_counter() - started)
-            report(f"step {done}/{config.steps}  loss {mean:.4f}  {rate:.2f} steps/s")
-        stopped = stop.asked()
-        if (stopped or done % config.save_steps == 0) and done < config.steps:
-            saved = save_checkpoint(
-                run.dir,
-                done,
-                model=model,
-                tokenizer=tokenizer,
-                optimizer=optimizer,
-                state={"losses": losses},
-                card=model_card(run, to_dict(config), "sft"),
-                keep=config.save_total_limit,
-            )
-            if stopped:
-                raise Stopped(stopped.number, f"{stopped}: {saved} holds everything learned; --resume continues")
+        if done % config.logging_steps and done < config.steps:
+            return {}
+        mean = sum(losses) / len(losses)
+        losses.clear()
+        return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
+
+    def split(self) -> None:
+        """Every rank holds all weights."""
+
+    def evaluates_after(self, step: int) -> bool:
+        return False
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        return {}
+
+    def export(self) -> MaskedDiffusionLM:
+        return self.model.to(getattr(torch, self.args.export_dtype))
+
+
+class Lines:
+    """A display that reports one line a logged step. steps/s are those since the line before."""
+
+    def __init__(self, total: int, report: Callable[[str], None]):
+        self.total, self.note = total, report
+        self.last: tuple[int, float] | None = None
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        step, now, rate = metrics["step"], time.perf_counter(), ""
+        if self.last is not None:
+            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
+        self.last = step, now
+        self.note(f"step {step}/{self.total}  loss {metrics['loss']:.4f}{rate}")
 
 
 def accumulate_sft_gradients(

@@ -1,8 +1,8 @@
-"""The block-wise update: gradients of any number of views in passes of bounded size."""
+"""The gradient of one optimiser step, in passes of bounded size; and theta_old's moving average."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives import Objective
+from lfpo.objectives.measures import Measures, add_measures
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, passes
 from lfpo.train.flops import Meter, update_flops
@@ -25,56 +26,61 @@ def accumulate_gradients(
     update_tokens: int,
     padding_free: bool = False,
     meter: Meter | None = None,
-    idle: bool = False,
-    in_step: bool = False,
-) -> float:
-    """Add the gradient of one optimiser step's loss to the current policy and return the loss.
+    filler: Views | None = None,
+) -> tuple[float, Measures]:
+    """Add the gradient of one optimiser step's loss to the current policy; returns this rank's part of the loss, and
+    the measures of its passes.
 
-    Each pass contributes a sum, divided by the normaliser of the whole, so `update_tokens` (tokens in one pass) decides
-    memory and never the result beyond rounding.
-    Of several processes each brings the views of its own rollouts; the normaliser is that of all, so their gradients
-    and losses add up to those of one process with all views.
-    policies: see Predictions. signal_B: one number for each rollout that `views.row` points to. meter: counts FLOPs.
-    idle: these views count nothing; they are another process's. in_step: run as many passes as every other process,
-        which a model split over processes needs.
+    views: this rank's, [S, L]; the normaliser is the sum over ranks, so gradients and losses of all ranks add up to
+        those of one process with all views. policies: see Predictions. signal_B: float64 [B] on the policies' device,
+        one number for each rollout that `views.row` points to.
+    update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
+    meter: counts FLOPs. filler: see `equal_passes`.
     """
-    empty = not len(views) or not views.target.any()
-    normalizer = distributed.sum_number(0.0 if empty or idle else objective.normalizer(views))
+    pieces = [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
+    pieces = [piece for piece in pieces if piece.target.any()]
+    normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
     if not normalizer:
-        return 0.0
-    parts = (
-        []
-        if empty
-        else [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
-    )
-    parts = [part for part in parts if part.target.any()][: 1 if idle else None]
-    weights = [0.0 if idle else 1.0] * len(parts)
-    if in_step:
-        # Once more through the first part, weighing nothing, until every process has run as many passes.
-        missing = max(distributed.gather(len(parts))) - len(parts)
-        parts, weights = parts + parts[:1] * missing, weights + [0.0] * missing
-    loss_sum = 0.0
-    for part, weight in zip(parts, weights, strict=True):
-        predictions = Predictions(part, policies, padding_free=padding_free)
-        loss = weight * objective.loss(predictions, signal_B) / normalizer
+        return 0.0, {}
+    loss_sum, measures = 0.0, dict[str, torch.Tensor]()
+    for piece, weight in equal_passes(pieces, filler):
+        predictions = Predictions(piece, policies, padding_free=padding_free)
+        loss, measured = objective.loss(predictions, signal_B)
+        loss = weight * loss / normalizer
         loss.backward()
-        if meter is not None and weight:
-            for policy in predictions.used:
-                meter.flops += update_flops(policies[policy], part, backward=policy == CURRENT)
         loss_sum += loss.item()
-    return loss_sum
+        if not weight:
+            continue
+        add_measures(measures, measured)
+        if meter is not None:
+            for policy in predictions.used:
+                meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
+    return loss_sum, measures
+
+
+def equal_passes(pieces: Sequence[Views], filler: Views | None) -> list[tuple[Views, float]]:
+    """The passes of this rank, each with its weight in the loss.
+
+    Without a filler these are the pieces, with weight 1. With FSDP forwards and backwards are collectives: all ranks
+    must run the same number. Ranks with fewer pieces then repeat `filler`, views of this rank's rollouts with at least
+    one target, with weight 0.
+    """
+    weighted = [(piece, 1.0) for piece in pieces]
+    if filler is None:
+        return weighted
+    return weighted + [(filler, 0.0)] * (max(distributed.gather(len(pieces))) - len(pieces))
 
 
 @torch.no_grad()
 def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
     """theta_old <- decay theta_old + (1 - decay) theta (Algorithm 1, line 17), in the reference's own dtype."""
     for old, new in zip(own_parameters(reference), own_parameters(model), strict=True):
-        here = old.to(new.device)  # itself, unless it is kept in CPU memory
-        here.lerp_(new.to(old.dtype), 1 - decay)
-        if here is not old:
-            old.copy_(here)
+        on_device = old.to(new.device)  # itself, unless it is kept in CPU memory
+        on_device.lerp_(new.to(old.dtype), 1 - decay)
+        if on_device is not old:
+            old.copy_(on_device)
 
 
 def own_parameters(policy: MaskedDiffusionLM) -> list[torch.nn.Parameter]:
-    """What distinguishes a policy from others on the same base: its adapter, or all of its weights."""
+    """The parameters that tell a policy from others on the same base: its adapter's, or all of them."""
     return list(policy.parameters()) if policy.adapter is None else [p for _, p in factors(policy)]

@@ -1,0 +1,86 @@
+"""What a loss reports beside its value: sums and counts, so that they add up over passes and ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
+from lfpo.objectives.predictions import Predictions
+
+# Name -> [sum, count], a float64 tensor of two numbers on the loss's device. metrics.jsonl gets sum / count.
+Measures = dict[str, torch.Tensor]
+
+SATURATED = 0.95
+
+
+def sum_and_count(values: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
+    """[sum, count] of the values where `where` is True (all of them without it), float64 [2]."""
+    where = torch.ones_like(values, dtype=torch.bool) if where is None else where
+    total = values.detach().double().masked_fill(~where, 0.0).sum()
+    return torch.stack([total, where.sum().double()])
+
+
+@torch.no_grad()
+def measure_targets(
+    predictions: Predictions, signal_T: torch.Tensor, *, neutral: float = 0.0, beta: float | None = None
+) -> Measures:
+    """Measures at the T targets of one pass. No policy runs for them: only those are compared that the loss ran.
+
+    entropy/targets: entropy of theta's prediction, in nats.
+    kl/old, kl/base: KL(theta || theta_old) and KL(theta || base), exact over the vocabulary, in nats.
+    p_target/good, p_target/bad: probability of the target token under theta, for rollouts whose signal is above and
+        below `neutral`; p_target_old/good, p_target_old/bad: under theta_old.
+    negatives/saturated (LFPO, given its beta): share of the targets of bad rollouts with pi-(y) > 0.95.
+    """
+    others = [policy for policy in (OLD, BASE) if policy in predictions.used]
+    model = predictions.policies[CURRENT]
+    names = ["entropy/targets", "p_target", *(f"kl/{p}" for p in others)]
+    names += ["p_target_old"] * (OLD in others) + ["negatives/saturated"] * (OLD in others and beta is not None)
+    states = [predictions.hidden(policy) for policy in (CURRENT, *others)]
+    # A quarter of the logits that a loss holds at once: here each policy has logits and probabilities.
+    elements = CHUNK_ELEMENTS.get(predictions.labels_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4
+    size = max(1, elements // model.vocab_size)
+    columns: list[list[torch.Tensor]] = []
+    for y_T, *hidden_TD in zip(predictions.labels_T.split(size), *(h.split(size) for h in states), strict=True):
+        logp_TV, *other_TV = (
+            predictions.policies[policy].head(h).float().log_softmax(-1)
+            for policy, h in zip((CURRENT, *others), hidden_TD, strict=True)
+        )
+        p_TV = logp_TV.exp()
+        found = [-(p_TV * logp_TV).sum(-1), p_TV.gather(1, y_T[:, None]).squeeze(1)]
+        found += [(p_TV * (logp_TV - logq_TV)).sum(-1) for logq_TV in other_TV]
+        if OLD in others:
+            logq_TV = other_TV[others.index(OLD)]
+            found.append(logq_TV.gather(1, y_T[:, None]).squeeze(1).exp())
+            if beta is not None:
+                negative_TV = torch.lerp(logq_TV, logp_TV, -beta).softmax(-1)  # pi-
+                found.append((negative_TV.gather(1, y_T[:, None]).squeeze(1) > SATURATED).float())
+        columns.append(found)
+    value_T = dict(zip(names, (torch.cat(pieces) for pieces in zip(*columns, strict=True)), strict=False))
+    good_T, bad_T = signal_T > neutral, signal_T < neutral
+    measures: Measures = {}
+    for name, value in value_T.items():
+        if name.startswith("p_target"):
+            measures |= {f"{name}/good": sum_and_count(value, good_T), f"{name}/bad": sum_and_count(value, bad_T)}
+        else:
+            measures[name] = sum_and_count(value, bad_T if name == "negatives/saturated" else None)
+    return measures
+
+
+def ratio_measures(
+    ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: float, where: torch.Tensor | None = None
+) -> Measures:
+    """ratio/mean: mean of a policy gradient's ratios. ratio/clipped: share of them that the clip to [low, high] takes
+    out of the gradient (above `high` with a positive advantage, below `low` with a negative one).
+
+    ratio, advantage: of any common shape; where: which of them count (all without it).
+    """
+    clipped = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
+    return {"ratio/mean": sum_and_count(ratio, where), "ratio/clipped": sum_and_count(clipped.double(), where)}
+
+
+def add_measures(total: Measures, more: Measures) -> None:
+    """Add sums and counts to those of the same name, in place."""
+    for name, value in more.items():
+        total[name] = total[name] + value if name in total else value
