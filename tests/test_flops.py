@@ -13,8 +13,8 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import Meter, forward_flops, rollout_flops
-from lfpo.train.update import accumulate_gradients
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
 

@@ -27,8 +27,8 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectifi
 from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.sft import Example, accumulate_sft_gradients
-from lfpo.train.update import accumulate_gradients
 from small_runs import step_of
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.lora import LoraSettings, attach, factors, load_adapter, save_adapter, settings_of, target_names
 from lfpo.models.roles import BASE
+from lfpo.train.algorithm import ema_update, own_parameters
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.update import ema_update, own_parameters
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])

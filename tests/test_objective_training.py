@@ -14,8 +14,8 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.views import passes
 from lfpo.rollout.collect import collect
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.update import accumulate_gradients
 from small_runs import step_of
 from test_train import ROWS, config, even_letters, metrics
 
@@ -97,7 +97,7 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
         return accumulate_gradients(objective, policies, views, signal, **settings)
 
     monkeypatch.setattr("lfpo.train.rl.collect", collected)
-    monkeypatch.setattr("lfpo.train.rl.accumulate_gradients", updated)
+    monkeypatch.setattr("lfpo.train.algorithm.accumulate_gradients", updated)
     trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2})
     for n, batch in enumerate(batches):
         t, signal = batch.trajectory, trainer.objective.signal(batch.reward_B, batch.group_B)

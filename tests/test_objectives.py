@@ -27,7 +27,7 @@ from lfpo.objectives.wd1 import WD1
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.reveal import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.update import accumulate_gradients
+from lfpo.train.algorithm import accumulate_gradients
 
 GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below
 

@@ -10,14 +10,14 @@ import torch
 import peers
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
-from lfpo.objectives.diffu_grpo import DiffuGRPO, fully_masked
+from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.ops.rectified import mix
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views
+from lfpo.objectives.views import Views, fully_masked
 from lfpo.objectives.wd1 import WD1
-from lfpo.train.update import accumulate_gradients
+from lfpo.train.algorithm import accumulate_gradients
 
 
 def case(prefix: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def check_noised(views: Views, golden: dict[str, Any]) -> None:
 
 def test_diffu_grpo():
     golden, t = case("diffu_grpo"), peers.trajectory()
-    views = fully_masked(t, torch.arange(4), peers.masks(golden)[0][:, :5])
+    views = fully_masked(t, peers.masks(golden)[0][:, :5])
     check_noised(views, golden)
     check(DiffuGRPO(beta=0.04, epsilon=0.5), views, golden)
     for policy, key in (("old", "old_logps"), ("base", "ref_logps")):
@@ -95,7 +95,7 @@ def test_wd1():
     golden, t = case("wd1"), peers.trajectory()
     objective = WD1()
     signal = objective.weights(peers.advantages(), torch.zeros(4, dtype=torch.long))
-    views = fully_masked(t, torch.arange(4), peers.masks(golden)[0][:, :5])
+    views = fully_masked(t, peers.masks(golden)[0][:, :5])
     check_noised(views, golden)
     check(objective, views, golden, signal=signal)
 
@@ -131,7 +131,7 @@ def test_agrpo(monkeypatch):
             recorded = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
             return recorded if policy == "old" else super().logp(policy, sampler)
 
-    monkeypatch.setattr("lfpo.train.update.Predictions", Recorded)
+    monkeypatch.setattr("lfpo.train.algorithm.Predictions", Recorded)
     probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
     weight = 1 / 4 / probability[rows, steps.flatten()] / 2
     views = objective.step_views(t, rows, steps.flatten(), weight.double())

@@ -17,6 +17,7 @@ from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.plan import estimate
@@ -93,11 +94,11 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, grade, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
     batches: list[Any] = []
-    rollouts = allocated(lambda: batches.append(trainer.sample_rollouts(0)))
+    rollouts = allocated(lambda: batches.append(trainer.sample_and_score(0)))
     signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
 
     def step() -> None:
-        trainer.optimizer_step(batches[0], signal, torch.arange(len(signal)), 0, 0, Meter(), {})
+        optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
 
     step()  # now the optimiser has its state
     update = allocated(step)

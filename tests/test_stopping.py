@@ -17,6 +17,7 @@ import torch
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
 from lfpo.runs.stopping import Stopped, StopRequests
+from lfpo.train.run import TrainingRun
 from lfpo.train.sft import SFTConfig, train_sft
 
 ROOT = Path(__file__).parent.parent
@@ -55,26 +56,27 @@ def same(a: Path, b: Path) -> bool:
 
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """Send SIGTERM at the start of the trainer's `call`-th call of a method."""
-    real, count = getattr(LFPOTrainer, name), [0]
+    """Send SIGTERM at the start of the `call`-th call of a method of the trainer or its run."""
+    owner = TrainingRun if name == "save" else LFPOTrainer
+    real, count = getattr(owner, name), [0]
 
-    def interrupted(self: LFPOTrainer, *args: Any) -> Any:
+    def interrupted(self: Any, *args: Any) -> Any:
         count[0] += 1
         if count[0] == call:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *args)
 
-    return lambda patch: patch.setattr(LFPOTrainer, name, interrupted)
+    return lambda patch: patch.setattr(owner, name, interrupted)
 
 
 @pytest.mark.parametrize(
     ("method", "call", "kept"),
     [
-        ("_evaluate", 1, 0),  # before anything was learned
-        ("sample_rollouts", 2, 1),  # at once: nothing of iteration 2 is in the weights yet
-        ("optimizer_step", 3, 2),  # in the middle of an update, which is finished
-        ("_evaluate", 3, 2),  # the update is in, its evaluation is made after the resume
-        ("_save", 1, 3),
+        ("evaluate", 1, 0),  # before anything was learned
+        ("sample_and_score", 2, 1),  # at once: nothing of iteration 2 is in the weights yet
+        ("set_learning_rate", 3, 2),  # in the middle of an update, which is finished
+        ("evaluate", 3, 2),  # the update is in, its evaluation is made after the resume
+        ("save", 1, 3),
     ],
 )
 def test_a_signal_at_any_moment_loses_nothing_finished(

@@ -13,7 +13,7 @@ from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.update import accumulate_gradients, ema_update
+from lfpo.train.algorithm import accumulate_gradients, ema_update
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 

@@ -32,7 +32,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.update import accumulate_gradients
+from lfpo.train.algorithm import accumulate_gradients
 
 Case = Callable[[], float]
 TIMESTEPS = 4  # K of every case

@@ -11,10 +11,10 @@ import torch
 from lfpo.base.rng import key
 from lfpo.models.roles import BASE
 from lfpo.objectives import make_objective
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.update import accumulate_gradients
 
 TIMESTEPS = (1, 2, 4, 8)
 PROMPTS = 4
@@ -33,7 +33,7 @@ def gradient_quality(
     """
     few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
     trainer = LFPOTrainer(args=few)
-    batch = trainer.sample_rollouts(0)
+    batch = trainer.sample_and_score(0)
     settings = dict(objectives)
     lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
     for k in TIMESTEPS:

@@ -13,7 +13,7 @@ from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
+from lfpo.objectives.views import Views, fully_masked
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -69,11 +69,4 @@ def prompt_masked_views(trajectory: Trajectory, seeds: Sequence[int], inner: int
         own = prompt_BP[row]
         draws = torch.rand(int(own.sum()), generator=generator(seed, "prompt mask", inner))
         masked_BP[row, own] = (draws < p_mask_prompt).to(own.device)
-    rows = torch.arange(len(trajectory), device=masked_BP.device)
-    return fully_masked(trajectory, rows, masked_BP)
-
-
-def fully_masked(trajectory: Trajectory, rows: torch.Tensor, masked_prompt: torch.Tensor) -> Views:
-    """Views with the completion wholly masked and the given prompt tokens too; every counted token is a target."""
-    masked = torch.cat([masked_prompt, torch.ones_like(trajectory.tokens[rows], dtype=torch.bool)], dim=1)
-    return noised(trajectory, rows, masked, trajectory.counted[rows])
+    return fully_masked(trajectory, masked_BP)

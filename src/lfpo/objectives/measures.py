@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lfpo.base import distributed
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
 from lfpo.objectives.predictions import Predictions
@@ -78,6 +79,17 @@ def ratio_measures(
     """
     clipped = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
     return {"ratio/mean": sum_and_count(ratio, where), "ratio/clipped": sum_and_count(clipped.double(), where)}
+
+
+def means_over_ranks(measures: Measures) -> dict[str, float]:
+    """Sum over count of each measure, over all ranks; those that count nothing are left out. A collective."""
+    ranks = distributed.gather({name: value.tolist() for name, value in measures.items()})
+    means = {}
+    for name in sorted({name for part in ranks for name in part}):
+        total, count = (sum(part[name][i] for part in ranks if name in part) for i in (0, 1))
+        if count:
+            means[name] = total / count
+    return means
 
 
 def add_measures(total: Measures, more: Measures) -> None:

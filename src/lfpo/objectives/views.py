@@ -103,6 +103,16 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     return noised(trajectory, row_S, masked, masked & rows.counted)
 
 
+def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
+    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
+    EOS is a target."""
+    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
+    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
+    if masked_prompt_BP is not None:
+        masked = torch.cat([masked_prompt_BP, masked], dim=1)
+    return noised(trajectory, rows_B, masked, trajectory.counted)
+
+
 def passes(views: Views, update_tokens: int, *, padding_free: bool = False) -> list[torch.Tensor]:
     """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
     towards unless there is none."""

@@ -43,6 +43,14 @@ class Batch:
     failed: dict[str, str]
     metrics: dict[str, float]
 
+    def mine(self, block: torch.Tensor) -> torch.Tensor:
+        """Which of this rank's rollouts are among those numbered `block`, in its order; int64, 0 .. b - 1."""
+        return block[(block >= self.first) & (block < self.first + len(self.rows))] - self.first
+
+    def of_rank(self, value_B: torch.Tensor) -> torch.Tensor:
+        """The values of this rank's rollouts [b], on the trajectory's device."""
+        return value_B[self.first : self.first + len(self.rows)].to(self.trajectory.tokens.device)
+
     @property
     def unscored(self) -> bool:
         """Whether every reward function failed, on some rank each: there is nothing to learn from."""

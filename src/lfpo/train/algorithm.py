@@ -1,0 +1,217 @@
+"""Algorithm 1 of the LFPO paper (arXiv 2603.01563), from top to bottom. Every objective runs through these lines.
+
+Letters of shapes: B rollouts of an iteration on all ranks, b of them on this rank; C completion tokens; S views (noised
+inputs) of L = P + C tokens; T targets, the positions that the loss looks at.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.rng import generator, key
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.lora import factors
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import Objective
+from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, fully_masked, passes
+from lfpo.rollout.collect import Batch
+from lfpo.runs.stopping import StopRequests
+from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import Meter, rollout_flops, update_flops
+
+
+class Learner(Protocol):
+    """What Algorithm 1 works on. policies: CURRENT is theta, OLD is theta_old (see lfpo.models.roles).
+
+    state: counters; "seconds" and "flops" of training are added to here.
+    """
+
+    args: LFPOConfig
+    objective: Objective
+    policies: dict[str, MaskedDiffusionLM]
+    optimizer: torch.optim.Optimizer
+    state: dict[str, Any]
+    stop: StopRequests
+
+    def sample_and_score(self, iteration: int) -> Batch:
+        """This rank's rollouts of theta_old, and their rewards."""
+
+    def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
+        """Set the learning rate of one optimiser step, and return it."""
+
+    def count_skipped(self, iteration: int) -> None:
+        """Count an update that was not applied."""
+
+    def log_rollouts(self, iteration: int, batch: Batch, signal_b: torch.Tensor) -> None:
+        """Write an iteration's rollouts to the run directory."""
+
+
+def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
+    """One iteration; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only."""
+    args, objective, policies = learner.args, learner.objective, learner.policies
+    # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
+    started = time.perf_counter()
+    with learner.stop.at_once():
+        batch = learner.sample_and_score(iteration)  # tokens, reveal_step [b, C]; of all ranks: reward_B, group_B
+    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
+    signal_B = objective.signal(batch.reward_B, batch.group_B)
+    signal_b = batch.of_rank(signal_B)
+
+    # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
+    update_started = time.perf_counter()
+    measures: Measures = {}
+    meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
+    order_B = torch.randperm(len(signal_B), generator=generator(args.seed, iteration, "blocks"))
+    blocks = [] if batch.unscored else order_B.tensor_split(args.optimizer_steps_per_iteration)
+    steps = [
+        optimizer_step(learner, batch, signal_b, block, (iteration, inner, number), meter, measures)
+        for inner in range(objective.num_iterations)
+        for number, block in enumerate(blocks)
+    ]
+
+    # Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta.
+    ema_update(policies[OLD], policies[CURRENT], args.ema_decay)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # the clock must not stop while the GPU still works
+    now = time.perf_counter()
+    learner.state["seconds"] += now - started
+    learner.state["flops"] += distributed.sum_number(meter.flops)
+    learner.log_rollouts(iteration, batch, signal_b)
+    names = ("loss", "grad_norm", "learning_rate")
+    means = {name: sum(step[name] for step in steps) / (len(steps) or math.nan) for name in names}
+    return {
+        "step": iteration + 1,
+        **batch.metrics,
+        "r": float(signal_B.mean()),
+        **means,
+        **means_over_ranks(measures),
+        "skipped_updates": learner.state["skipped"],
+        "time/update": now - update_started,
+        "time/total": learner.state["seconds"],
+        "flops": learner.state["flops"],
+    }
+
+
+def optimizer_step(
+    learner: Learner,
+    batch: Batch,
+    signal_b: torch.Tensor,
+    block: torch.Tensor,
+    at: tuple[int, int, int],
+    meter: Meter,
+    measures: Measures,
+) -> dict[str, float]:
+    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
+
+    block: numbers of its rollouts among all B, int64. at: iteration, inner iteration, number of the block.
+    meter, measures: what this rank computes is added to them.
+    """
+    args, objective, policies, (iteration, inner, number) = learner.args, learner.objective, learner.policies, at
+    mine = batch.mine(block)
+    # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
+    filler = fully_masked(batch.trajectory.rows(mine.new_zeros(1)))
+    views, signal = filler.select(mine[:0]), signal_b[:1]
+    if len(mine):
+        signal = signal_b[mine]
+        seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
+        views = objective.views(batch.trajectory.rows(mine), signal, seeds, inner)
+    # The loss at the targets and its gradient, in passes of update_tokens tokens.
+    policies[CURRENT].train()
+    loss, measured = accumulate_gradients(
+        objective,
+        policies,
+        views,
+        signal,
+        update_tokens=args.update_tokens,
+        padding_free=args.padding_free,
+        meter=meter,
+        filler=filler if args.fsdp else None,
+    )
+    add_measures(measures, measured)
+    # The step.
+    lr = learner.set_learning_rate(iteration, inner, number)
+    loss = distributed.sum_number(loss)
+    distributed.sum_gradients(policies[CURRENT].parameters())
+    norm = distributed.clip_gradients(policies[CURRENT].parameters(), args.max_grad_norm)
+    if math.isfinite(norm) and math.isfinite(loss):
+        learner.optimizer.step()
+        learner.state["skipped_in_a_row"] = 0
+    else:
+        learner.count_skipped(iteration)
+    learner.optimizer.zero_grad()
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
+
+
+def accumulate_gradients(
+    objective: Objective,
+    policies: Mapping[str, MaskedDiffusionLM],
+    views: Views,
+    signal_B: torch.Tensor,
+    *,
+    update_tokens: int,
+    padding_free: bool = False,
+    meter: Meter | None = None,
+    filler: Views | None = None,
+) -> tuple[float, Measures]:
+    """Add the gradient of one optimiser step's loss to theta's; returns this rank's part of the loss, and the measures
+    of its passes.
+
+    views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
+        those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
+    update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
+    meter: counts FLOPs. filler: see `equal_passes`.
+    """
+    pieces = [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
+    pieces = [piece for piece in pieces if piece.target.any()]
+    normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
+    if not normalizer:
+        return 0.0, {}
+    loss_sum, measures = 0.0, dict[str, torch.Tensor]()
+    for piece, weight in equal_passes(pieces, filler):
+        predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
+        loss, measured = objective.loss(predictions, signal_B)
+        loss = weight * loss / normalizer
+        loss.backward()
+        loss_sum += loss.item()
+        if not weight:
+            continue
+        add_measures(measures, measured)
+        if meter is not None:
+            for policy in predictions.used:
+                meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
+    return loss_sum, measures
+
+
+def equal_passes(pieces: Sequence[Views], filler: Views | None) -> list[tuple[Views, float]]:
+    """The passes of this rank, each with its weight in the loss.
+
+    Without a filler these are the pieces, with weight 1. Under FSDP forwards and backwards are collectives, so all
+    ranks must run the same number: a rank with fewer pieces adds `filler`, a view with targets, with weight 0.
+    """
+    weighted = [(piece, 1.0) for piece in pieces]
+    if filler is None:
+        return weighted
+    return weighted + [(filler, 0.0)] * (max(distributed.gather(len(pieces))) - len(pieces))
+
+
+@torch.no_grad()
+def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
+    """theta_old <- decay theta_old + (1 - decay) theta, in the reference's own dtype."""
+    for old, new in zip(own_parameters(reference), own_parameters(model), strict=True):
+        on_device = old.to(new.device)  # itself, unless it is kept in CPU memory
+        on_device.lerp_(new.to(old.dtype), 1 - decay)
+        if on_device is not old:
+            old.copy_(on_device)
+
+
+def own_parameters(policy: MaskedDiffusionLM) -> list[torch.nn.Parameter]:
+    """The parameters that tell a policy from others on the same base: its adapter's, or all of them."""
+    return list(policy.parameters()) if policy.adapter is None else [p for _, p in factors(policy)]
