@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
 
 
-# Imported on first use: `lfpo --help` should not wait for torch.
+# Imported on first use, so that `lfpo --help` does not wait for torch.
 _WHERE = {
     "LFPOConfig": "lfpo.train.config",
     "LFPOTrainer": "lfpo.train.rl",

@@ -1,4 +1,4 @@
-"""The command line: `lfpo COMMAND`. Each command is one function; options are the fields of its dataclass."""
+"""`lfpo COMMAND`: usage, exit codes and messages. The commands are in `commands.py`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,44 @@ from lfpo.cli.commands import COMMANDS
 
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
-  train CONFIG    reinforcement learning (LFPO or another objective)
-  sft CONFIG      supervised training by the masked diffusion loss
-  sample          denoise one prompt; --show-steps true shows how
-  eval            accuracy, steps and forwards of a model on a task
-  lm-eval         the same model in lm-evaluation-harness, whose options it takes
-  compare CONFIG  objectives on the same base, rollouts and sampler; tables and figures
-  report RUN      (re)write a run's report.html; --text prints it, --figures writes SVG and PDF
-  watch RUN       serve a run's report, live while it trains
-  plan CONFIG     memory and time of a training run before it starts
-  bench NAME      measure speed and memory; NAME: rollout, update, sandbox
-  demo            train the embedded model by LFPO and show before and after
-  doctor          what this machine has, and whether lfpo works on it
+Train
+  train CONFIG    reinforcement learning with LFPO or another objective
+  sft CONFIG      supervised training with the masked diffusion loss
+  compare CONFIG  train several objectives on the same base; write tables and figures
+  plan CONFIG     estimate memory and time of a training run
+  demo            train the embedded model with LFPO; print results before and after
 
-CONFIG is a YAML file or the name of a recipe that comes with lfpo: {recipes}.
-Any key can be given or changed as --key value (nested: --objective.beta 0.3).
-`lfpo COMMAND --help` lists a command's keys. --resume continues a run."""
+Use a model
+  sample          denoise one prompt; --show-steps prints every step
+  eval            measure accuracy, steps and forwards (NFE) on a task
+  lm-eval         run lm-evaluation-harness, with its own options
+
+Look at a run
+  report RUN      rewrite report.html; --text prints it, --figures writes SVG and PDF
+  watch RUN       serve the report while the run trains
+
+Check the machine
+  doctor          show versions and devices, and check that lfpo works
+  bench NAME      measure speed and memory; NAME is rollout, update or sandbox
+
+CONFIG is a YAML file or a shipped recipe:
+  {recipes}
+--key value sets any key, --objective.beta 0.3 a nested one. --resume continues a stopped run of train or sft.
+`lfpo COMMAND --help` lists a command's keys and their defaults."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Exit code 0: done; 2: a mistake in the input, told in one line on standard error; 128 + N:
-    signal N ended it, training with a checkpoint; 75: another of several processes was lost, start again."""
+    """Run one command and return its exit code.
+
+    0: done. 2: a mistake in the input, reported in one line on standard error. 75: another rank was lost; start again.
+    128 + N: signal N ended the command; training has saved a checkpoint.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments)
     except UserError as error:
         rank = int(os.environ.get("RANK", "0"))
-        # Of several processes the first speaks for all, until they have rollouts of their own to stumble over.
+        # Before the ranks do different things they fail alike, so only rank 0 prints.
         if rank == 0 or _at_work():
             print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return 2
@@ -55,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _at_work() -> bool:
-    """Whether this is one of several processes that are already at work (without importing torch to find out)."""
+    """Whether the ranks have begun to do different things. Does not import torch."""
     module = sys.modules.get("lfpo.base.distributed")
     return module is not None and module.at_work
 

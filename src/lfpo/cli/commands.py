@@ -1,4 +1,4 @@
-"""The commands, one function each. What a command needs is imported when it runs: `lfpo --help` loads no torch."""
+"""The commands, one function each. Each imports what it needs when it runs, so that `lfpo --help` loads no torch."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def plan(rest: list[str]) -> None:
 
 def demo(rest: list[str]) -> None:
     if {"-h", "--help"} & set(rest):
-        print("usage: lfpo demo [--key value ...]\n\nTrain by the recipe `demo`; keys are those of lfpo train.")
+        print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
         return
     from lfpo.cli.demo import run_demo
 

@@ -1,4 +1,4 @@
-"""`lfpo demo`: LFPO on the embedded model in a few minutes, with before and after."""
+"""`lfpo demo`: train the embedded model with LFPO in a few minutes and print results before and after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lfpo.train.rl import LFPOTrainer
 
 
 def run_demo(arguments: list[str]) -> None:
-    """Train by the recipe `demo` into a fresh folder under runs/ and print held-out results before and after."""
+    """Train with the recipe `demo` into a new folder under runs/ and print held-out results before and after."""
     number = 1
     while Path(f"runs/demo-{number}").exists():
         number += 1
@@ -26,17 +26,17 @@ def run_demo(arguments: list[str]) -> None:
     console = Console()
     console.print(
         f"LFPO trains the embedded model on {trainer.source.name}: {config.max_steps} iterations of "
-        f"{config.prompts_per_iteration} prompts x {config.num_generations} rollouts. The base has learned from flawed "
-        "demonstrations; the only teacher now is a reward of 1 or 0.\n"
+        f"{config.prompts_per_iteration} prompts x {config.num_generations} rollouts. The base model was trained on "
+        "flawed demonstrations. LFPO sees only a reward of 1 or 0 for each rollout.\n"
     )
     trainer.train()
     print_before_after(trainer.run, console)
     minutes = trainer.run.read_metrics()[-1]["time/total"] / 60
     console.print(f"\n{minutes:.1f} minutes of training. Report: {write_report(trainer.run)}")
-    console.print(f"Watch it fill in a puzzle: lfpo sample --task sudoku --show-steps --model {trainer.run.dir}/model")
+    console.print(f"Watch it solve a puzzle: lfpo sample --task sudoku --show-steps --model {trainer.run.dir}/model")
 
 
 def print_before_after(run: Run, console: Console) -> None:
-    """The table of held-out results at the start and the end of a run."""
+    """Print a table of held-out results at the start and the end of a run."""
     pairs = evaluation_pairs(run.read_metrics())
     console.print(evaluation_table([{"name": n, "first": a, "last": b} for n, a, b in pairs], console.width < 60))

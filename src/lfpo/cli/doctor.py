@@ -1,4 +1,4 @@
-"""`lfpo doctor`: what this machine has, and whether the package works on it."""
+"""`lfpo doctor`: show the versions and devices of this machine and check that the package works."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
+from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import available_rungs
 from lfpo.rollout.denoise import rollout
@@ -22,16 +22,16 @@ from lfpo.rollout.sampler import SamplerConfig
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
 OPTIONAL = {
-    "datasets": "hub data sets",
+    "datasets": "tasks from the hub",
     "peft": "LoRA",
-    "accelerate": "many GPUs",
+    "accelerate": "trackers",
     "math_verify": "symbolic maths",
-    "bitsandbytes": "8 and 4 bits",
+    "bitsandbytes": "8-bit optimisers, 4-bit bases",
 }
 
 
 def run_doctor(console: Console | None = None) -> None:
-    """Print the findings. Raises UserError when the embedded model does not load and sample."""
+    """Print a table of what was found. Raises UserError if the embedded model does not load and sample."""
     console = console or Console()
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("python", platform.python_version())
@@ -70,5 +70,5 @@ def _try_embedded() -> str:
     ids = tokenizer.encode(task.row("test", 0)["prompt"], add_special_tokens=False)
     trajectory = rollout(model, [ids], SamplerConfig(gen_length=task.gen_length), [0])
     if bool((trajectory.reveal_step < 0).any()):
-        raise UserError(f"{Path(__file__).parent}: the embedded model did not fill in its completion; reinstall lfpo")
+        raise UserError(f"{EMBEDDED}: the embedded model left positions of a completion masked; reinstall lfpo")
     return f"{sum(p.numel() for p in model.parameters()):,} parameters, loads and samples"

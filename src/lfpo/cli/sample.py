@@ -1,4 +1,4 @@
-"""`lfpo sample`: one prompt, one completion, and on request how it was filled in."""
+"""`lfpo sample`: denoise one prompt and print the completion, on request after every step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
-# Early to late, chosen to differ in lightness too.
-SHOWN = 24  # states at most
-COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")
+SHOWN = 24  # most states that are printed
+COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # early to late; lightness differs too
 
 
 @dataclass
 class SampleConfig:
     """Configuration of `lfpo sample`.
 
-    prompt: the prompt's text; or task: a prompt of that task's test split (--index says which).
-    chat: put the prompt through the model's chat template.
-    sampler: how the completion is denoised. show_steps: print the state after each step that revealed something (of a
-        long completion 24 of them, evenly spread), tokens coloured from early to late.
+    prompt: the prompt's text, \\n standing for a line break; or task: take a prompt from that task's test split.
+    index: which prompt of the test split, from 0.
+    model: checkpoint folder, hub id, or "embedded".
+    chat: apply the model's chat template.
+    sampler: how the completion is denoised.
+    show_steps: print the state after each step that revealed a token, at most 24 of them, evenly spread. Colours
+        go from tokens revealed early to those revealed late.
     """
 
     prompt: str | None = None
@@ -51,7 +53,7 @@ class SampleConfig:
 
 
 def run_sample(config: SampleConfig, console: Console | None = None) -> None:
-    """Sample and print the completion, with steps and NFE."""
+    """Sample and print the completion with its steps and forwards (NFE)."""
     console = console or Console()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model)
@@ -88,7 +90,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
 
 
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
-    """Row 0's states, one under the other, the text in a column of its own however narrow the terminal is."""
+    """Print the states of row 0, one under the other. Long text wraps within its own column."""
     steps = trajectory.distinct_steps()[0].tolist()
     texts = token_texts(tokenizer, trajectory.tokens[0, : int(trajectory.lengths[0])].tolist())
     legend = Text("revealed ", style="dim")
@@ -105,9 +107,9 @@ def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> Non
 
 
 def state_text(trajectory: Trajectory, texts: Sequence[str], before_step: int) -> Text:
-    """Row 0's completion before a step: masks as dim dots, tokens coloured by when they were revealed.
+    """Row 0's completion before a step: masks as dim dots, tokens coloured by the step that revealed them.
 
-    texts: of the tokens up to and including the first EOS.
+    texts: the text of each token up to and including the first EOS.
     """
     state = trajectory.state_before(torch.tensor([before_step]).to(trajectory.tokens.device))[0].tolist()
     reveal = trajectory.reveal_step[0].tolist()
@@ -126,7 +128,7 @@ def state_text(trajectory: Trajectory, texts: Sequence[str], before_step: int) -
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: line breaks as arrows, control characters as their pictures."""
+    """Text without control characters, which could change the terminal: each is replaced by a visible symbol."""
     return "".join(
         "↵" if c == "\n" else chr(0x2400 + ord(c)) if ord(c) < 32 else "␡" if c == "\x7f" else c for c in text
     )
