@@ -22,11 +22,11 @@ from lfpo.rollout.sampler import SamplerConfig
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
 OPTIONAL = {
-    "datasets": "tasks from the hub",
+    "datasets": "hub tasks",
     "peft": "LoRA",
     "accelerate": "trackers",
     "math_verify": "symbolic maths",
-    "bitsandbytes": "8-bit optimisers, 4-bit bases",
+    "bitsandbytes": "8 and 4 bits",
 }
 
 
