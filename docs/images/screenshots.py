@@ -1,6 +1,6 @@
 """The pictures of the report in this folder: python docs/images/screenshots.py RUN COMPARISON
 
-RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `browser`
+RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `dev`
 and a Chromium.
 """
 
