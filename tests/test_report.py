@@ -190,7 +190,7 @@ def test_a_long_run_stays_small_and_says_what_it_leaves_out(tmp_path: Path):
     assert {1, 2000} <= {r["step"] for r in data["rollouts"]}
 
 
-def test_what_is_not_a_run_is_told_in_one_line(tmp_path: Path):
+def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         write_report(Run(tmp_path))
     folder = write_run(tmp_path / "run", ["text"])

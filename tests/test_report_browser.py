@@ -179,7 +179,7 @@ def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
             "Entropy (nats)": ["at the targets 0.25", "in the rollout 0.125"],
             "Probability of target tokens": ["good 0.875", "good, old 0.813", "bad 0.0625", "bad, old 0.125"],
             "Ratio": ["mean 1"],
-            "Clipped ratios": ["targets 0 %"],
+            "Clipped ratios": ["ratios 0 %"],
             "Saturated negatives": ["targets 12.5 %"],
         }
         target = panel.locator("figure.chart", has=opened.page.get_by_role("heading", name="Probability of target"))
@@ -220,6 +220,23 @@ def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: A
             ([-0.5, 0.5], 0, False, ["-0.5", "-0.25", "0", "0.25", "0.5"]),
         ):
             assert opened.page.evaluate(code, [y, start, share]) == expected
+
+
+def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: Any, measured: Path, tmp_path: Path):
+    with Page(running, measured) as opened:
+        assert opened.page.locator(".line.faint").count() == 0
+        x, y = opened.page.evaluate("averaged({ x: [...Array(150).keys()], y: Array(150).fill(2) })")
+        assert x[:2] == [0.5, 2.5]
+        assert (len(x), set(y)) == (75, {2})
+    path = write_report(Run(write_run(tmp_path / "run", ["text"], steps=160, policy=True)))
+    with Page(running, path) as opened:
+        target = opened.page.locator(
+            "figure.chart", has=opened.page.get_by_role("heading", name="Probability of target")
+        )
+        points = [line.get_attribute("d").count("L") + 1 for line in target.locator("path.line").all()]
+        # The dashed lines have means only. The first iteration has no bad rollouts.
+        assert sorted(points) == [75, 75, 75, 75, 159, 160]
+        assert opened.errors == []
 
 
 @pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
@@ -316,12 +333,12 @@ def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
 
 
 def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
-    """Until something holds; not by a script in the page, which its policy would refuse."""
+    """Wait until what() holds. The page's policy refuses scripts of Playwright's own waiting functions."""
     for _ in range(10 * seconds):
         if what():
             return
         opened.page.wait_for_timeout(100)
-    raise AssertionError("never happened")
+    raise AssertionError(f"still not true after {seconds} seconds")
 
 
 def _comparison(folder: Path) -> Path:

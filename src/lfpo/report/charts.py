@@ -84,7 +84,7 @@ POLICY = (
     Chart(
         "Probability of target tokens",
         "",
-        "Should rise in rollouts better than their group, fall in the rest.",
+        "Solid above dashed: the updates make these tokens more likely.",
         (
             Line("p_target/good", "good"),
             Line("p_target_old/good", "good, old", dashed=True),
@@ -96,15 +96,15 @@ POLICY = (
     Chart(
         "Ratio",
         "",
-        "Current over old probability of a target; 1 is no change.",
+        "Probability under the current policy over that under theta_old.",
         (Line("ratio/mean", "mean", 2),),
         from_zero=False,
     ),
     Chart(
         "Clipped ratios",
         SHARE,
-        "Share of targets whose ratio left the clip range.",
-        (Line("ratio/clipped", "targets", 2),),
+        "Share of ratios that the clip takes out of the gradient.",
+        (Line("ratio/clipped", "ratios", 2),),
     ),
     Chart(
         "Saturated negatives",

@@ -52,7 +52,7 @@ function runPage(main) {
   const details = el("div", { class: "details" });
   const maps = panel("How straight the path is", "Each column is a position, each row a denoising step from top to bottom; the stronger the colour, the more often this step reveals this position. On a straight path only the top rows are filled.", map.root);
   const shown = panel("Watch it denoise", "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others.", play.root, note);
-  const policies = panel("How the policy changes", "A target is a masked position that the loss scores.", policy.root);
+  const policies = panel("How the policy changes", "A target is a masked position that the loss scores. Good rollouts are better than their group, bad ones worse.", policy.root);
   const rollouts = panel("Completions", null, table.root);
   main.append(heading, tiles, shown,
     panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
