@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of pages, through Playwright and the system's own browser."""
+"""A headless Chromium for the tests of pages: the system's browser, run by Playwright."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def chromium() -> str:
-    """Path of the browser ($LFPO_CHROMIUM or one on the path); skips the test that asks where there is none."""
+    """Path of the browser ($LFPO_CHROMIUM, or one on PATH). Skips the test where there is none."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'")
     found = os.environ.get("LFPO_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
@@ -25,7 +25,7 @@ def chromium() -> str:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser; its pages have no network but the loopback."""
+    """A browser whose pages reach no host but 127.0.0.1."""
     path = chromium()
     from playwright.sync_api import sync_playwright
 
@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 
 class Page:
-    """An open page that remembers what went wrong on it and what it asked the network for."""
+    """An open page that records its errors and its network requests."""
 
     def __init__(self, running: Any, url: str | Path, width: int = 1200, **context: Any):
         self.context = running.new_context(viewport={"width": width, "height": 900}, **context)

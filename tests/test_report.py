@@ -1,4 +1,4 @@
-"""What a report's page is given: values by hand, and text that must stay text."""
+"""The data of a report's page: values by hand, and text that must stay text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from lfpo.base.errors import UserError
 from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
-from lfpo.report.completions import highlight, histogram, playable, reveal_map, sudoku_grid
+from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
+from lfpo.report.counts import histogram, reveal_map
 from lfpo.report.data import columns, evaluation_pairs, run_data
 from lfpo.report.html import embedded
+from lfpo.report.replay import highlight, playable, sudoku_grid
 from lfpo.runs.directory import Run
-from written_runs import CODE, HOSTILE, record, write_rows, write_run
+from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -59,6 +61,29 @@ def test_whatever_a_model_writes_stays_text(tmp_path: Path):
 def test_columns_keep_five_digits_and_gaps():
     found = columns([{"step": 0}, {"step": 1, "loss": 1.23456789, "note": None}, {"step": 2, "loss": float("nan")}])
     assert found == {"step": [0, 1, 2], "loss": [None, 1.2346, None], "note": [None, None, None]}
+
+
+def test_the_policy_charts_have_all_keys_and_a_run_brings_their_values(tmp_path: Path):
+    data = run_data(Run(write_run(tmp_path / "run", ["text"], steps=2, policy=True)))
+    assert {line["key"] for chart in data["charts"]["policy"] for line in chart["lines"]} == policy_metrics(1).keys()
+    assert data["metrics"]["kl/old"] == [None, 0.001, 0.002]
+    assert data["metrics"]["p_target/bad"] == [None, None, 0.125]
+    assert [chart["title"] for chart in data["charts"]["signal"]] == ["Reward parts", *(c.title for c in SIGNAL)]
+
+
+def test_a_line_of_a_chart_is_shown_if_it_has_a_value():
+    target = next(c for c in POLICY if c.title == "Probability of target tokens")
+    metrics: dict[str, list[float | None]] = {"p_target/good": [None, 0.5], "p_target/bad": [None, None]}
+    assert [line.key for line in shown(target, metrics)] == ["p_target/good"]
+    assert shown(target, {"kl/old": [1.0]}) == []
+
+
+def test_reward_parts_are_the_means_only():
+    found = reward_parts({"rewards/a/mean": [1.0], "rewards/a/failed": [1.0], "rewards/b/mean": [0.5], "reward": [1.5]})
+    assert [(line.key, line.name, line.colour) for line in found.lines] == [
+        ("rewards/a/mean", "a", 0),
+        ("rewards/b/mean", "b", 1),
+    ]
 
 
 def test_evaluation_pairs_are_first_and_last():
@@ -165,7 +190,7 @@ def test_a_long_run_stays_small_and_says_what_it_leaves_out(tmp_path: Path):
     assert {1, 2000} <= {r["step"] for r in data["rollouts"]}
 
 
-def test_what_is_not_a_run_is_told_in_one_line(tmp_path: Path):
+def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         write_report(Run(tmp_path))
     folder = write_run(tmp_path / "run", ["text"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def real(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LFPOTrainer(args=config).train()
     return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run whose losses report metrics of the policy."""
+    folder = tmp_path_factory.mktemp("measured") / "run"
+    return write_report(Run(write_run(folder, ["text"], steps=4, eval_texts=["text"], policy=True)))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +166,80 @@ def test_charts_read_out_values_by_keyboard(running: Any, real: Path):
         assert "iteration 1" in figure.inner_text()
 
 
-@pytest.mark.parametrize("kind", ["real", "written", "comparison"])
+def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
+    with Page(running, measured) as opened:
+        panel = opened.page.locator("section", has=opened.page.get_by_role("heading", name="How the policy changes"))
+        legends = {
+            figure.locator("h3").inner_text(): figure.locator(".legend").inner_text().split("\n")
+            for figure in panel.locator("figure.chart:visible").all()
+        }
+        assert legends == {
+            "KL to theta_old (nats)": ["KL 0.004"],
+            "KL to the base (nats)": ["KL 0.04"],
+            "Entropy (nats)": ["at the targets 0.25", "in the rollout 0.125"],
+            "Probability of target tokens": ["good 0.875", "good, old 0.813", "bad 0.0625", "bad, old 0.125"],
+            "Ratio": ["mean 1"],
+            "Clipped ratios": ["ratios 0 %"],
+            "Saturated negatives": ["targets 12.5 %"],
+        }
+        target = panel.locator("figure.chart", has=opened.page.get_by_role("heading", name="Probability of target"))
+        assert target.locator("path.line[stroke-dasharray]").count() == 2
+        assert target.locator("path.line:not([stroke-dasharray])").count() == 2
+        saturated = panel.locator("figure.chart", has=opened.page.get_by_role("heading", name="Saturated")).locator(
+            "svg[tabindex]"
+        )
+        saturated.press("ArrowRight")
+        assert "iteration 2" in panel.inner_text()  # the value of iteration 1 is null
+        assert opened.errors == []
+
+
+def test_policy_charts_are_absent_without_their_metrics(running: Any, written: Path, tmp_path: Path):
+    name = "How the policy changes"
+    with Page(running, written) as opened:
+        assert not opened.page.get_by_role("heading", name=name).is_visible()
+    folder = write_run(tmp_path / "run", ["text"])
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    write_rows(folder / "metrics.jsonl", [{**row, "kl/old": None, "kl/base": row["step"] or None} for row in rows])
+    with Page(running, write_report(Run(folder))) as opened:
+        panel = opened.page.locator("section", has=opened.page.get_by_role("heading", name=name))
+        assert panel.locator("figure.chart:visible h3").all_inner_texts() == ["KL to the base (nats)"]
+        assert opened.errors == []
+
+
+def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: Any, measured: Path):
+    with Page(running, measured) as opened:
+        code = """([y, from, share]) => {
+            const axis = yAxis([{ y }], from ?? undefined);
+            return ticks(axis.bottom, axis.top, axis.step).map((t) => reading(t, share, axis.step));
+        }"""
+        for y, start, share, expected in (
+            ([1, 1], None, False, ["0.995", "0.9975", "1", "1.0025", "1.005"]),
+            ([0, 0], 0, True, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
+            ([0.0004, 0.0001], 0, True, ["0 %", "0.01 %", "0.02 %", "0.03 %", "0.04 %"]),
+            ([0.2, 0.9], 0, False, ["0", "0.25", "0.5", "0.75", "1"]),
+            ([-0.5, 0.5], 0, False, ["-0.5", "-0.25", "0", "0.25", "0.5"]),
+        ):
+            assert opened.page.evaluate(code, [y, start, share]) == expected
+
+
+def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: Any, measured: Path, tmp_path: Path):
+    with Page(running, measured) as opened:
+        assert opened.page.locator(".line.faint").count() == 0
+        x, y = opened.page.evaluate("averaged({ x: [...Array(150).keys()], y: Array(150).fill(2) })")
+        assert x[:2] == [0.5, 2.5]
+        assert (len(x), set(y)) == (75, {2})
+    path = write_report(Run(write_run(tmp_path / "run", ["text"], steps=160, policy=True)))
+    with Page(running, path) as opened:
+        target = opened.page.locator(
+            "figure.chart", has=opened.page.get_by_role("heading", name="Probability of target")
+        )
+        points = [line.get_attribute("d").count("L") + 1 for line in target.locator("path.line").all()]
+        # The dashed lines have means only. The first iteration has no bad rollouts.
+        assert sorted(points) == [75, 75, 75, 75, 159, 160]
+        assert opened.errors == []
+
+
+@pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
 def test_a_phone_has_no_sideways_scroll(kind: str, running: Any, request: pytest.FixtureRequest, tmp_path: Path):
     path = _comparison(tmp_path) if kind == "comparison" else request.getfixturevalue(kind)
     with Page(running, path, width=390) as opened:
@@ -168,7 +249,7 @@ def test_a_phone_has_no_sideways_scroll(kind: str, running: Any, request: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["real", "written", "comparison"])
+@pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
 def test_axe_finds_nothing_serious(
     kind: str, scheme: str, running: Any, request: pytest.FixtureRequest, tmp_path: Path
 ):
@@ -252,12 +333,12 @@ def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
 
 
 def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
-    """Until something holds; not by a script in the page, which its policy would refuse."""
+    """Wait until what() holds. The page's policy refuses scripts of Playwright's own waiting functions."""
     for _ in range(10 * seconds):
         if what():
             return
         opened.page.wait_for_timeout(100)
-    raise AssertionError("never happened")
+    raise AssertionError(f"still not true after {seconds} seconds")
 
 
 def _comparison(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Reports without a browser: in a terminal, in a log file, as figures, and steps of a sample."""
+"""Reports without a browser: text, figures, and the steps of a sample."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
+from lfpo.report.charts import POLICY
 from lfpo.report.figures import write_figures
 from lfpo.report.simplex import cosine, velocities
 from lfpo.report.text import print_report, thinned
@@ -35,6 +36,22 @@ def test_the_text_fits_and_has_no_control_characters(width: int, tmp_path: Path)
     for part in ("25.0%", "75.0%", "gradient norm", "rollout 4 s"):
         assert part in text
     assert ("15.0 to 35.0" in text) == (width >= 70)  # the interval leaves first
+
+
+@pytest.mark.parametrize("width", [40, 70, 200])
+def test_the_text_has_first_and_last_value_of_the_policy_metrics(width: int, tmp_path: Path):
+    text = printed(write_run(tmp_path / "run", ["a"], steps=4, policy=True), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    rows = text.split() if width < 70 else next(r for r in text.splitlines() if r.startswith("kl/base")).split()
+    at = rows.index("kl/base")
+    assert rows[at + 1 : at + 5] == ["0.01", "▁▃▅█", "0.04", "nats"]
+    assert "0.125 ▁▁▁ 0.125 share" in text  # negatives/saturated, null at first
+    assert "p_target_old/good" in text
+
+
+def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):
+    text = printed(write_run(tmp_path / "run", ["a"]), 80)
+    assert not any(part in text for part in ("kl/", "entropy/", "p_target", "ratio/", "negatives/"))
 
 
 def test_the_text_of_a_comparison_marks_the_best(tmp_path: Path):
@@ -61,12 +78,14 @@ def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path
 
 @pytest.mark.slow
 def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path):
-    folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"])
+    folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"], policy=True)
     paths = write_figures(Run(folder))
     names = {p.name for p in paths}
-    assert {
-        f"{n}.{e}" for n in ("convergence", "steps-accuracy", "reveal-greedy", "simplex") for e in ("svg", "pdf")
-    } <= names
+    curves = {chart.title.lower().replace(" ", "-") for chart in POLICY}
+    assert {"kl-to-theta_old", "entropy"} < curves
+    wanted = {"convergence", "steps-accuracy", "reveal-greedy", "simplex", *curves}
+    assert {f"{n}.{e}" for n in wanted for e in ("svg", "pdf")} <= names
+    assert "Saturated negatives (%)" in (folder / "figures/saturated-negatives.svg").read_text()
     first = {p: p.read_bytes() for p in paths}
     assert all(b.startswith(b"%PDF") for p, b in first.items() if p.suffix == ".pdf")
     assert "held out, greedy" in (folder / "figures/convergence.svg").read_text()

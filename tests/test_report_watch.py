@@ -1,4 +1,4 @@
-"""`lfpo watch`: real requests to a real server, and a page that follows a run."""
+"""`lfpo watch`: requests to a running server, and a page that follows a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_and_its_data_follow_the_run(tmp_path: Path):
         assert (status, json.loads(body)["step"]) == (200, 3)
         assert get(server, "/run.json")[0] == 404
         assert get(server, "/../config.yaml")[0] == 404
-    assert not (folder / "report.html").exists()  # looking changes nothing
+    assert not (folder / "report.html").exists()  # serving writes nothing
 
 
 def test_only_names_of_this_machine_are_answered_without_a_token(tmp_path: Path):
@@ -91,7 +91,7 @@ def test_a_run_that_has_no_metrics_yet_is_asked_again(tmp_path: Path):
         assert "no metrics.jsonl" in body
 
 
-def test_wrong_folders_and_taken_ports_are_told(tmp_path: Path):
+def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):
     with pytest.raises(UserError, match="holds no run"):
         make_server(WatchConfig(run=str(tmp_path)))
     folder = write_run(tmp_path / "run", ["text"])
@@ -119,5 +119,5 @@ def test_the_open_page_updates_without_reload(tmp_path: Path):
         page.get_by_label("Filter").fill("brand")
         assert "brand new" in opened.texts(".completions pre")
         assert page.locator("body").get_attribute("data-kept") == "same page"
-        assert page.locator(".player input[type=range]").input_value() == "0"  # whoever is watching is left alone
+        assert page.locator(".player input[type=range]").input_value() == "0"  # the player keeps its step
         assert opened.errors == []

@@ -1,4 +1,4 @@
-"""Run folders written by hand, with whatever completions a test wants, through lfpo's own writer of records."""
+"""Run folders written by hand, with the completions and metrics that a test needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from lfpo.train.config import LFPOConfig
 CODE = "```python\ndef area(r):\n    # a circle\n    return 3 * r ** 2\n```"
 HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
 
-
-MANY = 20
+MANY = 20  # iterations with rollouts of their own; later ones link to those of the first
 
 
 def record(
@@ -43,9 +42,14 @@ def write_run(
     steps: int = 2,
     rollouts: int = 4,
     eval_texts: list[str] | None = None,
+    policy: bool = False,
     **settings: Any,
 ) -> Path:
-    """A run of `steps` iterations whose rollouts go through `texts`; two evaluations, if `eval_texts` are given."""
+    """A run of `steps` iterations whose rollouts go through `texts`.
+
+    eval_texts: completions of two evaluations. policy: metrics.jsonl has the keys of `policy_metrics`. settings: of the
+    configuration.
+    """
     config = LFPOConfig(
         output_dir=str(folder),
         data_file="rows.jsonl",
@@ -68,7 +72,7 @@ def write_run(
             records.append(record(text, rewards={"form": reward, "fact": reward / 2}, reward=reward, r=reward / 2))
         if records:
             write_rows(folder / f"rollouts/step-{step}.jsonl", records)
-        else:  # in a long run most files are the same one, or writing it takes longer than reading it
+        else:  # or writing a long run takes longer than reading it
             (folder / f"rollouts/step-{step}.jsonl").hardlink_to(folder / "rollouts/step-1.jsonl")
         lines.append(
             {
@@ -88,6 +92,8 @@ def write_run(
                 "time/total": 3.25 * step,
             }
         )
+    if policy:
+        lines = [lines[0], *(line | policy_metrics(line["step"]) for line in lines[1:])]
     lines[-1] |= _evaluation(0.75)
     write_rows(folder / "metrics.jsonl", lines)
     if eval_texts:
@@ -99,6 +105,23 @@ def write_run(
             ]
             write_rows(folder / f"eval/step-{step}.jsonl", rows)
     return folder
+
+
+def policy_metrics(step: int) -> dict[str, float | None]:
+    """What a loss can report of the policy at iteration `step`; no bad rollouts in the first iteration."""
+    return {
+        "kl/old": 0.001 * step,
+        "kl/base": 0.01 * step,
+        "entropy/targets": 1.0 / step,
+        "entropy/rollout": 0.5 / step,
+        "p_target/good": 1 - 0.5 / step,
+        "p_target/bad": 0.25 / step if step > 1 else None,
+        "p_target_old/good": 1 - 0.75 / step,
+        "p_target_old/bad": 0.5 / step if step > 1 else None,
+        "negatives/saturated": 0.125 if step > 1 else None,
+        "ratio/mean": 1.0,
+        "ratio/clipped": 0.0,
+    }
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of the report in this folder: python docs/images/screenshots.py RUN COMPARISON
+"""Take the pictures of the report in this folder: python docs/images/screenshots.py RUN COMPARISON
 
 RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `dev`
 and a Chromium.

@@ -1,4 +1,4 @@
-"""`lfpo report`: the page of a run or a comparison, its text, its figures."""
+"""`lfpo report`: writes the page of a run or a comparison, or prints its text, or writes its figures."""
 
 from __future__ import annotations
 

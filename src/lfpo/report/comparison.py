@@ -1,4 +1,4 @@
-"""What the page of a comparison shows, from the results.json that `lfpo compare` writes."""
+"""The data of a comparison's page, from the results.json that `lfpo compare` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TERA = 1e12
 
 
 def comparison_data(folder: Path) -> dict[str, Any]:
-    """The data of a comparison's page. Raises UserError when results.json is not one of lfpo compare."""
+    """The data of a comparison's page. Raises UserError when results.json lacks what lfpo compare writes."""
     results = read_json(folder / "results.json")
     missing = {"tables", "bases", "cells", "environment", "versions"} - results.keys()
     if missing:
@@ -72,5 +72,5 @@ def mean_curve(curves: list[list[dict[str, float]]], sampler: str) -> dict[str, 
 
 
 def mean_rows(rows: list[list[float]], digits: int = 4) -> list[float]:
-    """Means over rows, as far as the shortest goes."""
+    """Means over rows, up to the length of the shortest row."""
     return [round(sum(values) / len(values), digits) for values in zip(*rows, strict=False)]

@@ -1,15 +1,17 @@
-"""What a run's page shows, as one JSON object. The page draws from it, and so does the live page, again and again."""
+"""The data of a run's page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
+from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
@@ -29,6 +31,7 @@ def run_data(run: Run) -> dict[str, Any]:
     last = metrics[-1]["step"]
     samples, samples_note = evaluation_samples(run.dir, config, last)
     rollouts = rollout_sample(run.dir, config, last)
+    values = columns(metrics)
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -42,11 +45,15 @@ def run_data(run: Run) -> dict[str, Any]:
         "r_is_target": config["objective"]["name"] == "lfpo",
         "environment": info["environment"],
         "versions": info["versions"],
-        "metrics": columns(metrics),
+        "metrics": values,
+        "charts": {
+            "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
+            "policy": [asdict(c) for c in POLICY],
+        },
         "evaluations": [{"name": n, "first": a, "last": b} for n, a, b in evaluation_pairs(metrics)],
         "times": {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES},
-        "samplers": {"rollouts": _told(config["sampler"])}
-        | {name: _told(s) for name, s in config["eval_samplers"].items()},
+        "samplers": {"rollouts": _settings(config["sampler"])}
+        | {name: _settings(s) for name, s in config["eval_samplers"].items()},
         "config": yaml_text(config),
         "samples": samples,
         "samples_note": samples_note,
@@ -69,7 +76,7 @@ def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str,
 
 
 def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """The lines of metrics.jsonl by key, five significant digits each, None where a line has no such key."""
+    """The values of metrics.jsonl by key, with five significant digits; None where a line has no finite number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
 
@@ -84,8 +91,8 @@ def _latest(metrics: Iterable[dict[str, Any]], key: str) -> float:
     return next((m[key] for m in reversed(list(metrics)) if m.get(key) is not None), 0.0)
 
 
-def _told(sampler: dict[str, Any]) -> dict[str, Any]:
-    """How a sampler chooses tokens and positions, and every setting that is not the default."""
+def _settings(sampler: dict[str, Any]) -> dict[str, Any]:
+    """A sampler's temperature, its rule for choosing positions, and every setting that is not the default."""
     plain = vars(SamplerConfig())
     names = ["temperature", "alg" if sampler.get("alg") else "remasking"]
     names += [k for k, v in sampler.items() if k not in names and v != plain.get(k)]

@@ -1,4 +1,4 @@
-"""Figures for a paper, as SVG and PDF: `lfpo report FOLDER --figures`."""
+"""Figures of a run or a comparison for a paper, as SVG and PDF: `lfpo report FOLDER --figures`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
-from lfpo.eval.statistics import over_seeds_and_problems
-from lfpo.report.comparison import TERA, by_objective
+from lfpo.report.charts import POLICY, SHARE, Chart, shown
+from lfpo.report.comparison_figures import comparison_figures
 from lfpo.report.data import is_comparison, run_data
 from lfpo.report.simplex import draw_simplex
 from lfpo.report.style import COLOURS, STYLES
@@ -27,7 +26,7 @@ def write_figures(run: Run) -> list[Path]:
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     written = []
     with plt.rc_context(style):
-        made = _comparison_figures(run.dir) if is_comparison(run.dir) else _run_figures(run_data(run))
+        made = comparison_figures(run.dir) if is_comparison(run.dir) else _run_figures(run_data(run))
         for name, figure in made:
             for ending in ("svg", "pdf"):
                 path = run.dir / "figures" / f"{name}.{ending}"
@@ -49,6 +48,9 @@ def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for reveal in (*data["samples"]["maps"], *([data["rollout_maps"]] if data["rollout_maps"] else [])):
         if reveal["panels"]:
             yield f"reveal-{reveal['sampler']}", _reveal(reveal)
+    for chart in POLICY:
+        if shown(chart, data["metrics"]):
+            yield chart.title.lower().replace(" ", "-"), _chart(chart, data)
     yield "simplex", draw_simplex()
 
 
@@ -57,6 +59,29 @@ def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:
     metrics = data["metrics"]
     at = [i for i, v in enumerate(metrics.get(keys[0], [])) if v is not None]
     return [[metrics[k][i] for i in at] for k in ("step", *keys)]
+
+
+def _chart(chart: Chart, data: dict[str, Any]) -> Any:
+    """A chart of the page, over iterations; shares in percent."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.2))
+    scale = 100 if chart.unit == SHARE else 1
+    lines = shown(chart, data["metrics"])
+    for line in lines:
+        steps, values = _series(data, line.key)
+        colour, style = COLOURS[line.colour % len(COLOURS)], STYLES[line.dashed]
+        axis.plot(steps, [scale * v for v in values], style, color=colour, lw=1.4, label=line.name, clip_on=False)
+    unit = "%" if chart.unit == SHARE else chart.unit
+    axis.set(xlabel="iteration", ylabel=f"{chart.title} ({unit})" if unit else chart.title)
+    axis.ticklabel_format(useOffset=False)
+    axis.locator_params(axis="x", integer=True)
+    if chart.from_zero:
+        axis.set_ylim(bottom=0)
+    if len(lines) > 1:
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
 
 
 def _convergence(data: dict[str, Any]) -> Any:
@@ -81,7 +106,7 @@ def _convergence(data: dict[str, Any]) -> Any:
 
 
 def _steps_accuracy(data: dict[str, Any]) -> Any:
-    """The way of each sampler through (NFE, accuracy) while training went on; the ring is where it began."""
+    """Accuracy against NFE of each sampler, one point an evaluation; a ring marks the first."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(5, 3.2))
@@ -99,7 +124,7 @@ def _steps_accuracy(data: dict[str, Any]) -> Any:
 
 
 def _reveal(reveal: dict[str, Any]) -> Any:
-    """Share of completions that reveal a position at a step, before and after."""
+    """Share of completions that reveal a position at a step, in the first and the last iteration."""
     import numpy as np
     from matplotlib import pyplot as plt
 
@@ -120,76 +145,4 @@ def _reveal(reveal: dict[str, Any]) -> Any:
         axis.set(title=f"iteration {panel['step']} (n = {panel['n']})", xlabel="position")
     axes[0][0].set_ylabel("denoising step")
     figure.colorbar(image, ax=axes[0].tolist(), label="share revealed")
-    return figure
-
-
-def _comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
-    results = read_json(folder / "results.json")
-    for recipe in dict.fromkeys(c["recipe"] for c in results["cells"]):
-        groups = by_objective(results, recipe)
-        sampler = results["cells"][0]["sampler"]
-        stem = Path(recipe).stem
-        yield f"convergence-{stem}", _convergence_of_objectives(groups, sampler)
-        for name in results["bases"].get(recipe, {}).get("eval", {}):
-            yield f"steps-accuracy-{stem}-{name}", _objectives_by_steps(groups, results["bases"][recipe], name)
-        labels = [row[0]["text"] for t in results["tables"] if t["title"].startswith("Ablation") for row in t["rows"]]
-        if ablated := {label: groups[label] for label in dict.fromkeys(labels) if label in groups}:
-            yield f"ablation-{stem}", _ablation(ablated, results["bases"][recipe], sampler)
-    yield "simplex", draw_simplex()
-
-
-def _convergence_of_objectives(groups: dict[str, list[dict[str, Any]]], sampler: str) -> Any:
-    """Mean accuracy over seeds against seconds and against TFLOPs, from the lowest to the highest seed shaded."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
-    for axis, key, unit, text in ((axes[0], "seconds", 1.0, "training time (s)"), (axes[1], "flops", TERA, "TFLOPs")):
-        for i, (label, cells) in enumerate(groups.items()):
-            points = list(zip(*(c["curve"] for c in cells), strict=False))
-            x = [sum(p[key] for p in at) / len(at) / unit for at in points]
-            ys = [[100 * p[sampler] for p in at] for at in points]
-            colour, line = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-            axis.plot(x, [sum(y) / len(y) for y in ys], line, color=colour, lw=1.4, label=label)
-            axis.fill_between(x, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.07, lw=0)
-        axis.set_xlabel(text)
-    axes[0].set_ylabel(f"held-out accuracy, {sampler} (%)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
-    return figure
-
-
-def _objectives_by_steps(groups: dict[str, list[dict[str, Any]]], base: dict[str, Any], sampler: str) -> Any:
-    """Each objective's NFE and accuracy under one sampler, with 95 % intervals over seeds and problems."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5, 3.4))
-    for i, (label, cells) in enumerate({"base": [base], **groups}.items()):
-        found = over_seeds_and_problems([c["eval"][sampler]["correct"] for c in cells])
-        nfe = [sum(c["eval"][sampler]["nfe"]) / len(c["eval"][sampler]["nfe"]) for c in cells]
-        x, y = sum(nfe) / len(nfe), 100 * found.mean
-        colour = "#000000" if label == "base" else COLOURS[(i - 1) % len(COLOURS)]
-        spread = [[y - 100 * found.low], [100 * found.high - y]]
-        axis.errorbar(x, y, yerr=spread, fmt="s" if label == "base" else "o", ms=4, lw=1, color=colour)
-        axis.annotate(label, (x, y), (4, 3), textcoords="offset points", fontsize=7, color=colour)
-    axis.set(xlabel="forwards a completion (NFE)", ylabel=f"held-out accuracy, {sampler} (%)")
-    figure.tight_layout()
-    return figure
-
-
-def _ablation(groups: dict[str, list[dict[str, Any]]], base: dict[str, Any], sampler: str) -> Any:
-    """Accuracy of the whole method and of its parts, with 95 % intervals over seeds and problems."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(4.2, 3))
-    for i, (label, cells) in enumerate({"base": [base], **groups}.items()):
-        found = over_seeds_and_problems([c["eval"][sampler]["correct"] for c in cells])
-        y = 100 * found.mean
-        spread = [[y - 100 * found.low], [100 * found.high - y]]
-        axis.bar(
-            i, y, yerr=spread, width=0.6, color="#999999" if label == "base" else COLOURS[0], alpha=0.85, capsize=3
-        )
-    axis.set_xticks(range(len(groups) + 1), ["base", *groups], rotation=15)
-    axis.set_ylabel(f"held-out accuracy, {sampler} (%)")
-    axis.grid(visible=False, axis="x")
-    figure.tight_layout()
     return figure

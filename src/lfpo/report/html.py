@@ -1,4 +1,4 @@
-"""`report.html`: a run or a comparison on one self-contained page, opened straight from disk."""
+"""`report.html`: the page of a run or a comparison, one file without external resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lfpo.report.data import is_comparison, run_data
 from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
-SCRIPTS = ("dom", "charts", "pane", "player", "heatmap", "table", "comparison", "page")  # the last one starts it all
+SCRIPTS = ("dom", "charts", "pane", "player", "heatmap", "table", "comparison", "page")  # page.js starts the page
 
 
 def write_report(run: Run) -> Path:
@@ -34,7 +34,7 @@ def write_report(run: Run) -> Path:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The whole page. Its security policy lets nothing run or load but what is written here, whatever a model wrote."""
+    """The whole page. Its content security policy allows only the script and style sheet below, by their hashes."""
     css, script = _parts()
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(css)}'; script-src '{_digest(script)}'; "
@@ -52,7 +52,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: no "<", and nothing but ASCII, so no broken character survives."""
+    """JSON for a script element: "<" is escaped, so no text can close the element, and all characters are ASCII."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""The gradient alignment theorem as a picture: velocities and gradients on the probability simplex, all computed.
+"""The gradient alignment theorem as a figure: velocities and gradients on the probability simplex.
 
 A masked position is one of four corners (mask, and three tokens). From the mask, the ideal velocity u points at the
 right token e_y and the model's velocity v at its prediction p. The theorem: -d CE / d logits = e_y - p = u - v.
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-# Corners in the plane: tokens A (the right one), B, C, and the mask below. Any linear map keeps sums of vectors.
+# Corners in the plane: tokens A (the right one), B, C, and the mask below. The map to the plane is linear and so keeps
+# sums of vectors.
 CORNERS = torch.tensor([[0.5, 3**0.5 / 2], [0.0, 0.0], [1.0, 0.0], [0.5, -0.62]], dtype=torch.float64)
 MASK = 3
 LOGITS = (-0.3, 1.2, -0.5)  # the prediction drawn large
@@ -20,8 +21,9 @@ GRID = 9
 def velocities(logits: torch.Tensor, y: int = 0) -> dict[str, torch.Tensor]:
     """At a masked position with these logits [3] and right token y: prediction, velocities and negative gradients.
 
-    p [4]: prediction over corners. u, v [4]: ideal and model velocity. ce, l2 [4]: minus the gradients of cross-entropy
-    and of |p - e_y|^2 in the logits, by autograd, 0 for the mask, whose logit is not the model's to choose.
+    logits [3], float. All results are float64 over the corners [4]. p: prediction. u, v: ideal and model velocity.
+    ce, l2: minus the gradients of cross-entropy and of |p - e_y|^2 in the logits, by autograd; 0 for the mask, for
+    which the model has no logit.
     """
     z = logits.double().clone().requires_grad_()
     p = z.softmax(-1)
@@ -38,7 +40,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def draw_simplex() -> Any:
-    """The figure: the theorem at one prediction, and both losses' directions over the whole simplex."""
+    """The figure: the theorem at one prediction, and the directions of both losses over the whole simplex."""
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.6), width_ratios=(1, 1.05))
@@ -74,7 +76,7 @@ def draw_simplex() -> Any:
 
 
 def _field() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
-    """Points inside the simplex [n, 2], both directions there [n, 2], and the cosines between them (in logits)."""
+    """Points in the simplex [n, 2], minus both gradients there [n, 2] each, and their cosines in logit space."""
     shares = [(i / GRID, j / GRID) for i in range(1, GRID) for j in range(1, GRID - i)]
     found = [velocities(torch.tensor([a, b, 1 - a - b], dtype=torch.float64).log()) for a, b in shares]
     planes = [torch.stack([f[name] @ CORNERS for f in found]) for name in ("p", "ce", "l2")]

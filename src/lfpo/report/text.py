@@ -1,4 +1,4 @@
-"""A run in a terminal or a log file: `lfpo report RUN --text`."""
+"""A run or a comparison as text, for a terminal or a log file: `lfpo report FOLDER --text`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfpo.base.errors import UserError
+from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.comparison import comparison_data
 from lfpo.report.data import is_comparison, run_data
 from lfpo.runs.directory import Run
@@ -16,7 +17,7 @@ from lfpo.runs.display import sparkline
 
 
 def print_report(run: Run, console: Console | None = None) -> None:
-    """Print what the page of a run or a comparison shows, as far as text can. Raises UserError as the page does."""
+    """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
     console = console or Console()
     if is_comparison(run.dir):
         _print_comparison(comparison_data(run.dir), console)
@@ -38,27 +39,41 @@ def _print_run(data: dict[str, Any], console: Console) -> None:
         say("")
         console.print(evaluation_table(data["evaluations"], narrow))
     say("")
-    width = max(10, min(60, console.width - 36))
-    for name, key in (
-        ("reward", "reward"),
-        *((k.removesuffix("/mean"), k) for k in data["metrics"] if k.startswith("rewards/")),
-        ("inference steps", "steps"),
-        ("forwards (NFE)", "nfe"),
-        ("gradient norm", "grad_norm"),
-        ("groups alike", "frac_reward_zero_std"),
-    ):
-        values = [v for v in data["metrics"].get(key, []) if v is not None]
-        if values:
-            line = f"{values[0]:>8.4g} {sparkline(thinned(values, width), width)} {values[-1]:.4g}"
-            say(f"{name}\n  {line}" if narrow else f"{name:<16}{line}")
+    for line in metric_lines(data["metrics"], console.width, narrow):
+        say(line)
     times = {name: seconds for name, seconds in data["times"].items() if seconds}
     total = sum(times.values()) or 1.0
     say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({100 * s / total:.0f} %)" for n, s in times.items()))
     say(f"rollouts on the page: {data['rollouts_note']}")
 
 
+def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: bool) -> list[str]:
+    """One line a metric: name, first value, sparkline, last value, unit; the name on its own line where narrow.
+
+    Metrics of the policy have the names of metrics.jsonl.
+    """
+    names = [
+        ("reward", "reward", ""),
+        *((f"rewards/{line.name}", line.key, "") for line in reward_parts(metrics).lines),
+        ("inference steps", "steps", ""),
+        ("forwards (NFE)", "nfe", ""),
+        ("gradient norm", "grad_norm", ""),
+        ("groups alike", "frac_reward_zero_std", ""),
+        *((line.key, line.key, f" {chart.unit}".rstrip()) for chart in POLICY for line in shown(chart, metrics)),
+    ]
+    series = [(n, unit, [v for v in metrics.get(key, []) if v is not None]) for n, key, unit in names]
+    series = [(n, unit, values) for n, unit, values in series if values]
+    label = max([15, *(len(n) for n, _, _ in series)]) + 1
+    spark = max(10, min(60, width - (label + 27)))
+    lines = []
+    for name, unit, values in series:
+        course = f"{values[0]:>8.4g} {sparkline(thinned(values, spark), spark)} {values[-1]:.4g}{unit}"
+        lines += [name, f"  {course}"] if narrow else [f"{name:<{label}}{course}"]
+    return lines
+
+
 def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) -> Table:
-    """Held-out results at the start and the end of a run; without interval and steps where there is little room."""
+    """Held-out results at the start and the end of a run; a narrow table leaves out interval and steps."""
     scored = all("accuracy" in e["last"] for e in evaluations)
     table = Table(title="Held out, before and after", title_justify="left", show_edge=False)
     table.add_column("sampler")
@@ -79,7 +94,7 @@ def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) ->
 
 
 def thinned(values: list[float], width: int) -> list[float]:
-    """At most `width` means of neighbouring values, so that a sparkline shows the whole run."""
+    """Means of neighbouring values, at most `width` of them, so that a sparkline shows the whole run."""
     if len(values) <= width:
         return values
     edges = [i * len(values) // width for i in range(width + 1)]
@@ -99,7 +114,7 @@ def _print_comparison(data: dict[str, Any], console: Console) -> None:
 
 
 def _entry(entry: dict[str, Any]) -> str:
-    """Best bold and second underlined; a star and a plus too, for where text has no style."""
+    """The best is bold with a star, the second underlined with a plus: files have no bold text."""
     mark = {0: "", 1: " *", 2: " +"}[entry["rank"]]
     style = {0: "", 1: "bold", 2: "underline"}[entry["rank"]]
     return f"[{style}]{entry['text']}{mark}[/]" if style else entry["text"]

@@ -1,4 +1,4 @@
-"""`lfpo watch`: a run's page, served live. The page asks for new data; nothing of the run is ever changed."""
+"""`lfpo watch`: serves a run's page, which polls for new data. It only reads the run's folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class WatchConfig:
     """Configuration of `lfpo watch`.
 
     run: the run's folder, as given to lfpo train by output_dir.
-    host: address to listen at. Any but this machine's own loopback asks every visitor for a token, printed at start.
-    port: 0 takes a free one.
+    host: address to listen at. At any address but loopback, requests need the token that the command prints.
+    port: port to listen at; 0 takes a free one.
     """
 
     run: str
@@ -46,7 +46,7 @@ def run_watch(config: WatchConfig, report: Callable[[str], None] = print) -> Non
 
 
 class Server(ThreadingHTTPServer):
-    """run: what is shown. token: what visitors must bring, or None. address: the URL to open."""
+    """run: the run shown. token: what requests must carry, None at loopback. address: the URL to open."""
 
     daemon_threads = True
     run: Run
@@ -55,10 +55,12 @@ class Server(ThreadingHTTPServer):
 
 
 def make_server(config: WatchConfig) -> Server:
-    """A server that is bound, but serves nothing yet. Raises UserError for a wrong folder, host or port."""
+    """A server bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port."""
     run = Run(Path(config.run).expanduser())
     if not (run.dir / "config.yaml").exists():
-        raise UserError(f"{run.dir}: holds no run; give the output_dir of an lfpo train that has started")
+        raise UserError(
+            f"{run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
+        )
     try:
         server = Server((config.host, config.port), Handler)
     except OSError as error:
@@ -82,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / is the page, GET /data.json its data, 304 while nothing is new."""
+    """GET / is the page, GET /data.json its data (304 while it has not changed)."""
 
     server: Server
     protocol_version = "HTTP/1.1"
@@ -90,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        if not self._welcome(parse_qs(url.query)):
+        if not self._allowed(parse_qs(url.query)):
             return
         if url.path not in ("/", "/data.json"):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
@@ -101,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             data = {**run_data(self.server.run), "live": True, "version": tag}
-        except UserError as error:  # not an evaluation yet, or a file being moved: the page asks again
+        except UserError as error:  # no metrics yet, or a file is being replaced: the page asks again
             self.send_retry(str(error))
             return
         if url.path == "/":
@@ -113,9 +115,11 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{reason}\n", retry=True)
 
-    def _welcome(self, query: dict[str, list[str]]) -> bool:
-        """The right token; without one, only names of this machine, so that no web page can read it by a name of its
-        own that resolves to the loopback."""
+    def _allowed(self, query: dict[str, list[str]]) -> bool:
+        """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
+
+        The check of the host stops DNS rebinding: a website whose name resolves to 127.0.0.1.
+        """
         token = self.server.token
         if token is not None:
             given = query.get("token", [""])[0]
@@ -148,11 +152,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not news."""
+        """Log no requests."""
 
 
 def version(folder: Path) -> str:
-    """Changes whenever the run has written something the page shows."""
+    """ETag of a run's folder: changes whenever the run has written something that the page shows."""
     state = []
     for path in (folder / "metrics.jsonl", folder / "config.yaml", folder / "eval", folder / "rollouts"):
         if path.exists():

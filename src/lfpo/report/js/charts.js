@@ -1,5 +1,5 @@
 "use strict";
-// Line and area charts as SVG, drawn at the width they have; the legend reads out the values under the pointer.
+// Line and area charts as SVG, drawn at the width of their element. The legend shows the values under the pointer.
 
 function tickStep(low, high, count) {
   const raw = (high - low || 1) / count;
@@ -13,7 +13,7 @@ function ticks(low, high, step) {
   return found;
 }
 
-// The value of a series at x: there, or at the last point before.
+// The value of a series at x, or at the last point before x.
 function valueAt(series, x) {
   let found = null;
   for (let i = 0; i < series.x.length && series.x[i] <= x; i++) found = i;
@@ -26,75 +26,124 @@ function stacked(series) {
     const low = s.x.map((x) => below.get(x) || 0);
     const high = s.x.map((x, i) => low[i] + s.y[i]);
     s.x.forEach((x, i) => below.set(x, high[i]));
-    return { ...s, low, high, top: high };
+    return { ...s, low, high };
   });
 }
 
-// spec: series [{name, x, y, low, high, colour, dots, faint}], format, stack, from (smallest y shown), xLabel.
+// The points of a line: at most MEANS means over neighbouring points where it has more than twice as many.
+const MEANS = 75;
+const isLong = (s) => s.x.length > 2 * MEANS;
+function averaged({ x, y }) {
+  const means = (values) => Array.from({ length: MEANS }, (_, i) => {
+    const part = values.slice(Math.floor((i * values.length) / MEANS), Math.floor(((i + 1) * values.length) / MEANS));
+    return part.reduce((a, b) => a + b) / part.length;
+  });
+  return [means(x), means(y)];
+}
+
+// A value in text, with enough digits to tell two values apart that lie one tick step from each other.
+function reading(value, share, step) {
+  if (value === null || value === undefined) return number(value);
+  const [v, s] = share ? [100 * value, 100 * step] : [value, step];
+  const digits = v ? Math.max(3, Math.floor(Math.log10(Math.abs(v))) - Math.floor(Math.log10(s)) + 2) : 3;
+  return share ? `${number(v, digits)} %` : number(v, digits);
+}
+
+// The y axis of a chart. Values that hardly differ get a range of 1 % of their size, so that the tick labels differ.
+function yAxis(series, from) {
+  let [low, high] = [from ?? Infinity, -Infinity];
+  for (const s of series) for (const y of [s.y, s.low || [], s.high || []].flat()) { low = Math.min(low, y); high = Math.max(high, y); }
+  const range = 0.01 * Math.max(Math.abs(low), Math.abs(high)) || 1;
+  if (high - low < range) {
+    if (low !== from) low -= (range - (high - low)) / 2;
+    high = low + range;
+  }
+  const step = tickStep(low, high, 4);
+  return { step, bottom: Math.floor(low / step + 1e-6) * step, top: Math.ceil(high / step - 1e-6) * step };
+}
+
+// Where the values of a chart lie in a picture of `width` pixels: {height, margin, xs, y, px, py}.
+function layout(spec, series, width) {
+  const height = Math.round(Math.min(240, Math.max(150, width * 0.42)));
+  const xs = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
+  const y = yAxis(series, spec.from);
+  y.ticks = ticks(y.bottom, y.top, y.step).map((t) => [t, reading(t, spec.share, y.step)]);
+  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: 10, top: 8, bottom: 24 };
+  const [x0, x1] = [xs[0], xs.length > 1 ? xs[xs.length - 1] : xs[0] + 1];
+  const [wide, high] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
+  return {
+    width, height, margin, xs, y, x0, x1,
+    px: (x) => margin.left + ((x - x0) / (x1 - x0)) * wide,
+    py: (v) => height - margin.bottom - ((v - y.bottom) / (y.top - y.bottom)) * high,
+    nearest: (px) => {
+      const x = x0 + ((px - margin.left) / wide) * (x1 - x0);
+      return xs.reduce((best, v) => (Math.abs(v - x) < Math.abs(best - x) ? v : best), xs[0]);
+    },
+  };
+}
+
+function drawAxes(at, anyX) {
+  const axes = draw("g", { class: "axis" });
+  for (const [t, text] of at.y.ticks) {
+    axes.append(draw("line", { x1: at.margin.left, x2: at.width - at.margin.right, y1: at.py(t), y2: at.py(t) }),
+      draw("text", { x: at.margin.left - 6, y: at.py(t) + 4, "text-anchor": "end" }, text));
+  }
+  const step = tickStep(at.x0, at.x1, Math.max(4, Math.floor(at.width / 85)));
+  for (const t of ticks(at.x0, at.x1, anyX ? step : Math.max(1, Math.round(step)))) {
+    const text = number(t);
+    const x = Math.min(at.px(t), at.width - 4 * text.length); // inside the picture
+    axes.append(draw("text", { x, y: at.height - 6, "text-anchor": "middle" }, text));
+  }
+  return axes;
+}
+
+function drawLines(at, series, stack) {
+  const path = (x, y) => x.map((v, i) => `${i ? "L" : "M"}${at.px(v).toFixed(1)} ${at.py(y[i]).toFixed(1)}`).join("");
+  const area = (s) => `${path(s.x, s.high)}${path([...s.x].reverse(), [...s.low].reverse()).replace("M", "L")}Z`;
+  const lines = draw("g", {});
+  for (const s of series) {
+    if (s.low) lines.append(draw("path", { d: area(s), fill: s.colour, class: stack ? "layer" : "band" }));
+    // Every point of a dashed line would look like a solid band.
+    if (!stack && isLong(s) && !s.dash) lines.prepend(draw("path", { d: path(s.x, s.y), stroke: s.colour, class: "line faint" }));
+    if (!stack) lines.append(draw("path", { d: path(...(isLong(s) ? averaged(s) : [s.x, s.y])), stroke: s.colour, class: "line", "stroke-dasharray": s.dash }));
+    if (s.dots || s.x.length === 1) s.x.forEach((x, i) => lines.append(draw("circle", { cx: at.px(x), cy: at.py((stack ? s.high : s.y)[i]), r: 2.6, fill: s.colour })));
+  }
+  return lines;
+}
+
+// update(spec): series [{name, x, y, low, high, colour, dash, dots}], share (values in [0, 1], shown in percent),
+// stack, from (the y axis starts there or below), xLabel, anyX (ticks of x need not be whole numbers).
 function chart(title, hint) {
   const legend = el("ul", { class: "legend" });
   const plot = el("div", { class: "plot" });
   const root = el("figure", { class: "chart" },
     el("figcaption", {}, el("h3", {}, title), hint ? el("p", { class: "dim" }, hint) : null), legend, plot);
   let spec = null;
-  let at = null;
-
-  function readout(x) {
-    legend.querySelectorAll("output").forEach((output, i) => {
-      const s = spec.series[i];
-      output.textContent = spec.format(x === null ? s.y[s.y.length - 1] : valueAt(s, x));
-    });
-  }
 
   function render() {
-    const width = Math.max(240, plot.clientWidth || 320);
-    const height = Math.round(Math.min(240, Math.max(150, width * 0.42)));
     const series = spec.stack ? stacked(spec.series) : spec.series;
-    const xs = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
-    const ys = series.flatMap((s) => [...(s.top || s.y), ...(s.high || []), ...(s.low || [])]);
-    const least = Math.min(spec.from ?? Infinity, ...ys);
-    const most = Math.max(least + 1e-9, ...ys);
-    const step = tickStep(least, most, 4);
-    const [bottom, high] = [Math.floor(least / step + 1e-6) * step, Math.ceil(most / step - 1e-6) * step];
-    const yTicks = ticks(bottom, high, step);
-    const margin = { left: 12 + 7 * Math.max(...yTicks.map((t) => spec.format(t, true).length)), right: 10, top: 8, bottom: 24 };
-    const [x0, x1] = [xs[0], xs.length > 1 ? xs[xs.length - 1] : xs[0] + 1];
-    const px = (x) => margin.left + ((x - x0) / (x1 - x0)) * (width - margin.left - margin.right);
-    const py = (y) => height - margin.bottom - ((y - bottom) / (high - bottom)) * (height - margin.top - margin.bottom);
-    const path = (x, y) => x.map((v, i) => `${i ? "L" : "M"}${px(v).toFixed(1)} ${py(y[i]).toFixed(1)}`).join("");
-    const area = (s) => `${path(s.x, s.high)}${path([...s.x].reverse(), [...s.low].reverse()).replace("M", "L")}Z`;
+    const at = layout(spec, series, Math.max(240, plot.clientWidth || 320));
+    const text = (v) => reading(v, spec.share, at.y.step);
+    const last = (s) => s.y[s.y.length - 1];
+    const cross = draw("line", { class: "cross", y1: at.margin.top, y2: at.height - at.margin.bottom });
+    const said = `${title}. ${spec.series.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
+    const image = draw("svg", { viewBox: `0 0 ${at.width} ${at.height}`, width: at.width, height: at.height, role: "img", "aria-label": said, tabindex: 0 },
+      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), cross);
+    const where = el("p", { class: "dim where" });
+    const values = legend.querySelectorAll("output");
+    let chosen = null;
 
-    const frame = draw("g", { class: "axis" });
-    for (const t of yTicks) {
-      frame.append(draw("line", { x1: margin.left, x2: width - margin.right, y1: py(t), y2: py(t) }),
-        draw("text", { x: margin.left - 6, y: py(t) + 4, "text-anchor": "end" }, spec.format(t, true)));
-    }
-    const xStep = tickStep(x0, x1, Math.max(4, Math.floor(width / 85)));
-    for (const t of ticks(x0, x1, spec.anyX ? xStep : Math.max(1, Math.round(xStep)))) {
-      frame.append(draw("text", { x: px(t), y: height - 6, "text-anchor": "middle" }, number(t)));
-    }
-    const lines = draw("g", {});
-    for (const s of series) {
-      if (s.low) lines.append(draw("path", { d: area(s), fill: s.colour, class: spec.stack ? "layer" : "band" }));
-      if (!spec.stack) lines.append(draw("path", { d: path(s.x, s.y), stroke: s.colour, class: s.faint ? "line faint" : "line", "stroke-dasharray": s.dash }));
-      if (s.dots || s.x.length === 1) s.x.forEach((x, i) => lines.append(draw("circle", { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
-    }
-    const cross = draw("line", { class: "cross", y1: margin.top, y2: height - margin.bottom, visibility: "hidden" });
-    const said = `${title}. ${spec.series.map((s) => `${s.name}: ${spec.format(s.y[0])} at first, ${spec.format(s.y[s.y.length - 1])} at last`).join("; ")}`;
-    const image = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": said, tabindex: 0 }, frame, lines, cross);
-
+    // The legend shows the values at x; for null the last ones.
     const show = (x) => {
-      at = x;
+      chosen = x;
       cross.setAttribute("visibility", x === null ? "hidden" : "visible");
-      if (x !== null) ["x1", "x2"].forEach((a) => cross.setAttribute(a, px(x)));
+      if (x !== null) ["x1", "x2"].forEach((a) => cross.setAttribute(a, at.px(x)));
       where.textContent = x === null ? spec.xLabel : `${spec.xLabel} ${number(x)}`;
-      readout(x);
+      spec.series.forEach((s, i) => { values[i].textContent = text(x === null ? last(s) : valueAt(s, x)); });
     };
-    const where = el("p", { class: "dim where" }, spec.xLabel);
     image.addEventListener("pointermove", (event) => {
       const box = image.getBoundingClientRect();
-      const x = x0 + (((event.clientX - box.left) / box.width) * width - margin.left) / (width - margin.left - margin.right) * (x1 - x0);
-      show(xs.reduce((best, v) => (Math.abs(v - x) < Math.abs(best - x) ? v : best), xs[0]));
+      show(at.nearest(((event.clientX - box.left) / box.width) * at.width));
     });
     image.addEventListener("pointerleave", () => show(null));
     image.addEventListener("blur", () => show(null));
@@ -102,12 +151,11 @@ function chart(title, hint) {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
       event.preventDefault();
-      const i = at === null ? (step > 0 ? -1 : xs.length) : xs.indexOf(at);
-      show(xs[Math.min(xs.length - 1, Math.max(0, i + step))]);
+      const i = chosen === null ? (step > 0 ? -1 : at.xs.length) : at.xs.indexOf(chosen);
+      show(at.xs[Math.min(at.xs.length - 1, Math.max(0, i + step))]);
     });
     plot.replaceChildren(image, where);
-    at = null;
-    readout(null);
+    show(null);
   }
 
   let drawnAt = 0;

@@ -17,14 +17,13 @@ function comparisonPage(main) {
 
 function recipePanel(recipe, sampler) {
   const style = (i) => ({ colour: COLOURS[i % COLOURS.length], dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length] });
-  const share = (v, short) => (short ? `${Math.round(100 * v)} %` : percent(v));
   const curve = (axis, name, title) => {
     const made = chart(title, "Means over seeds.");
-    made.update({ format: share, xLabel: name, anyX: true, series: recipe.objectives.map((o, i) => ({ name: o.label, x: o.curve[axis], y: o.curve.accuracy, ...style(i) })) });
+    made.update({ share: true, xLabel: name, anyX: true, series: recipe.objectives.map((o, i) => ({ name: o.label, x: o.curve[axis], y: o.curve.accuracy, ...style(i) })) });
     return made.root;
   };
-  const straight = chart("Straightness", "Share of masked positions whose best guess already is the final token, state by state (greedy).");
-  straight.update({ format: share, xLabel: "denoising state", series: [
+  const straight = chart("Straightness", "Share of masked positions whose most likely token is already the final one, state by state (greedy).");
+  straight.update({ share: true, xLabel: "denoising state", series: [
     ...(recipe.base ? [{ name: "base", x: recipe.base.map((_, i) => i), y: recipe.base, colour: "var(--grey)" }] : []),
     ...recipe.objectives.map((o, i) => ({ name: o.label, x: o.straightness.map((_, j) => j), y: o.straightness, ...style(i) }))] });
   return panel(recipe.name, `Held-out accuracy, sampler ${sampler}, while each objective trains.`,

@@ -1,5 +1,5 @@
 "use strict";
-// Elements with text set as text: nothing a model wrote can become markup.
+// Makes elements. Text is set as text, so nothing a model wrote can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,7 +17,7 @@ function fill(node, attributes, children) {
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Control characters are shown by their pictures; line breaks and tabs stay.
+// Control characters become their Unicode pictures; line breaks and tabs stay.
 const visible = (text) =>
   text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) =>
     String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));

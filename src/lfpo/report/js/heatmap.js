@@ -1,5 +1,5 @@
 "use strict";
-// Which step reveals which position, averaged over prompts; before and after training on one scale.
+// How often each step reveals each position, before and after training on one scale.
 
 function heatmap() {
   let maps = [];

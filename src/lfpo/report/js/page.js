@@ -1,9 +1,9 @@
 "use strict";
-// Puts a page together, and in `lfpo watch` keeps it up to date.
+// Builds a page, and in `lfpo watch` keeps it up to date.
 
 const COLOURS = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 
-// One series of a run's metrics, the lines that lack the key left out.
+// One series of a run's metrics, without the iterations that lack the key.
 function series(data, key, name, colour, options = {}) {
   const at = data.metrics[key] || [];
   const x = [];
@@ -24,7 +24,7 @@ function theme() {
     if (now) document.documentElement.dataset.theme = names[now];
     else delete document.documentElement.dataset.theme;
     button.textContent = `Theme: ${names[now]}`;
-    try { localStorage.setItem("lfpo-theme", names[now]); } catch { /* as above */ }
+    try { localStorage.setItem("lfpo-theme", names[now]); } catch { /* see above */ }
   }
   apply();
   return button;
@@ -42,24 +42,21 @@ function runPage(main) {
   const map = heatmap();
   const make = {
     curve: chart("Reward and held-out accuracy", "Bands: 95 % intervals over problems."),
-    steps: chart("Inference steps", "Scheduled steps a completion."),
-    nfe: chart("Forwards (NFE)", "Model evaluations really run for a completion."),
-    parts: chart("Reward parts", "Mean of each reward function, unweighted."),
-    idle: chart("Groups without a lesson", "Share of prompts whose rollouts all earn the same."),
-    length: chart("Completion length", "Tokens up to the first end-of-sequence."),
-    loss: chart("Loss", "Its level depends on the states drawn: watch the reward."),
-    grad: chart("Gradient norm", "Before clipping, mean over the iteration's steps."),
-    time: chart("Where the time goes", "Seconds an iteration."),
+    steps: chart("Inference steps", "Scheduled denoising steps per completion."),
+    nfe: chart("Forwards (NFE)", "Forward passes run per completion."),
   };
+  const signal = chartGrid();
+  const policy = chartGrid();
   const counted = histograms();
   const table = completions((row) => play.open(row, `Iteration ${row.step}, reward ${number(row.reward)}`));
   const details = el("div", { class: "details" });
-  const maps = panel("How straight the path is", "Each column is a position, each row a denoising step from top to bottom; the stronger the colour, the more often this step reveals this position. A model that sees the answer at once fills only the top.", map.root);
-  const shown = panel("Watch it denoise", "The same held-out prompt before and after training, on one clock. It opens on the kept problem where training changed most; the list has the others.", play.root, note);
+  const maps = panel("How straight the path is", "Each column is a position, each row a denoising step from top to bottom; the stronger the colour, the more often this step reveals this position. On a straight path only the top rows are filled.", map.root);
+  const shown = panel("Watch it denoise", "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others.", play.root, note);
+  const policies = panel("How the policy changes", "A target is a masked position that the loss scores. Good rollouts are better than their group, bad ones worse.", policy.root);
   const rollouts = panel("Completions", null, table.root);
   main.append(heading, tiles, shown,
     panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
-    panel("Training signal", null, el("div", { class: "pair" }, make.parts.root, make.idle.root, make.length.root, make.loss.root, make.grad.root, make.time.root), counted.root),
+    panel("Training signal", null, signal.root, counted.root), policies,
     rollouts, panel("Settings", null, details));
 
   return (data) => {
@@ -73,6 +70,8 @@ function runPage(main) {
     map.update(everyMap);
     maps.hidden = !everyMap.length;
     runCharts(make, data);
+    signal.update(data, data.charts.signal);
+    policies.hidden = !policy.update(data, data.charts.policy);
     counted.update(data);
     table.update(data);
     rollouts.hidden = !data.rollouts.length;
@@ -113,25 +112,38 @@ function runCharts(make, data) {
   const names = data.evaluations.map((e) => e.name);
   const scored = (n) => (data.metrics[`eval/${n}/accuracy`] ? "accuracy" : "reward");
   const every = names.length > 0 && names.every((n) => scored(n) === "accuracy");
-  const plain = { format: (v) => number(v), xLabel: "iteration", from: 0 };
+  const plain = { xLabel: "iteration", from: 0 };
   const grey = "var(--grey)";
   make.curve.update({
     ...plain,
-    format: every && (data.metrics.reward || []).every((v) => v === null || (v >= 0 && v <= 1)) ? (v, short) => (short ? `${Math.round(100 * v)} %` : percent(v)) : plain.format,
-    series: [series(data, "reward", "training reward", grey, { faint: data.step > 60 }), ...names.map((n, i) => series(data, `eval/${n}/${scored(n)}`, n, COLOURS[i % COLOURS.length],
+    share: every && (data.metrics.reward || []).every((v) => v === null || (v >= 0 && v <= 1)),
+    series: [series(data, "reward", "training reward", grey), ...names.map((n, i) => series(data, `eval/${n}/${scored(n)}`, n, COLOURS[i % COLOURS.length],
       { dots: true, ...(scored(n) === "accuracy" ? { low: `eval/${n}/low`, high: `eval/${n}/high` } : {}) }))],
   });
   for (const key of ["steps", "nfe"]) {
     make[key].update({ ...plain, series: [series(data, key, "rollouts", grey), ...names.map((n, i) => series(data, `eval/${n}/${key}`, n, COLOURS[i % COLOURS.length], { dots: true }))] });
   }
-  const parts = Object.keys(data.metrics).filter((k) => k.startsWith("rewards/"));
-  make.parts.update({ ...plain, series: parts.map((k, i) => series(data, k, k.slice(8, -5), COLOURS[i % COLOURS.length])) });
-  const one = (key, name, colour, options) => ({ ...plain, ...options, series: [series(data, key, name, colour)] });
-  make.idle.update(one("frac_reward_zero_std", "share", "var(--c2)", { format: percent }));
-  make.length.update(one("completions/mean_length", "mean", "var(--c3)"));
-  make.loss.update(one("loss", "loss", "var(--c1)", { from: undefined }));
-  make.grad.update(one("grad_norm", "norm", "var(--c4)"));
-  make.time.update({ ...plain, stack: true, series: ["rollout", "reward", "update"].map((n, i) => series(data, `time/${n}`, n, COLOURS[i])) });
+}
+
+// The charts of charts.py that a run has values for. update() returns whether there are any.
+function chartGrid() {
+  const root = el("div", { class: "pair" });
+  let charts = [];
+  const spec = (data, c) => ({
+    xLabel: "iteration", stack: c.stacked, from: c.from_zero ? 0 : undefined, share: c.unit === "share",
+    series: c.lines.map((l) => series(data, l.key, l.name, COLOURS[l.colour % COLOURS.length], { dash: l.dashed ? "6 4" : null })),
+  });
+  return {
+    root,
+    update(data, table) {
+      if (!charts.length) {
+        charts = table.map((c) => chart(c.unit && c.unit !== "share" ? `${c.title} (${c.unit})` : c.title, c.note));
+        root.append(...charts.map((c) => c.root));
+      }
+      charts.forEach((c, i) => c.update(spec(data, table[i])));
+      return charts.some((c) => !c.root.hidden);
+    },
+  };
 }
 
 function histograms() {
@@ -174,7 +186,7 @@ function runDetails(data) {
   ];
 }
 
-// The live page asks for new data and draws it; a page on disk has all it will ever have.
+// `lfpo watch` only: asks for new data and draws it.
 async function follow(update, version) {
   for (;;) {
     await new Promise((done) => setTimeout(done, 1500));

@@ -1,5 +1,5 @@
 "use strict";
-// One completion at one moment: as tokens, as code with its syntax coloured, or as a Sudoku grid.
+// One completion after some of its steps: as tokens, as code with syntax colours, or as a Sudoku grid.
 
 const SHADES = 6;
 const SURE = [0.5, 0.75, 0.9, 0.99]; // confidences at which the colour changes
@@ -14,7 +14,7 @@ function shade(sample, i, colouring) {
   return `step${Math.min(SHADES - 1, Math.floor((sample.reveal[i] / scale) * SHADES))}`;
 }
 
-const told = (sample, i) =>
+const tooltip = (sample, i) =>
   `${JSON.stringify(visible(sample.tokens[i]))}, step ${sample.reveal[i] + 1}, confidence ${number(sample.confidence[i])}`;
 
 // Pieces of a token's text, cut where its syntax colour changes.
@@ -33,7 +33,7 @@ function inked(sample, start, text) {
   return pieces;
 }
 
-// Lengths in Python count code points, strings here UTF-16 units: one list of positions for both.
+// The position of each token in code points, which Python counts too; JavaScript's lengths are UTF-16 units.
 function starts(tokens) {
   let at = 0;
   return tokens.map((t) => { const here = at; at += [...t].length; return here; });
@@ -45,7 +45,7 @@ function tokenView(sample) {
     const special = /^<\|.*\|>$/.test(text);
     const shown = special ? "◼" : text === "" ? "·" : text;
     const inner = el("span", {}, sample.ink && !special ? inked(sample, offsets[i], shown) : visible(shown).replace(/\n/g, "↵\n"));
-    return el("span", { class: special ? "token special" : "token", title: special ? `${text}, ${told(sample, i)}` : told(sample, i) }, inner);
+    return el("span", { class: special ? "token special" : "token", title: special ? `${text}, ${tooltip(sample, i)}` : tooltip(sample, i) }, inner);
   });
   const root = el("div", { class: sample.ink ? "tokens code" : "tokens" }, nodes);
   return { root, nodes, paint: (node, i, colouring) => node.classList.add(shade(sample, i, colouring)) };
@@ -58,19 +58,19 @@ function gridView(sample) {
   const offsets = starts(sample.tokens);
   const text = [...sample.tokens.join("")];
   const owner = (c) => offsets.findLastIndex((o) => o <= at + c);
-  const wrong = []; // by cell: whether what is revealed by then shows that its digit cannot stand
+  const wrong = []; // by cell: whether its digit is known to be wrong after a number of steps
   const cells = [...puzzle].map((given, c) => {
     const digit = text[at + c];
     const classes = ["cell"];
     if (given !== ".") classes.push("given");
-    const rivals = Array.from(puzzle, (_, o) => o).filter((o) => o !== c && text[at + o] === digit &&
+    const repeats = Array.from(puzzle, (_, o) => o).filter((o) => o !== c && text[at + o] === digit &&
       (Math.floor(o / size) === Math.floor(c / size) || o % size === c % size ||
         (Math.floor(o / size / box) === Math.floor(c / size / box) && Math.floor((o % size) / box) === Math.floor((c % size) / box))));
     if (c % size && c % size % box === 0) classes.push("edge-left");
     if (Math.floor(c / size) && Math.floor(c / size) % box === 0) classes.push("edge-top");
     const i = owner(c);
-    const notes = [told(sample, i), given !== "." ? `given ${given}` : "", rivals.length ? "repeats in its row, column or box" : ""];
-    wrong.push((clock) => (given !== "." && given !== digit) || rivals.some((o) => sample.reveal[owner(o)] < clock));
+    const notes = [tooltip(sample, i), given !== "." ? `given ${given}` : "", repeats.length ? "repeats in its row, column or box" : ""];
+    wrong.push((clock) => (given !== "." && given !== digit) || repeats.some((o) => sample.reveal[owner(o)] < clock));
     return el("span", { class: classes.join(" "), title: notes.filter(Boolean).join(", ") },
       el("span", {}, digit, el("small", {}, String(sample.reveal[i] + 1))));
   });
@@ -81,10 +81,10 @@ function gridView(sample) {
   } };
 }
 
-const RACERS = ["var(--c2)", "var(--c1)"];
+const PANE_COLOURS = ["var(--c2)", "var(--c1)"];
 
-// How fast each sample fills in, as steps of a staircase, and a hand at the clock. Returns [svg, move(clock)].
-function raceView(named, last) {
+// The share of each sample filled in after each step, and a line at the current step. Returns [svg, move(clock)].
+function progressView(named, last) {
   const [width, height, left, foot] = [320, 190, 46, 22];
   const px = (x) => left + (x / Math.max(1, last)) * (width - left - 6);
   const py = (y) => 8 + (1 - y) * (height - foot - 8);
@@ -93,15 +93,15 @@ function raceView(named, last) {
     image.append(draw("g", { class: "axis" }, draw("line", { x1: left, x2: width - 6, y1: py(y), y2: py(y) }), draw("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, text)));
   }
   image.append(draw("text", { x: left, y: height - 5 }, "0"), draw("text", { x: width - 6, y: height - 5, "text-anchor": "end" }, `step ${last}`));
-  const hand = draw("line", { class: "cross", y1: py(1), y2: py(0) });
+  const cursor = draw("line", { class: "cross", y1: py(1), y2: py(0) });
   named.forEach(([, s], i) => {
     const sorted = s.reveal.filter((v) => v >= 0).sort((a, b) => a - b);
     let d = `M${px(0)} ${py(0)}`;
     sorted.forEach((step, n) => { if (sorted[n + 1] !== step) d += `H${px(step + 1).toFixed(1)}V${py((n + 1) / s.reveal.length).toFixed(1)}`; });
-    image.append(draw("path", { d: `${d}H${px(last)}`, stroke: RACERS[i], class: "line" }));
+    image.append(draw("path", { d: `${d}H${px(last)}`, stroke: PANE_COLOURS[i], class: "line" }));
   });
-  image.append(hand);
-  return [image, (clock) => ["x1", "x2"].forEach((a) => hand.setAttribute(a, px(clock)))];
+  image.append(cursor);
+  return [image, (clock) => ["x1", "x2"].forEach((a) => cursor.setAttribute(a, px(clock)))];
 }
 
 // A pane: heading, the completion, its verdict. at(clock, colouring) shows the state after `clock` steps.

@@ -1,15 +1,15 @@
 "use strict";
-// The denoising player: before and after training on one clock.
+// The denoising player: a completion before and after training, at the same step.
 
 function player() {
   const state = { sampler: null, problem: 0, colouring: "order", speed: 1, clock: 0, timer: null, own: null };
   let data = { problems: {}, maps: [] };
   let panes = [];
-  let hand = [];
+  let moveCursor = () => {};
   let last = 0;
   let shownKey = "";
 
-  const race = el("figure", { class: "race" });
+  const progress = el("figure", { class: "progress" });
   const stage = el("div", { class: "stage" });
   const prompt = el("pre", { class: "prompt" });
   const status = el("p", { class: "visually-hidden", role: "status" });
@@ -25,7 +25,7 @@ function player() {
     el("div", { class: "bar" }, pick, back, labelled("Colour by", colouring), scale),
     prompt,
     el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed)),
-    el("div", { class: "scene" }, stage, race),
+    el("div", { class: "scene" }, stage, progress),
     el("p", { class: "dim keys" }, "Keys: space plays and pauses, ← → step, Home and End, N and P the next and previous problem."),
     status);
 
@@ -63,7 +63,7 @@ function player() {
   function paint() {
     for (const p of panes) p.at(state.clock, state.colouring);
     slider.value = state.clock;
-    hand.forEach((move) => move(state.clock));
+    moveCursor(state.clock);
     slider.setAttribute("aria-valuetext", `step ${state.clock} of ${last}`);
     if (!state.timer) status.textContent = `Step ${state.clock} of ${last}. ${panes.map((p) => p.root.querySelector(".count").textContent).join(". ")}`;
   }
@@ -75,7 +75,7 @@ function player() {
 
   function play() {
     if (state.clock >= last) go(0);
-    const stride = Math.max(1, Math.ceil(last / 240)); // long schedules in a few seconds
+    const stride = Math.max(1, Math.ceil(last / 240)); // a long schedule takes a few seconds
     const pace = Math.max(25, Math.min(450, (9000 * stride) / last)) / state.speed;
     state.timer = setInterval(() => {
       go(state.clock + stride);
@@ -104,11 +104,11 @@ function player() {
     last = Math.max(0, ...panes.map((p) => p.end));
     slider.max = last;
     const replayed = named.filter(([, s]) => s.reveal);
-    race.hidden = !replayed.length;
-    const [image, move] = raceView(replayed, last);
-    hand = [move];
-    race.replaceChildren(el("figcaption", { class: "dim" }, "Share of the completion filled in, step by step"), image,
-      el("ul", { class: "legend" }, ...replayed.map(([name], i) => el("li", {}, swatch(RACERS[i]), name))));
+    progress.hidden = !replayed.length;
+    const [image, move] = progressView(replayed, last);
+    moveCursor = move;
+    progress.replaceChildren(el("figcaption", { class: "dim" }, "Share of the completion filled in, step by step"), image,
+      el("ul", { class: "legend" }, ...replayed.map(([name], i) => el("li", {}, swatch(PANE_COLOURS[i]), name))));
     stage.parentElement.classList.toggle("narrow", stage.classList.contains("grids"));
     back.hidden = !state.own || !Object.keys(data.problems).length;
     root.hidden = !samples.length;
@@ -129,7 +129,7 @@ function player() {
 
   const marks = (entries) => (entries.some((e) => e.correct === undefined) ? "" : ` ${entries.map((e) => (e.correct ? "✓" : "✗")).join(" → ")}`);
 
-  // Where training changed most: wrong before and right after, in the fewest forwards.
+  // The problem where training changed most: wrong before and right after, then the most forwards saved.
   function striking(problems) {
     const gain = (p) => (p.length > 1 ? (p[1].correct && !p[0].correct ? 1000 : 0) + (p[1].correct === false ? -1000 : 0) + (p[0].nfe - p[1].nfe) : 0);
     return problems.reduce((best, p, i) => (gain(p) > gain(problems[best]) ? i : best), 0);
@@ -139,7 +139,7 @@ function player() {
     root,
     update(next) {
       const key = JSON.stringify(Object.entries(next.problems).map(([s, p]) => [s, p.length, p[0].map((e) => e.step)]));
-      if (key === shownKey) return; // the same completions: leave whoever is watching alone
+      if (key === shownKey) return; // the same completions: keep what is on the screen
       shownKey = key;
       data = next;
       const samplers = Object.keys(data.problems);
