@@ -174,7 +174,7 @@ def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_
 
 def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):
     def poisoned(self, predictions, signal):
-        return predictions.logits().sum() * float("nan")
+        return predictions.logits().sum() * float("nan"), {}
 
     monkeypatch.setattr(LFPO, "loss", poisoned)
     trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
