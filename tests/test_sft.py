@@ -62,6 +62,14 @@ def test_loss_decreases_and_the_model_loads(tmp_path: Path) -> None:
     assert model.vocab_size == len(tokenizer)
 
 
+def test_max_grad_norm_0_scales_no_gradient(tmp_path: Path) -> None:
+    for name, limit in (("free", 0.0), ("wide", 1e9), ("narrow", 1e-3)):
+        train_sft(config(tmp_path / name, steps=3, logging_steps=1, warmup_steps=0, max_grad_norm=limit), report=quiet)
+    free, wide, narrow = (metrics(tmp_path / name) for name in ("free", "wide", "narrow"))
+    assert free == wide
+    assert free[0]["grad_norm"] == narrow[0]["grad_norm"] > 1e-3  # the norm before clipping
+
+
 def examples(sizes: list[tuple[int, int]]) -> list[Example]:
     g = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(0, 256, (n,), generator=g).tolist()  # noqa: E731
