@@ -16,7 +16,7 @@ import pytest
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, ladder, launch
+from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.inside.judge import same
 
@@ -241,7 +241,7 @@ def test_the_nonce_is_in_no_argument_variable_or_file(sandbox):
     search += "for folder, _, files in os.walk('/tmp'): found += files\n"
     search += "assert not [text for text in found if len(text) == 16 or len(text) == 32], found\n"
     assert sandbox.judge(Job(search + DOUBLE, tests=[TOGETHER], unittest=True, together=True)).passed
-    with pytest.raises(UserError, match="together with unittest classes only"):
+    with pytest.raises(UserError, match="needs tests and unittest=True"):
         Job(DOUBLE, tests=["assert double(1) == 2"], together=True)
 
 
@@ -368,7 +368,7 @@ def test_a_verdict_comes_soon_after_its_time_limit():
     assert not verdict.passed and time.monotonic() - begin < 10
 
 
-# The ladder
+# Rungs
 
 
 def test_every_rung_is_available_or_says_why_not():
@@ -377,8 +377,8 @@ def test_every_rung_is_available_or_says_why_not():
 
 
 def test_bare_limits_need_the_unsafe_flag(monkeypatch):
-    found = tuple(ladder.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
-    monkeypatch.setattr(ladder, "available_rungs", lambda: found)
+    found = tuple(rungs.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
+    monkeypatch.setattr(rungs, "available_rungs", lambda: found)
     with pytest.raises(UserError, match="install bubblewrap, or pass unsafe=True"):
         Sandbox()
     with pytest.raises(UserError, match="pass unsafe=True"):
@@ -405,7 +405,7 @@ def test_jobs_that_make_no_sense(job, message):
 def test_tests_that_are_not_python_are_the_users_mistake(sandbox):
     with pytest.raises(UserError, match=r"test 0 of f is not Python"):
         sandbox.judge(Job("x", "f", tests=["assert ("]))
-    with pytest.raises(UserError, match="built-in ones; a object is not"):
+    with pytest.raises(UserError, match="built-in types; a object is not"):
         sandbox.judge(Job("x", "f", [Call((), object())]))
     with pytest.raises(UserError, match="at least one worker"):
         Sandbox(workers=0, unsafe=True)

@@ -29,7 +29,7 @@ def test_weighted_parts_and_none():
         return [None if a is None else float(a == c) for a, c in zip(answer, completions, strict=True)]
 
     rewards = call(length, sometimes, weights=[0.5, 2.0], columns={"answer": [None, "bb"]})
-    assert rewards.total.tolist() == [0.5, 3.0]
+    assert rewards.reward_b.tolist() == [0.5, 3.0]
     assert rewards.parts == {"length": [1.0, 2.0], "sometimes": [None, 1.0]}
 
 
@@ -37,13 +37,13 @@ def test_functions_get_only_what_they_name():
     def ids(completion_ids, prompts, completions):
         return [len(i) for i in completion_ids]
 
-    assert call(ids, columns={"other": [1, 2]}).total.tolist() == [1.0, 2.0]
+    assert call(ids, columns={"other": [1, 2]}).reward_b.tolist() == [1.0, 2.0]
 
 
 def test_numpy_and_torch_numbers_are_numbers():
-    assert call(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).total.tolist() == [1.5, 2.0]
-    assert call(lambda prompts, completions: [np.float32(1), np.int64(2)]).total.tolist() == [1.0, 2.0]
-    assert call(lambda prompts, completions: torch.tensor([1.0, 0.0])).total.tolist() == [1.0, 0.0]
+    assert call(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_b.tolist() == [1.5, 2.0]
+    assert call(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_b.tolist() == [1.0, 2.0]
+    assert call(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_b.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,10 @@ def test_a_function_that_raises_fails_alone():
         return [1.0, 2.0]
 
     rewards = call(broken, fine)
-    assert rewards.total.tolist() == [1.0, 2.0]
+    assert rewards.reward_b.tolist() == [1.0, 2.0]
     assert rewards.parts == {"broken": [None, None], "fine": [1.0, 2.0]}
     assert rewards.failed.keys() == {"broken"}
     assert re.fullmatch(r"KeyError: 'x' \(test_scoring.py:\d+\)", rewards.failed["broken"])
-    assert not rewards.nothing
-    assert call(broken).nothing
 
 
 def test_a_mistake_in_the_data_is_no_failure():
@@ -107,7 +105,7 @@ def test_time_is_bounded():
     assert rewards.failed == {"sleeps": "it ran for more than 0.2 s"}
     assert rewards.parts == {"sleeps": [None, None]}
     assert 0.2 <= seconds < 20
-    assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].total.tolist() == [1.0, 2.0]
+    assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].reward_b.tolist() == [1.0, 2.0]
 
 
 def test_a_function_that_swallows_errors_is_interrupted_all_the_same():
@@ -139,4 +137,4 @@ def test_a_child_process_that_is_waited_for_ends_with_it(tmp_path):
 def test_outside_the_main_thread_nothing_is_bounded_and_nothing_breaks():
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(score, [lambda prompts, completions: [1.0]], [1.0], ["p"], ["a"], [[1]], {}, 0.5).result()
-    assert result.total.tolist() == [1.0]
+    assert result.reward_b.tolist() == [1.0]

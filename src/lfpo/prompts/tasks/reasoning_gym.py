@@ -16,7 +16,7 @@ from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.task import Row, Task
 from lfpo.rewards.answers import marked_answer
-from lfpo.rewards.child import Child, Unanswered
+from lfpo.rewards.child_process import ChildFailed, ChildProcess
 
 SIZE = 1_000_000  # problems of a generator; none is made before it is asked for
 MAX_CHARS = 4_000
@@ -94,7 +94,7 @@ def _judged_right(name: str, row: Row, answer: str) -> bool:
     """Whether reasoning-gym gives the answer its full score."""
     try:
         verdict = _CHILD.ask([name.removeprefix("reasoning_gym:"), row["index"], row["question"], answer])
-    except Unanswered:
+    except ChildFailed:
         return False
     if verdict == "other":
         raise UserError(
@@ -104,4 +104,4 @@ def _judged_right(name: str, row: Row, answer: str) -> bool:
     return verdict is True
 
 
-_CHILD = Child([sys.executable, "-P", "-c", _GRADER], WALL_SECONDS)
+_CHILD = ChildProcess([sys.executable, "-P", "-c", _GRADER], WALL_SECONDS)

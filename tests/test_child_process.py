@@ -13,8 +13,8 @@ import pytest
 import reward_samples
 from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
-from lfpo.rewards.child import Child, Unanswered, resident
-from lfpo.rewards.scoring import OverTime, time_limit
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
+from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source
 
@@ -35,8 +35,8 @@ for line in sys.stdin:
 """
 
 
-def odd(seconds: float = 30.0, memory: int = 0) -> Child:
-    return Child([sys.executable, "-I", "-c", ODD], seconds, memory)
+def odd(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
+    return ChildProcess([sys.executable, "-I", "-c", ODD], seconds, memory)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_no_answer_costs_the_child_and_the_next_question_gets_another(question: 
     child = odd()
     assert child.ask(("say", 1)) == 1
     first, child.seconds = child.process, 0.5
-    with pytest.raises(Unanswered, match=why):
+    with pytest.raises(ChildFailed, match=why):
         child.ask(question)
     assert first is not None and first.poll() is not None and child.process is None
     child.seconds = 30.0
@@ -64,7 +64,7 @@ def test_no_answer_costs_the_child_and_the_next_question_gets_another(question: 
 def test_a_late_answer_is_not_taken_for_that_to_the_next_question():
     child = odd()
     child.ask(("say", 0))
-    with pytest.raises(OverTime), time_limit(0.2):
+    with pytest.raises(RewardTimeout), time_limit(0.2):
         child.ask(("sleep", 0.5))
     assert child.process is None
     time.sleep(0.5)
@@ -77,8 +77,8 @@ def test_questions_and_answers_larger_than_a_pipe():
     assert child.ask(("say", "x" * 1_000_000)) == "x" * 1_000_000
     assert child.ask(("long", 3_000_000)) == "y" * 3_000_000
     child.seconds = 0.5
-    with pytest.raises(Unanswered, match=r"more than 0\.5 s"):  # and does not wait for it to read all this
-        Child([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
+    with pytest.raises(ChildFailed, match=r"more than 0\.5 s"):  # and does not wait for it to read all this
+        ChildProcess([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
     child.stop()
 
 
@@ -92,7 +92,7 @@ def test_a_child_that_ended_between_two_questions_is_replaced():
     child.stop()
 
 
-@pytest.mark.skipif(not resident(os.getpid()), reason="memory is read from /proc")
+@pytest.mark.skipif(not resident_bytes(os.getpid()), reason="memory is read from /proc")
 def test_memory_is_bounded_and_what_leaks_slowly_costs_no_answer():
     child = odd(memory=200 << 20)
     pids = []
@@ -100,7 +100,7 @@ def test_memory_is_bounded_and_what_leaks_slowly_costs_no_answer():
         assert child.ask(("hold", 30 << 20)) == 30 << 20
         pids.append(child.process.pid if child.process else 0)
     assert 0 in pids and len(set(pids)) >= 3  # replaced after the answer, more than once
-    with pytest.raises(Unanswered, match=r"GiB of memory, more than 0.20 GiB"):
+    with pytest.raises(ChildFailed, match=r"GiB of memory, more than 0.20 GiB"):
         child.ask(("hold", 1 << 30))
     assert child.ask(("say", 1)) == 1
     child.stop()
@@ -144,13 +144,13 @@ def test_a_function_in_a_child_gives_what_it_gives_here(module: str):
 
 def test_a_call_into_c_that_never_returns_costs_its_batch(module: str):
     function = in_child(f"{module}:endless", seconds=60.0)
-    assert scored(function, ["a"]).total.tolist() == [1.0]
+    assert scored(function, ["a"]).reward_b.tolist() == [1.0]
     found = scored(function, ["c"], timeout=0.5)  # by the signal
     assert found.failed == {"endless": "it ran for more than 0.5 s"} and found.parts == {"endless": [None]}
     function.child.seconds = 0.5  # type: ignore[attr-defined]
     assert "it ran for more than 0.5 s" in scored(function, ["c"]).failed["endless"]  # by the child's own bound
     function.child.seconds = 60.0  # type: ignore[attr-defined]
-    assert scored(function, ["b", "b"]).total.tolist() == [1.0, 1.0]
+    assert scored(function, ["b", "b"]).reward_b.tolist() == [1.0, 1.0]
 
 
 def test_what_a_function_in_a_child_raises_and_returns_wrongly_is_told_as_ever(module: str):
