@@ -82,5 +82,5 @@ def test_files_that_hold_no_rows(file: Path) -> None:
 def test_half_a_character_is_refused_with_its_line(tmp_path: Path, prompt: object):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "fine \U0001f0a1"}) + "\n" + json.dumps({"prompt": prompt}) + "\n")
-    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds half a character \('\\u"):
+    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds a lone surrogate \('\\u"):
         load_jsonl(file)

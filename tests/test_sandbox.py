@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.inside.judge import same
+from lfpo.rewards.sandbox.job import encode_job
 
 LIMITS = Limits(seconds=30)
 DOUBLE = "def double(x):\n    return x * 2\n"
@@ -285,6 +287,35 @@ def test_libraries_are_importable_only_where_asked_for(tmp_path):
 
 
 # The pool
+
+
+def test_jobs_can_be_encoded_in_several_threads():
+    """Python 3.11 before 3.11.8 fails when the garbage collector switches threads inside ast.parse."""
+
+    class Slow:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            sum(range(50))
+
+    test = "\n".join(f"def f{i}(x): return [x + {i} * (x - {i}) for y in x if (y, [y, (x,)])]" for i in range(60))
+
+    def encode(depth: int) -> None:
+        if depth:
+            encode(depth - 1)
+        else:
+            for _ in range(10):
+                Slow(), Slow()
+                encode_job(Job("x", tests=[test]))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(encode, (0, 5, 10, 15)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_results_do_not_depend_on_order_or_company(sandbox):

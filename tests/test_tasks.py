@@ -14,6 +14,7 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import TASKS, Task, expression, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.rewards.sudoku import is_grid
 from lfpo.train.sft import SFTConfig, _tokenizer_corpus
 
 N = 3000
@@ -182,9 +183,9 @@ def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytes
 
 def test_a_grid_is_what_the_rules_say() -> None:
     assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
-    assert all(sudoku.is_grid(g) for g in sudoku.grids())
-    assert not sudoku.is_grid("1234123412341234")
-    assert not sudoku.is_grid("1234341221434312")
+    assert all(is_grid(g) for g in sudoku.grids())
+    assert not is_grid("1234123412341234")
+    assert not is_grid("1234341221434312")
 
 
 def test_puzzles_have_one_solution() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ _MODULES = {
     *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
     *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
 }
+
+# Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
+# catch_warnings changes the state of all threads.
+_PARSE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ def _names_used(job: Job) -> set[str]:
 
 def _parsed(source: str, what: str, job: Job) -> ast.Module:
     try:
-        with warnings.catch_warnings():
+        with _PARSE_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes and the like
             return ast.parse(source)
     except (SyntaxError, ValueError) as error:
