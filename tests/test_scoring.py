@@ -58,7 +58,7 @@ def test_numpy_and_torch_numbers_are_numbers():
         ("ab", "returned str"),
     ],
 )
-def test_garbage_is_named(value, named: str):
+def test_wrong_return_values_are_user_errors_that_name_the_function(value, named: str):
     def my_reward(prompts, completions, **columns):
         return value
 
@@ -67,7 +67,7 @@ def test_garbage_is_named(value, named: str):
     assert "my_reward" in str(caught.value)
 
 
-def test_a_function_that_raises_fails_alone():
+def test_a_function_that_raises_does_not_affect_the_others():
     def broken(prompts, completions):
         raise KeyError("x")
 
@@ -81,7 +81,7 @@ def test_a_function_that_raises_fails_alone():
     assert re.fullmatch(r"KeyError: 'x' \(test_scoring.py:\d+\)", rewards.failed["broken"])
 
 
-def test_a_mistake_in_the_data_is_no_failure():
+def test_a_user_error_of_the_function_is_raised():
     def strict(prompts, completions):
         raise UserError("row 3: no tests")
 
@@ -97,7 +97,7 @@ def timed(function, timeout: float):
     return rewards, time.monotonic() - started
 
 
-def test_time_is_bounded():
+def test_time_is_limited():
     def sleeps(prompts, completions):
         time.sleep(60)
 
@@ -108,7 +108,7 @@ def test_time_is_bounded():
     assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].reward_b.tolist() == [1.0, 2.0]
 
 
-def test_a_function_that_swallows_errors_is_interrupted_all_the_same():
+def test_a_function_that_catches_all_exceptions_is_interrupted():
     def stubborn(prompts, completions):
         for _ in completions:
             with contextlib.suppress(Exception):
@@ -118,7 +118,7 @@ def test_a_function_that_swallows_errors_is_interrupted_all_the_same():
     assert rewards.failed and seconds < 20
 
 
-def test_a_child_process_that_is_waited_for_ends_with_it(tmp_path):
+def test_a_subprocess_that_the_function_waits_for_is_killed(tmp_path):
     def waits(prompts, completions):
         subprocess.run(
             [
@@ -134,7 +134,7 @@ def test_a_child_process_that_is_waited_for_ends_with_it(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_outside_the_main_thread_nothing_is_bounded_and_nothing_breaks():
+def test_outside_the_main_thread_the_time_limit_has_no_effect():
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(score, [lambda prompts, completions: [1.0]], [1.0], ["p"], ["a"], [[1]], {}, 0.5).result()
     assert result.reward_b.tolist() == [1.0]

@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> None:
-    # Linux: end with the parent, even inside a C call. When the parent is killed nobody else could stop this process.
+    # Linux: end with the parent, even inside a C call. A parent that is killed cannot stop this process.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
