@@ -1,4 +1,4 @@
-"""Rollouts over three letters, written as text, and a model whose predictions are a table."""
+"""Rollouts over a vocabulary of three letters, written as text, and a model whose predictions are a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lfpo.base.batching import left_pad
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
-LETTERS = "abe_"  # e: the end of sequence, which is padding too; _: the mask token
+LETTERS = "abe_"  # e: end of sequence and padding; _: the mask token
 EOS, MASK = 2, 3
 
 
@@ -28,8 +28,10 @@ def rollouts(
     entropy: Sequence[Sequence[float]] | None = None,
     **sampler: Any,
 ) -> Trajectory:
-    """One rollout for each completion. reveal: a digit a position, the step that revealed it, or - for never; from left
-    to right unless given. prompts: "ab" unless given."""
+    """One rollout for each completion. prompts: all "ab" by default.
+
+    reveal: for each position the step that revealed it, as a digit, or - for never; left to right by default.
+    """
     size, length = len(completions), len(completions[0])
     ids, mask = left_pad([[LETTERS.index(x) for x in p] for p in prompts or ["ab"] * size], EOS)
     steps = torch.arange(length).repeat(size, 1)

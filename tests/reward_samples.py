@@ -1,4 +1,4 @@
-"""Reward functions, named by dotted path in tests: some that go wrong, and one that any model can earn."""
+"""Reward functions that tests name by dotted path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def not_a_number(prompts, completions, **columns):
 
 
 def even_tokens(prompts, completions, completion_ids, **columns):
-    """Varies even where a random model is right about nothing."""
+    """The share of even token ids: varies between rollouts, also for a random model."""
     return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]
 
 
 def one_right(prompts, completions, **columns):
-    """A single rollout of all processes is right, so that most have nothing to learn from."""
+    """1 for a single rollout of rank 0, so that most prompts have no gradient."""
     return [float(i == 0 and os.environ.get("RANK", "0") == "0") for i in range(len(completions))]

@@ -1,4 +1,4 @@
-"""Code tasks: rows, prompts, solutions and their mutants, what is written for other scorers, mistakes in the input."""
+"""Code tasks: rows, prompts, solutions and their mutants, samples for other scorers, errors in the input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ACECODE: list[dict[str, Any]] = [
 
 
 @pytest.fixture(autouse=True)
-def where_nothing_confines(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_resource_limits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")
 
 
@@ -76,22 +76,22 @@ def rows_of(name: str, folder: Path = DATA) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_solutions_score_one_but_for_those_that_are_known_broken(name: str) -> None:
+def test_solutions_score_one_except_known_broken_rows(name: str) -> None:
     task, rows = own(name), rows_of(name)
     judged = task.correct_all(rows, [task.solution(row) for row in rows])
     failed = {row["task_id"] for row, right in zip(rows, judged, strict=True) if right is False}
     unjudged = {row["task_id"] for row, right in zip(rows, judged, strict=True) if right is None}
     known = KNOWN_BROKEN[name].keys() & {row["task_id"] for row in rows} - unjudged
-    assert failed == known or (name == "bigcodebench" and failed < known)  # libraries may be older
+    assert failed == known or (name == "bigcodebench" and failed < known)  # older libraries break fewer rows
     assert unjudged == {row["task_id"] for row in rows if task.needs(row)}
     assert task.reward_functions[0](None, [task.solution(row) for row in rows]) == [1.0] * len(rows)
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_mutants_score_as_they_do_in_a_plain_script(name: str) -> None:
-    """A mutant that some test tells apart from the original scores 0, and only such a one."""
+    """A mutant scores 0 if and only if a test fails for it in a plain script."""
     task, rows = own(name), rows_of(name)
-    most = 1 if name.endswith("plus") else 3  # numpy takes its time to load
+    most = 1 if name.endswith("plus") else 3  # numpy loads slowly
     pairs = [(row, mutant) for row in rows for mutant in mutants(row["solution"], most) if not task.needs(row)]
     plain = [passes_as_a_script(mutant, row) for row, mutant in pairs]
     assert plain.count(False) >= len(rows)
@@ -99,11 +99,11 @@ def test_mutants_score_as_they_do_in_a_plain_script(name: str) -> None:
     differing = {
         (row["task_id"], mutant): b for (row, mutant), a, b in zip(pairs, plain, judged, strict=True) if a is not b
     }
-    # What a row needs and the sandbox refuses, a mutant is refused, too.
+    # Known broken rows need something that the sandbox forbids; it is forbidden to their mutants too.
     assert not [(i, mutant) for (i, mutant), b in differing.items() if b or i not in KNOWN_BROKEN[name]]
 
 
-def test_what_completions_may_look_like() -> None:
+def test_forms_of_completions() -> None:
     task = own("humaneval")
     row = task.test_rows()[1]
     body = row["solution"][len(row["header"]) :]
@@ -111,7 +111,7 @@ def test_what_completions_may_look_like() -> None:
     looks = {
         f"Sure:\n```python\n{row['solution']}\n```\nIt takes the number modulo 1.": True,
         f"```python\n{row['solution']}": True,  # cut short
-        body: True,  # goes on from the prompt
+        body: True,  # continues the prompt
         f"```python\n{row['solution']}\n```\n```python\nprint(truncate_number(3.5))\n```": True,
         f"The code is {row['solution']}": False,
         "def truncate_number(number): return 0.5": False,
@@ -123,7 +123,7 @@ def test_what_completions_may_look_like() -> None:
 def test_rewards_are_syntax_and_pass_rate_and_correct_is_strict() -> None:
     task = own("mbpp")
     row = task.test_rows()[0]
-    half = f"def remove_Occ(s, ch):\n    return {row['tests'][0].split('==')[1].strip()}\n"  # the first answer always
+    half = f"def remove_Occ(s, ch):\n    return {row['tests'][0].split('==')[1].strip()}\n"  # always the first answer
     completions = [task.solution(row), half, "def remove_Occ(:", "x = 1"]
     columns = {name: [value] * 4 for name, value in row.items() if name != "prompt"}
     syntax, passed = (list(reward([row["prompt"]] * 4, completions, **columns)) for reward in task.reward_functions)
@@ -133,7 +133,7 @@ def test_rewards_are_syntax_and_pass_rate_and_correct_is_strict() -> None:
     assert task.correct_all([], []) == []
 
 
-# What rows hold
+# Rows
 
 
 def test_prompts_show_the_problem_and_hide_the_tests(dream: Path) -> None:
@@ -158,7 +158,7 @@ def test_bigcodebench_has_two_prompts_and_one_suite() -> None:
     assert complete["together"] and not own("humaneval").test_rows()[0]["together"]
 
 
-def test_rows_that_need_a_library_are_neither_right_nor_wrong(tmp_path: Path) -> None:
+def test_rows_that_need_a_missing_library_are_not_judged(tmp_path: Path) -> None:
     record = json.loads((OWN / "bigcodebench" / "test.jsonl").read_text().splitlines()[0])
     record["test"] = f"import nowhere.to.be.found, os\nfrom missing_too import x\n{record['test']}"
     task = get_task(f"bigcodebench@{write_jsonl(tmp_path / 'test.jsonl', [record])}")
@@ -170,7 +170,7 @@ def test_rows_that_need_a_library_are_neither_right_nor_wrong(tmp_path: Path) ->
     assert [reward([""], [task.solution(row)], **columns) for reward in task.reward_functions] == [[1.0], [None]]
 
 
-def test_acecode_trains_and_the_suite_is_what_is_tested(tmp_path: Path) -> None:
+def test_training_rows_are_acecode_and_test_rows_the_suite(tmp_path: Path) -> None:
     train = write_jsonl(tmp_path / "train.jsonl", ACECODE)
     for name in ("acecode", "humaneval", "humaneval_plus", "bigcodebench"):
         suite = OWN / ("humaneval" if name == "acecode" else name) / "test.jsonl"
@@ -191,7 +191,7 @@ def test_acecode_trains_and_the_suite_is_what_is_tested(tmp_path: Path) -> None:
         task.solution(without)
 
 
-def test_mbpp_plus_trains_on_what_it_is_not_tested_on(tmp_path: Path) -> None:
+def test_mbpp_plus_does_not_train_on_its_test_rows(tmp_path: Path) -> None:
     plus = [json.loads(line) for line in (OWN / "mbpp_plus" / "test.jsonl").read_text().splitlines()]
     shared = {"task_id": plus[0]["task_id"], "text": plus[0]["prompt"], "code": plus[0]["code"]}
     mine = [json.loads(line) for line in (OWN / "mbpp" / "train.jsonl").read_text().splitlines()]
@@ -216,7 +216,7 @@ def test_samples_are_whole_programs_with_the_scorers_ids(name: str) -> None:
     assert not hasattr(get_task("gsm8k"), "sample_record") and not hasattr(get_task("sudoku"), "sample_record")
 
 
-# Mistakes in the input
+# Errors in the input
 
 
 @pytest.mark.parametrize(

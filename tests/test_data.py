@@ -79,8 +79,8 @@ def test_files_that_hold_no_rows(file: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a \ud8db b", [{"role": "user", "content": "\udc0f"}]])
-def test_half_a_character_is_refused_with_its_line(tmp_path: Path, prompt: object):
+def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path, prompt: object):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "fine \U0001f0a1"}) + "\n" + json.dumps({"prompt": prompt}) + "\n")
-    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds half a character \('\\u"):
+    with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds a lone surrogate \('\\u"):
         load_jsonl(file)

@@ -1,4 +1,4 @@
-"""Graders of reasoning answers: right ones in every spelling, wrong ones that look alike, text made to break them."""
+"""Graders of reasoning answers: correct ones in many spellings, wrong ones that look similar, hostile text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", None),
     ],
 )
-def test_the_last_closed_mark_holds_the_answer(text: str, answer: str | None) -> None:
+def test_the_last_closed_mark_is_the_answer(text: str, answer: str | None) -> None:
     assert marked_answer(text) == answer
 
 
@@ -116,12 +116,12 @@ def test_numbers_are_read_as_people_write_them(text: str, value: Fraction) -> No
         *("5/0", "\\frac{1}{0}", "--5", "1e999", "48/2=24", "x=5", "5+1", "5!", "2^3", "nan", "inf", "1" * 101),
     ],
 )
-def test_what_is_no_single_number_is_none(text: str) -> None:
+def test_anything_but_a_single_number_is_none(text: str) -> None:
     assert to_number(text) is None
 
 
 @given(st.integers(-(10**9), 10**9))
-def test_whole_numbers_survive_their_spellings(n: int) -> None:
+def test_spellings_of_integers(n: int) -> None:
     for text in (
         str(n),
         f"{n:,}",
@@ -198,7 +198,7 @@ SWAPS = (("+", "-"), ("(", "["), (")", "]"), ("x", "y"), ("\\pi", "e"), ("\\sqrt
 
 
 def math_misses(gold: str, rng: random.Random) -> Iterator[str]:
-    """Answers that are not the reference, one change away from it."""
+    """Wrong answers, one change away from the reference."""
     places = [i for i, character in enumerate(gold) if character.isdigit()]
     if places:
         i = rng.choice(places)
@@ -240,7 +240,7 @@ EQUAL = [
 
 
 @pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_computer_algebra_decides_what_spelling_does_not(gold: str, answer: str) -> None:
+def test_computer_algebra_compares_expressions(gold: str, answer: str) -> None:
     pytest.importorskip("math_verify")
     assert equivalent(answer, gold)
     assert equivalent(gold, answer)
@@ -275,7 +275,7 @@ def test_without_math_verify_only_spelling_and_numbers_count(without_math_verify
         ),
     ],
 )
-def test_lookalikes_are_wrong(gold: str, answer: str) -> None:
+def test_similar_answers_are_wrong(gold: str, answer: str) -> None:
     assert not equivalent(answer, gold)
 
 
@@ -340,7 +340,7 @@ GRADERS: list[tuple[Callable[..., list[float]], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("grader", "columns"), GRADERS, ids=lambda x: getattr(x, "__name__", ""))
-def test_empty_and_huge_completions_score_zero_at_once(grader: Callable[..., list[float]], columns: Any) -> None:
+def test_empty_and_huge_completions_score_zero_quickly(grader: Callable[..., list[float]], columns: Any) -> None:
     for text in HUGE:
         started = time.process_time()
         assert grader([""], [text], **columns) == [0.0]
@@ -350,20 +350,20 @@ def test_empty_and_huge_completions_score_zero_at_once(grader: Callable[..., lis
 @pytest.mark.parametrize(
     "answer", ["9^{9^{9}}", "9**9**9", "10^{1000000000}", "100000!", "2^{3^{4^{5}}}", "{" * 150 + "}" * 150, "(" * 150]
 )
-def test_answers_made_to_blow_up_are_wrong_before_any_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+def test_huge_powers_and_deep_nesting_are_wrong_without_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(math, "symbolically_equal", lambda gold, answer: pytest.fail("reached computer algebra"))
     monkeypatch.setattr(math, "symbolic_available", lambda: True)
     assert not equivalent(answer, "x+1")
 
 
 @pytest.mark.slow
-def test_the_algebra_process_is_killed_when_it_hangs_and_the_next_answer_gets_another() -> None:
+def test_an_algebra_process_that_hangs_is_killed_and_replaced() -> None:
     pytest.importorskip("math_verify")
     assert symbolic.symbolically_equal("x+x", "2x")
     first = symbolic._CHILD.process
     assert first is not None
     assert not symbolic.symbolically_equal("x+1", "9^{9^{9^{9}}}")
-    assert first.poll() is not None  # killed, though it was inside one call of C code
+    assert first.poll() is not None  # killed inside a C call
     assert symbolic.symbolically_equal("y+y", "2y")
 
 
@@ -383,7 +383,8 @@ TAGGED = "<reasoning>\n1 + 1\n= 2\n</reasoning>\n<answer>\n2\n</answer>"
         (TAGGED + "\nbye", (0.0, 0.497, 0.5, 0.0, 0.5)),
         ("<reasoning>a</reasoning><answer>b</answer>", (1.0, 0.0, 0.5, 0.0, 0.0)),
         ("so " + TAGGED, (0.0, 0.375, 0.0, 0.0, 0.5)),
-        (TAGGED + TAGGED, (0.0, 0.0, 0.0, 0.0, 0.0)),
+        # The middle two tags share a line, so only the outer two count.
+        (TAGGED + TAGGED, (0.0, 0.25, 0.0, 0.0, 0.0)),
         ("<answer>1</answer><reasoning>b</reasoning>", (0.0, 0.0, 0.0, 0.0, 0.5)),
         ("<reasoning></reasoning><answer> </answer>", (0.0, 0.0, 0.5, 0.0, 0.0)),
     ],
@@ -397,9 +398,7 @@ def test_format_rewards_by_hand(text: str, values: tuple[float, ...]) -> None:
         formats.integer_answer,
     )
     got = [function(None, [text])[0] for function in functions]
-    # Two tags glued together share a line, so of TAGGED twice only the outer ones are counted, once each.
-    expected = (0.0, 0.25, 0.0, 0.0, 0.0) if text == TAGGED + TAGGED else values
-    assert got == pytest.approx(expected)
+    assert got == pytest.approx(values)
 
 
 def test_d1s_boxed_format_has_the_four_values_of_its_paper() -> None:

@@ -1,4 +1,4 @@
-"""Tasks over data sets: loading, prompts, right and wrong answers, mistakes in the input, training end to end."""
+"""Tasks from data sets: loading, prompts, correct and wrong answers, errors in the input, training end to end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def data_task(name: str) -> DataTask:
 
 
 def unmarked(solution: str) -> str:
-    """A solution that breaks off before its answer tag is closed, with no box."""
+    """The solution without a box and without the closing answer tag."""
     return solution.replace("\\boxed", "").replace("</answer>", "")
 
 
@@ -74,7 +74,7 @@ def all_rows(name: str) -> tuple[DataTask, list[dict[str, Any]]]:
 
 
 def wrong_answers(name: str, row: dict[str, Any]) -> list[str]:
-    """Answers next to the right one."""
+    """Wrong answers that are close to the right one."""
     if name == "d1_sudoku":
         solution = row["solution"]
         return [solution[:5] + d + solution[6:] for d in "1234" if d != solution[5]] + [row["puzzle"], solution[::-1]]
@@ -88,7 +88,7 @@ def wrong_answers(name: str, row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_every_row_of_the_slices_parses_and_its_solution_earns_every_reward(here: None, name: str) -> None:
+def test_the_solution_of_every_row_gets_every_reward(here: None, name: str) -> None:
     task, rows = all_rows(name)
     assert len(rows) >= 15
     for row in rows:
@@ -100,7 +100,7 @@ def test_every_row_of_the_slices_parses_and_its_solution_earns_every_reward(here
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_answers_next_to_the_right_one_earn_nothing(here: None, name: str) -> None:
+def test_answers_close_to_the_right_one_score_zero(here: None, name: str) -> None:
     task, rows = all_rows(name)
     tried = 0
     for row in rows:
@@ -130,7 +130,7 @@ def test_prompts_go_through_the_models_own_chat_template(here: None, dream: Path
     assert text.startswith("<|im_start|>") and "user\n" in text
 
 
-def test_training_rows_are_an_endless_keyed_stream_and_test_rows_the_files_own(here: None) -> None:
+def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_order(here: None) -> None:
     task = data_task("gsm8k@gsm8k")
     first = [task.row("train", i, seed=3)["question"] for i in range(25)]
     second = [task.row("train", i, seed=3)["question"] for i in range(25, 50)]
@@ -144,7 +144,7 @@ def test_training_rows_are_an_endless_keyed_stream_and_test_rows_the_files_own(h
         task.row("test", 25)
 
 
-def test_training_rows_that_stand_in_the_test_split_are_left_out(tmp_path: Path) -> None:
+def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -> None:
     rows = [{"problem": f"What is $ {i} + 1 $?", "answer": str(i + 1)} for i in range(6)]
     write_jsonl(tmp_path / "train.jsonl", [*rows[:4], {**rows[4], "problem": "What is $4+1$?"}])
     write_jsonl(tmp_path / "test.jsonl", rows[3:])
@@ -275,14 +275,14 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("lfpo.prompts.tasks.gsm8k:build", "expected a Task"),
     ],
 )
-def test_a_wrong_name_or_place_is_one_line(here: None, name: str, said: str) -> None:
+def test_a_wrong_name_or_path_is_a_one_line_error(here: None, name: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         get_task(name).row("test", 0)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
     parquet = "not readable as Parquet" if importlib.util.find_spec("pyarrow") else "needs pyarrow"
     for name, content, said in (
         ("test.parquet", b"no", parquet),
@@ -296,7 +296,7 @@ def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_an_unreachable_hub_says_where_local_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unreachable_hub_mentions_local_files(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     for name in ("gsm8k", "gpqa", "piqa"):
         with pytest.raises(UserError) as error:
@@ -359,7 +359,7 @@ def test_task_recipes_compose_with_a_model_an_algorithm_and_a_protocol(tmp_path:
     assert len(config.reward_weights or config.reward_funcs) == len(config.reward_funcs)
 
 
-def test_the_presets_weigh_a_right_solution_as_published(here: None) -> None:
+def test_a_correct_solution_has_the_published_total_reward(here: None) -> None:
     wanted = {
         "gsm8k-d1": 4.0,
         "gsm8k-mmada": 2.5,

@@ -17,11 +17,11 @@ pytestmark = [
         importlib.util.find_spec("reasoning_gym") is None,
         reason="reasoning-gym is not installed (pip install reasoning-gym)",
     ),
-    pytest.mark.filterwarnings("ignore"),  # its libraries' own
+    pytest.mark.filterwarnings("ignore"),  # raised in its dependencies
 ]
 
 
-def test_problems_are_the_same_each_time_and_splits_apart():
+def test_problems_are_reproducible_and_splits_disjoint():
     task = get_task("reasoning_gym:leg_counting")
     rows = task.test_rows(5)
     assert rows == get_task("reasoning_gym:leg_counting").test_rows(5)
@@ -29,7 +29,7 @@ def test_problems_are_the_same_each_time_and_splits_apart():
     train = {task.row("train", i)["question"] for i in range(20)}
     assert not train & {row["question"] for row in rows}
     assert rows[0]["question"] in rows[0]["prompt"][0]["content"]
-    assert json.loads(json.dumps(rows)) == rows  # plain data: it goes into files
+    assert json.loads(json.dumps(rows)) == rows  # rows are written to files as JSON
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "countdown", "prime_factorization", "spell_backward"])
@@ -52,7 +52,7 @@ def test_an_answer_that_takes_forever_is_wrong_and_the_next_is_judged():
     assert task.correct(tagged("", row["answer"]), row)
 
 
-def test_an_unknown_task_is_one_error():
+def test_an_unknown_task_is_a_user_error():
     with pytest.raises(UserError, match="did you mean 'leg_counting'"):
         get_task("reasoning_gym:leg_count")
     task = get_task("reasoning_gym:leg_counting")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ import pytest
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, ladder, launch
+from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.inside.judge import same
+from lfpo.rewards.sandbox.job import encode_job
 
 LIMITS = Limits(seconds=30)
 DOUBLE = "def double(x):\n    return x * 2\n"
@@ -31,7 +33,7 @@ def sandbox():
     return Sandbox(limits=LIMITS, workers=2, unsafe=True)
 
 
-# Values on the pipe
+# The wire format
 
 
 @pytest.mark.parametrize(
@@ -41,12 +43,12 @@ def sandbox():
         *({1: [2]}, {"a", "b"}, frozenset({1}), {(1, 2): {"x": b"y"}}),
     ],
 )
-def test_values_come_back_with_their_types(value):
+def test_values_keep_their_types(value):
     back = wire.decode(wire.encode(value))
     assert back == value and type(back) is type(value)
 
 
-def test_subclasses_travel_as_their_base_unless_they_redefine_equality():
+def test_subclasses_are_sent_as_their_base_unless_they_redefine_equality():
     point = collections.namedtuple("point", "x y")
 
     class Sly(int):
@@ -75,7 +77,7 @@ def test_endless_nesting_is_not_a_value():
         *(b"M\0\0\0\1L\0\0\0\0N", b"H\0\0\0\0", b"L\0\0\0\1" * 500, b"S\0\0\0\1L\0\0\0\0"),
     ],
 )
-def test_bytes_that_are_no_value_are_named_so(data):
+def test_invalid_bytes_are_an_error(data):
     with pytest.raises(wire.BadBytes):
         wire.decode(data)
 
@@ -96,7 +98,7 @@ def test_bytes_that_are_no_value_are_named_so(data):
         ({1, 2}, {2, 1}, 0, True),
     ],
 )
-def test_what_counts_as_the_expected_value(value, expected, tolerance, equal):
+def test_equality_with_the_expected_value(value, expected, tolerance, equal):
     assert same(value, expected, tolerance) is equal
 
 
@@ -159,13 +161,13 @@ def test_exceptions_of_the_program_can_be_expected(sandbox):
     assert sandbox.judge(Job(program, tests=tests)).tests == (True, False, False)
 
 
-def test_the_end_of_an_iteration_cannot_be_forged(sandbox):
+def test_a_stop_iteration_of_the_program_does_not_end_an_iteration_of_the_test(sandbox):
     test = "assert all(map(lambda x: f(x) == x, [1, 2]))"
     assert not sandbox.judge(Job("def f(x): raise StopIteration", tests=[test])).passed
     assert sandbox.judge(Job("def f(x): return x", tests=[test])).passed
 
 
-def test_the_program_cannot_stand_in_for_what_the_tests_trust(sandbox):
+def test_the_program_cannot_replace_names_that_the_tests_trust(sandbox):
     """Neither built-in functions, nor modules, nor helpers of the test come from the program."""
     liar = "import math\nclass math:\n    isclose = staticmethod(lambda *a: True)\ndef abs(x): return 0\n"
     liar += "def helper(x): return 1\ndef f(x): return 7\n"
@@ -235,17 +237,16 @@ def test_program_and_unittest_in_one_process(program, tests, reason):
     assert verdict.tests == tests and verdict.reason.startswith(reason) and verdict.passed == (not reason)
 
 
-def test_the_nonce_is_in_no_argument_variable_or_file(sandbox):
-    """A report without it is a forgery, and a program that looks there finds nothing."""
+def test_the_nonce_is_not_in_arguments_environment_or_files(sandbox):
     search = "import os, sys\nfound = [*sys.argv, *sys.orig_argv, *os.environ.values()]\n"
     search += "for folder, _, files in os.walk('/tmp'): found += files\n"
     search += "assert not [text for text in found if len(text) == 16 or len(text) == 32], found\n"
     assert sandbox.judge(Job(search + DOUBLE, tests=[TOGETHER], unittest=True, together=True)).passed
-    with pytest.raises(UserError, match="together with unittest classes only"):
+    with pytest.raises(UserError, match="needs tests and unittest=True"):
         Job(DOUBLE, tests=["assert double(1) == 2"], together=True)
 
 
-def test_a_class_is_set_up_once_and_methods_that_vanish_are_missed(sandbox):
+def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
     suite = "import unittest\nclass TestCases(unittest.TestCase):\n"
     counted = suite + "    n = 0\n    @classmethod\n    def setUpClass(cls): cls.n += 1\n"
     counted += "    def test_a(self): self.assertEqual(self.n, 1)\n    def test_b(self): self.assertEqual(self.n, 1)\n"
@@ -255,7 +256,7 @@ def test_a_class_is_set_up_once_and_methods_that_vanish_are_missed(sandbox):
     assert (verdict.tests, verdict.reason) == ((False,), "1 of 1 tests did not run")
 
 
-def test_numbers_of_numpy_are_plain_ones():
+def test_numpy_scalars_become_python_numbers():
     sandbox = Sandbox(limits=LIMITS, libraries=installed_libraries(), unsafe=True)
     program = "import numpy as np\ndef f(x): return [np.float64(x), np.int64(x), np.bool_(x)]\n"
     program += "def array(x): return np.array([x])\nclass Sly(np.float64):\n    def __eq__(self, other): return True\n"
@@ -276,7 +277,7 @@ def test_the_setup_may_use_the_programs_classes_and_keeps_its_own_names(sandbox)
     assert sandbox.judge(Job(program, tests=["assert total(first) == 3", "assert two() == 2"], setup=setup)).passed
 
 
-def test_libraries_are_importable_only_where_asked_for(tmp_path):
+def test_libraries_can_be_imported_only_if_given(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "treasure.py").write_text("VALUE = 5\n")
     job = Job("def f():\n    import treasure\n    return treasure.VALUE", tests=["assert f() == 5"])
@@ -287,14 +288,43 @@ def test_libraries_are_importable_only_where_asked_for(tmp_path):
 # The pool
 
 
-def test_results_do_not_depend_on_order_or_company(sandbox):
+def test_jobs_can_be_encoded_in_several_threads():
+    """Python 3.11 before 3.11.8 fails when the garbage collector switches threads inside ast.parse."""
+
+    class Slow:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            sum(range(50))
+
+    test = "\n".join(f"def f{i}(x): return [x + {i} * (x - {i}) for y in x if (y, [y, (x,)])]" for i in range(60))
+
+    def encode(depth: int) -> None:
+        if depth:
+            encode(depth - 1)
+        else:
+            for _ in range(10):
+                Slow(), Slow()
+                encode_job(Job("x", tests=[test]))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(encode, (0, 5, 10, 15)))
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_verdicts_do_not_depend_on_the_other_jobs(sandbox):
     jobs = [Job(f"def f(): return {i % 3}", tests=["assert f() == 0", "assert f() < 2"]) for i in range(6)]
     forward, backward = sandbox.run(jobs), sandbox.run(jobs[::-1])[::-1]
     assert [v.tests for v in forward] == [v.tests for v in backward] == [sandbox.judge(j).tests for j in jobs]
     assert [v.pass_rate for v in forward[:3]] == [1.0, 0.5, 0.0]
 
 
-def test_a_worker_that_dies_is_a_failed_verdict_and_no_other_is_lost(sandbox, monkeypatch):
+def test_a_judge_that_dies_fails_its_own_job_only(sandbox, monkeypatch):
     started: list[int] = []
     start = launch.start
 
@@ -322,7 +352,7 @@ def test_a_process_that_cannot_start_is_a_failed_verdict(monkeypatch, sandbox):
     assert verdict.tests == (False, False) and "Resource temporarily unavailable" in verdict.reason
 
 
-def test_no_descriptor_is_left_open(sandbox):
+def test_file_descriptors_are_closed(sandbox):
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc") else 0
     sandbox.run([Job(DOUBLE, tests=["assert double(1) == 2"])] * 3)
     assert not before or len(os.listdir("/proc/self/fd")) == before
@@ -339,10 +369,10 @@ Sandbox(sys.argv[1], limits, unsafe=True).judge(job)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
-def test_processes_end_with_the_one_that_started_them(rung):
-    tag = 17_000_000 + os.getpid()  # a limit that tells these processes from others'
+def test_confined_processes_end_when_the_training_process_is_killed(rung):
+    tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
     host = subprocess.Popen([sys.executable, "-c", ENDLESS, rung, str(tag)])
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90  # torch loads slowly on a busy machine
     while len(processes_with(tag)) < 4 and time.monotonic() < until:
         time.sleep(0.1)
     assert len(processes_with(tag)) >= 4
@@ -356,7 +386,7 @@ def test_processes_end_with_the_one_that_started_them(rung):
 def processes_with(tag: int) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             if wire.encode(tag).hex().encode() in path.read_bytes():
                 found.append(path.parent.name)
     return found
@@ -368,7 +398,7 @@ def test_a_verdict_comes_soon_after_its_time_limit():
     assert not verdict.passed and time.monotonic() - begin < 10
 
 
-# The ladder
+# Rungs
 
 
 def test_every_rung_is_available_or_says_why_not():
@@ -377,8 +407,8 @@ def test_every_rung_is_available_or_says_why_not():
 
 
 def test_bare_limits_need_the_unsafe_flag(monkeypatch):
-    found = tuple(ladder.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
-    monkeypatch.setattr(ladder, "available_rungs", lambda: found)
+    found = tuple(rungs.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
+    monkeypatch.setattr(rungs, "available_rungs", lambda: found)
     with pytest.raises(UserError, match="install bubblewrap, or pass unsafe=True"):
         Sandbox()
     with pytest.raises(UserError, match="pass unsafe=True"):
@@ -397,15 +427,15 @@ def test_bare_limits_need_the_unsafe_flag(monkeypatch):
         ({"program": "x", "calls": [Call((), 1)]}, "name of the entry point"),
     ],
 )
-def test_jobs_that_make_no_sense(job, message):
+def test_inconsistent_jobs_are_user_errors(job, message):
     with pytest.raises(UserError, match=message):
         Job(**job)
 
 
-def test_tests_that_are_not_python_are_the_users_mistake(sandbox):
+def test_wrong_tests_values_and_workers_are_user_errors(sandbox):
     with pytest.raises(UserError, match=r"test 0 of f is not Python"):
         sandbox.judge(Job("x", "f", tests=["assert ("]))
-    with pytest.raises(UserError, match="built-in ones; a object is not"):
+    with pytest.raises(UserError, match="built-in types; a object is not"):
         sandbox.judge(Job("x", "f", [Call((), object())]))
     with pytest.raises(UserError, match="at least one worker"):
         Sandbox(workers=0, unsafe=True)
@@ -436,7 +466,7 @@ def test_pass_rate_takes_columns_of_rows(sandbox):
         ("```python\nf(1)\n```\n```python\ndef f(x): pass\n```", "def f(x): pass\n"),
     ],
 )
-def test_code_is_taken_out_of_fences(completion, code):
+def test_extract_code(completion, code):
     assert extract_code(completion, "f") == code
 
 
@@ -449,7 +479,7 @@ def test_syntax_compliance():
 # The benchmark
 
 
-def test_bench_sandbox_writes_rates_of_right_programs(tmp_path, monkeypatch, capsys):
+def test_bench_sandbox_writes_rates_of_correct_programs(tmp_path, monkeypatch, capsys):
     rung = Sandbox(unsafe=True).rung
     arguments = [
         "--verdicts",

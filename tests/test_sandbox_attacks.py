@@ -1,4 +1,4 @@
-"""Programs that cheat or do harm score zero, their harmless twins one, on every rung this machine offers."""
+"""Programs that cheat or do harm score 0, and harmless variants of them 1, on every rung of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
 from lfpo.rewards.sandbox.inside import wire
 
-TAG = 16_000_000 + os.getpid()  # a limit that tells this process's sandboxes from others'
+TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
 RIGHT = "def add(a, b):\n    return a + b\n"
 FORGE = """
@@ -47,12 +47,12 @@ WRONG = "def add(a, b):\n    return None\n"
 
 
 def escape(attempt: str, harmless: str) -> tuple[str, str]:
-    """A program that answers rightly only where its attempt does not fail, and one whose attempt may succeed."""
+    """A program that is correct only if `attempt` succeeds, and one that is correct if `harmless` succeeds."""
     program = "import os, socket, subprocess, sys\ndef add(a, b):\n    {}\n    return a + b\n"
     return program.format(attempt), program.format(harmless)
 
 
-# name: (attack, benign twin)
+# name: (attack, harmless variant)
 CHEATS = {
     "sys.exit in the function": ("import sys\ndef add(a, b):\n    sys.exit(0)", RIGHT + "import sys\n"),
     "sys.exit at import": ("import sys\nsys.exit(0)", "import sys\nif False:\n    sys.exit(0)\n" + RIGHT),
@@ -114,7 +114,7 @@ CHEATS = {
     ),
     "environment": escape("os.environ['HOME'], os.environ['PATH']", "os.environ.get('HOME')"),
 }
-# These would do harm where nothing stops them, so not on a rung that only limits resources.
+# These do harm if nothing stops them, so they do not run on a rung that only limits resources.
 HARM = {
     "file outside": escape("open('/var/tmp/lfpo-attack', 'w')", "open('mine', 'w').write('1')"),
     "file in the root": escape("open('/lfpo-attack', 'w')", "open('mine', 'wb').write(b'1')"),
@@ -143,11 +143,11 @@ ENDLESS = {
     ),
 }
 ALL = {**CHEATS, **HARM, **ENDLESS}
-CAPS = {"memory": 2**28, "disk": TAG, "processes": 16, "cpu_seconds": 1}  # endless recursion takes all of it
+CAPS = {"memory": 2**28, "disk": TAG, "processes": 16, "cpu_seconds": 1}  # endless recursion uses all of it
 
 
 def confines(name: str) -> bool:
-    """Whether attacks that do real harm may be tried on the rung."""
+    """Whether the rung confines, so that the attacks in HARM may run on it."""
     found = {rung.name: rung for rung in available_rungs()}[name]
     return name != "limits" or "Landlock, seccomp" in found.reason
 
@@ -157,7 +157,7 @@ RUNGS = [rung.name for rung in available_rungs() if rung.available]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS)
-def test_attacks_score_zero_their_twins_one_and_nothing_is_left(rung):
+def test_attacks_score_zero_harmless_variants_one_and_no_process_is_left(rung):
     verdicts = judge_all(rung)
     assert len(verdicts) == len(ALL) or not confines(rung)
     scored = {name: attack for name, (attack, _) in verdicts.items() if attack.pass_rate or not attack.reason}
@@ -172,7 +172,7 @@ def test_attacks_score_zero_their_twins_one_and_nothing_is_left(rung):
 
 
 def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
-    """(attack's, twin's) for each attack; the endless ones wait for their time limit side by side."""
+    """Verdicts of (attack, harmless variant) for each name. The endless attacks run in parallel."""
     names = [name for name in ALL if confines(rung) or name not in HARM | ENDLESS]
     endless = [name for name in names if name in ENDLESS]
     quick = [name for name in names if name not in ENDLESS]
@@ -185,22 +185,22 @@ def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
 
 
 def remains() -> list[str]:
-    """Command lines of processes that this process's sandboxes, or what they ran, left behind."""
+    """Command lines of processes that the sandboxes of this process, or their programs, left running."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             status = (path.parent / "status").read_text()
         except OSError:
-            continue  # ended meanwhile
+            continue  # the process has ended
         if (wire.encode(TAG).hex() in line or str(TAG) in line) and "State:\tZ" not in status:
             lines.append(line)
     return lines
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to become somebody else")
-def test_as_somebody_who_is_not_root():
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to switch to another user")
+def test_attacks_as_a_user_other_than_root():
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {"PYTHONPATH": path, "HOME": "/", "PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     nobody = functools.partial(

@@ -14,6 +14,7 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import TASKS, Task, expression, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.rewards.sudoku import is_grid
 from lfpo.train.sft import SFTConfig, _tokenizer_corpus
 
 N = 3000
@@ -133,7 +134,7 @@ SUDOKU = {"puzzle": "1_3434121_434_21", "solution": "1234341221434321"}
         ("countdown", {"numbers": [2, 3, 4], "target": 10}, "3*2+5", False),
         ("countdown", {"numbers": [2, 3, 4], "target": 10}, "10", False),
         ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4+0", False),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 # =10", True),  # a comment is no arithmetic
+        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 # =10", True),  # a comment is ignored
         ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 = 10", False),
         ("countdown", {"numbers": [3, 3, 4], "target": 10}, "3+4+3", True),
         ("countdown", {"numbers": [3, 3, 4], "target": 7}, "3+4", False),
@@ -166,7 +167,7 @@ def test_verdicts(name: str, row: dict, text: str, verdict: bool) -> None:
 
 
 def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And any Python expression counts there, where the syntax tree knows arithmetic alone."""
+    """The sandbox also accepts expressions that the syntax tree rejects."""
     monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")  # so that the test runs on any machine
     task, rng = get_task("expression"), random.Random(0)
     rows = task.test_rows(8)
@@ -180,11 +181,11 @@ def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytes
     assert found[-1] == 1
 
 
-def test_a_grid_is_what_the_rules_say() -> None:
+def test_grids() -> None:
     assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
-    assert all(sudoku.is_grid(g) for g in sudoku.grids())
-    assert not sudoku.is_grid("1234123412341234")
-    assert not sudoku.is_grid("1234341221434312")
+    assert all(is_grid(g) for g in sudoku.grids())
+    assert not is_grid("1234123412341234")
+    assert not is_grid("1234341221434312")
 
 
 def test_puzzles_have_one_solution() -> None:
@@ -231,7 +232,7 @@ def test_a_dotted_path_is_a_task_too() -> None:
         ("lfpo.prompts.tasks.sudoku:grids", "expected a Task"),
     ],
 )
-def test_names_that_are_no_task(name: str, part: str) -> None:
+def test_names_that_are_not_a_task(name: str, part: str) -> None:
     with pytest.raises(UserError, match=part):
         get_task(name)
 

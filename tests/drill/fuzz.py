@@ -23,7 +23,7 @@ from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
-from lfpo.rewards.scoring import OverTime, time_limit
+from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 
 SECONDS = 20.0  # that one input may take
@@ -99,7 +99,7 @@ def _feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], c
         except UserError as error:
             refused += 1
             tally.add("" if str(error).strip() else f"an empty message for {value!r:.200}")
-        except OverTime:
+        except RewardTimeout:
             tally.add(f"hung on {value!r:.200}")
         except Exception as error:  # what the fuzz is looking for
             where = traceback.extract_tb(error.__traceback__)[-1]

@@ -23,7 +23,7 @@ from drill.harness import (
 )
 from drill.inside import Fault
 from drill.unbounded import LEAK
-from lfpo.rewards.child import resident
+from lfpo.rewards.child_process import resident_bytes
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.runs.directory import Run
 from lfpo.train.rl import MAX_FAILED
@@ -88,14 +88,14 @@ def _garbage(drill: Drill, name: str, fault: Fault) -> Outcome:
 def _leaks(drill: Drill) -> Outcome:
     """In a child process, replaced before it holds too much: no reward is lost by it."""
     tally = Tally("a reward function leaks memory")
-    if not resident(os.getpid()):
+    if not resident_bytes(os.getpid()):
         return Outcome(tally.fault, 0, 0, note="not tried: memory is read from /proc")
     folder = drill.folder("rewards")
     child = start(_contained(folder), environment=_told("leak", folder))
     peak = 0
     while child.process.exitcode is None:
         with contextlib.suppress(OSError):
-            peak = max([peak, *(resident(pid) for pid in children(child.process.pid))])
+            peak = max([peak, *(resident_bytes(pid) for pid in children(child.process.pid))])
         time.sleep(0.05)
     pids = _mark(folder).read_text().split() if child.wait() == 0 else []
     if not pids:

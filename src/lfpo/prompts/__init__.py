@@ -1,1 +1,1 @@
-"""Where prompts come from: tasks, JSONL files, data sets; and how they become token ids."""
+"""Prompts: from tasks, JSONL files or data sets, and their encoding as token ids."""

@@ -1,4 +1,4 @@
-"""How prompts become tokens, and tokens completions."""
+"""Encodes prompts as token ids and decodes completions to text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from lfpo.prompts.tasks import Row
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Every column but the prompt, as lists, the way reward functions get them."""
+    """Every column but the prompt, as name -> list of values, as reward functions get them.
+
+    Raises UserError if the rows have different columns.
+    """
     names = [n for n in rows[0] if n != "prompt"]
     for row in rows:
         if row.keys() != rows[0].keys():
@@ -24,7 +27,10 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
 
 
 def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[int]:
-    """Token ids. Text is taken as it is; a list of messages goes through the model's chat template."""
+    """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template.
+
+    Raises UserError for messages if the tokenizer has no chat template.
+    """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=False)
     if tokenizer.chat_template is None:
@@ -37,7 +43,11 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
-    """Token ids of the rows' prompts. Raises UserError, quoting the prompt, for one that does not fit the context."""
+    """Token ids of the rows' prompts, without padding.
+
+    Raises UserError quoting the prompt if it has no tokens, contains the mask token, or with gen_length exceeds the
+    model's context.
+    """
     encoded = []
     for row in rows:
         ids = encode_prompt(tokenizer, row["prompt"])
@@ -57,7 +67,7 @@ def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, g
 
 
 def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
-    """Texts as reward functions get them: as in TRL, a conversational prompt has a conversational completion."""
+    """Texts as reward functions get them. As in TRL, a prompt of messages gets a completion of messages."""
     return [
         text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
         for row, text in zip(rows, texts, strict=True)
@@ -65,7 +75,7 @@ def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
 
 
 def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
-    """Text of each completion up to its first EOS, without special tokens."""
+    """Text of each completion (tokens_BC: int64 [B, C]) up to its first EOS, without special tokens."""
     texts = []
     for ids in tokens_BC.tolist():
         end = ids.index(eos_id) if eos_id in ids else len(ids)
@@ -74,9 +84,9 @@ def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> 
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Text of each token, special tokens by their names. Their concatenation is the text that `ids` decode to.
+    """Text of each token, with special tokens by name. The concatenation is the text that `ids` decode to.
 
-    A character may be cut over several tokens; it is then the text of the last of them, and the others have none.
+    A character that is split over several tokens is the text of the last one; the others have an empty text.
     """
     texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
     start = 0

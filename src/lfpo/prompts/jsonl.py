@@ -1,4 +1,4 @@
-"""Prompts from JSONL files, also gzipped ones."""
+"""Reads rows from JSONL files, also gzipped ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from lfpo.base.errors import UserError
 
 
 def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[dict[str, Any]]:
-    """One JSON object a line. Raises UserError naming file and line for a malformed row or a missing column.
+    """The rows of a file with one JSON object per line, gzipped if its name ends in `.gz`.
 
-    `prompt` must be text, or a list of {"role", "content"} messages.
+    required: columns that every row must have, as text; `prompt` may also be a list of {"role", "content"} messages.
+    Raises UserError naming file and line for a malformed row, and naming the file if it is unreadable or empty.
     """
     file = Path(path)
     try:
-        # Not splitlines: JSON strings may hold U+2028 and the like, which end no line in JSONL.
+        # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
         text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text("utf-8")
         lines = text.removesuffix("\n").split("\n") if text else []
     except FileNotFoundError:
@@ -42,7 +43,7 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
 
 
 def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
-    """Raise UserError unless `row` is a mapping with the required, non-empty columns."""
+    """Raise UserError, starting with `where`, unless `row` is a dict whose required columns are valid text."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
     for column in required:
@@ -58,8 +59,8 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
             raise UserError(f"{where}: the prompt is empty")
         try:
             json.dumps(value, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError as error:  # JSON can escape what no tokenizer takes
+        except UnicodeEncodeError as error:  # JSON can escape a lone surrogate, which no tokenizer accepts
             raise UserError(
-                f"{where}: column {column!r} holds half a character ({error.object[error.start]!a}, a surrogate "
-                "without its other half); write the text again as UTF-8"
+                f"{where}: column {column!r} holds a lone surrogate ({error.object[error.start]!a}), which is not a "
+                "character; write the text again as UTF-8"
             ) from error

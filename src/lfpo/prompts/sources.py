@@ -1,4 +1,4 @@
-"""Where training's prompts and held-out problems come from, and what scores their completions."""
+"""Prompt sources: training prompts, held-out rows and the functions that score their completions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from lfpo.rewards import RewardFunction
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Training prompts by index, held-out rows, and their scoring.
+    """Training prompts, held-out rows, and how their completions are scored.
 
-    train_row(index): the row at a position of the endless training stream, the same after a resume.
-    eval_rows: held-out rows; may be empty. correct_all(rows, completions): strict verdicts for
-        evaluation, if there is a verifier; None where something cannot be judged on this machine.
+    train_row(index): the row at a position of the endless training stream; the same after a resume.
+    eval_rows: held-out rows; may be empty. reward_functions: score training completions.
+    correct_all(rows, completions): whether each completion is right, for evaluation; None for a row that this machine
+        cannot judge. The field is None if there is no verifier.
+    gen_length: default completion length in tokens.
     """
 
     name: str
@@ -31,9 +33,9 @@ class PromptSource:
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:
-    """Prompts of a task: fresh training rows from `seed`, its standard test rows for evaluation.
+    """The prompts of a task: training rows drawn with `seed`, and its first test rows for evaluation.
 
-    n_eval: how many test rows (None: the standard number); a data set that has fewer gives all.
+    n_eval: number of test rows (None: the task's default). A data set with fewer gives all of them.
     """
     return PromptSource(
         name=task.name,
@@ -48,7 +50,7 @@ def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) 
 def list_source(
     rows: Sequence[Row], reward_functions: Sequence[RewardFunction], *, seed: int, eval_rows: Sequence[Row] = ()
 ) -> PromptSource:
-    """Prompts of a data set, in a new keyed order each epoch."""
+    """The prompts of a data set, in a new order each epoch that depends on the seed only."""
 
     @functools.lru_cache(maxsize=1)
     def order(epoch: int) -> list[int]:

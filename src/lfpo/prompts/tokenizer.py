@@ -12,11 +12,11 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfo
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train on texts. Digits, punctuation and capitals that start no word stay single tokens, so cells, operands and
-    signs line up; words and runs of `#` merge. Any text can be encoded (bytes are the alphabet) and decoding
-    gives it back exactly.
+    """Train on texts. Returns a transformers PreTrainedTokenizerFast with BOS, EOS (also for padding) and mask tokens.
 
-    Returns a transformers PreTrainedTokenizerFast with BOS, EOS (also pad) and mask tokens.
+    Digits, punctuation and capitals that do not start a word are single tokens, so that Sudoku cells, operands and
+    signs align. Words and runs of `#` are merged. The alphabet is bytes: any text can be encoded, and decoding gives
+    it back exactly.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -1,24 +1,24 @@
-"""The answer a completion commits to: what stands in its last `<answer>` tag, `\\boxed{}` or `#### ` line."""
+"""Extracts the marked answer of a completion: its last `<answer>` tag, `\\boxed{}` or `#### ` line."""
 
 from __future__ import annotations
 
 from typing import Any
 
-TAIL_CHARS = 20_000  # an answer stands at the end; what comes before is not searched, so no completion takes long
+TAIL_CHARS = 20_000  # only the end of a completion is searched, which bounds the time for a huge one
 BOXES = ("\\boxed", "\\fbox")
 
 
 def completion_text(completion: Any) -> str:
-    """A completion's text: itself, or of a conversational completion the last message's content, as in TRL."""
+    """The text of a completion; for a conversational one (TRL's list of messages), the last message's content."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def marked_answer(text: str) -> str | None:
-    """The last marked answer of a completion, stripped, or None if nothing is marked.
+    """The last marked answer of a completion, stripped, or None if there is none.
 
-    Marks are `<answer>...</answer>`, `\\boxed{...}` and `#### ...` to the end of the line. The last one counts: naming
-    several answers gains nothing. One inside another (`<answer>\\boxed{7}</answer>`) is unwrapped. A mark that is never
-    closed is none.
+    Marks are `<answer>...</answer>`, `\\boxed{...}` and `#### ...` up to the end of the line. Only the last one counts,
+    so that naming several answers gains nothing. A mark inside another (`<answer>\\boxed{7}</answer>`) is unwrapped. A
+    mark that is never closed is ignored.
     """
     text = text[-TAIL_CHARS:]
     found = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
@@ -30,20 +30,20 @@ def marked_answer(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced; `\\boxed 7` is read up to a space."""
+    """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space."""
     found = _boxed(text)
     return None if found is None else found[1].strip()
 
 
 def _tagged(text: str) -> tuple[int, str] | None:
-    """(where the tag ends, its content)."""
+    """(index where the tag ends, its content)."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return None if start < 0 else (end, text[start + len("<answer>") : end])
 
 
 def _boxed(text: str) -> tuple[int, str] | None:
-    """(where the box ends, its content)."""
+    """(index where the box ends, its content)."""
     mark = max(BOXES, key=text.rfind)
     start = text.rfind(mark)
     if start < 0:
@@ -57,7 +57,7 @@ def _boxed(text: str) -> tuple[int, str] | None:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace that opens at `start` closes, or None."""
+    """Index of the brace that closes the one at `start`, or None."""
     depth = 0
     for i in range(start, len(text)):
         escaped = text[i - 1] == "\\"
@@ -71,7 +71,7 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def _after_hashes(text: str) -> tuple[int, str] | None:
-    """(where the content starts, the rest of the line)."""
+    """(index where the content starts, the rest of the line)."""
     start = text.rfind("####")
     if start < 0:
         return None

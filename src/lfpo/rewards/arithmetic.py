@@ -1,4 +1,4 @@
-"""Arithmetic written by a model, evaluated from its syntax tree with bounded operations; `eval` is never used."""
+"""Evaluates model-written arithmetic from its syntax tree, with limits on length, exponents and values; no `eval`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 
 
 def parse(source: str) -> ast.expr:
-    """The syntax tree of one expression. Raises ValueError for anything that is not one, or is too long."""
+    """The syntax tree of one expression. Raises ValueError if the source is too long or not an expression."""
     if len(source) > MAX_CHARS:
         raise ValueError("expression too long")
     try:
@@ -34,7 +34,8 @@ def parse(source: str) -> ast.expr:
 def evaluate(tree: ast.expr, names: Mapping[str, int] | None = None) -> Fraction:
     """The exact value of an expression over + - * / // % **, unary minus, integers and the given names.
 
-    Raises ValueError for any other syntax, an unknown name, division by zero, or a value beyond the bounds.
+    Raises ValueError for any other syntax, an unknown name, division by zero, an exponent beyond
+    MAX_EXPONENT, or a value whose magnitude or denominator exceeds MAX_MAGNITUDE.
     """
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return _bounded(Fraction(tree.value))
@@ -63,5 +64,5 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def constants(tree: ast.expr) -> list[int]:
-    """All integer literals of an expression, in no particular order."""
+    """All integer literals of an expression, in any order."""
     return [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) is int]

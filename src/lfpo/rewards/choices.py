@@ -14,13 +14,13 @@ MAX_CHARS = 2_000
 def choice_accuracy(
     prompts: Any, completions: list[Any], answer: list[str], options: list[list[str]], **columns: Any
 ) -> list[float]:
-    """1 where the marked answer is the right letter, alone or followed by that option's own text; else 0."""
+    """1 where the marked answer is the correct letter, alone or followed by the text of that option; else 0."""
     chosen = [chosen_letter(completion_text(c), o) for c, o in zip(completions, options, strict=True)]
     return [float(letter == gold) for letter, gold in zip(chosen, answer, strict=True)]
 
 
 def chosen_letter(text: str, options: list[str]) -> str | None:
-    """The letter a completion commits to: `B`, `(B)`, `B.`, `B) text of option B`. None for anything else."""
+    """The letter in the marked answer: `B`, `(B)`, `B.` or `B) text of option B`. None for anything else."""
     answer = marked_answer(text)
     found = _LETTER.fullmatch(answer[:MAX_CHARS]) if answer else None
     if found is None or ord(found[1]) - ord("A") >= len(options):

@@ -1,4 +1,4 @@
-"""Rewards for model-written Python: does it parse, and which share of its tests does it pass in the sandbox."""
+"""Rewards for model-written Python: whether it parses, and the share of its tests that it passes in the sandbox."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from lfpo.rewards.answers import completion_text
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 
 MAX_CHARS = Limits().program_chars
-MAX_KNOWN = 20_000
-"""Verdicts that a grader remembers."""
+MAX_CACHED = 20_000
+"""Verdicts that a grader keeps."""
+DEFAULT_LIMITS = Limits(seconds=20)
+"""Wall time is twice the CPU time, for a busy machine."""
 UNSAFE = "LFPO_UNSAFE_SANDBOX"
-"""Set to 1 where the machine confines nothing and programs may run under resource limits all the same."""
+"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox."""
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test")
 SETUP_FIELDS = ("setup", "test_setup_code", "test_imports")
 
@@ -29,9 +31,9 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.D
 
 
 def extract_code(completion: str, entry_point: str = "") -> str:
-    """The first fenced block of Python, or the first that defines the entry point; all of it without a fence.
+    """The first fenced Python block that defines the entry point, else the first one, else the whole completion.
 
-    A fence that is never closed ends with the text, so an answer cut short still counts.
+    A fence that is never closed ends with the text, so a truncated answer still counts.
     """
     blocks = [code for tag, code in _FENCE.findall(completion[:MAX_CHARS]) if tag.lower() in {"", "python", "py"}]
     if not blocks:
@@ -41,43 +43,43 @@ def extract_code(completion: str, entry_point: str = "") -> str:
 
 
 def defined(code: str, name: str) -> bool:
-    """Whether the code seems to define the function or class."""
+    """Whether a line of the code starts the definition of this function or class."""
     return re.search(rf"^(?:async )?(?:def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def parses(code: str) -> bool:
-    """Whether this is Python with at least one statement. Nothing is run."""
+    """Whether the code is Python with at least one statement. Nothing is run."""
     if not code.strip() or len(code) > MAX_CHARS:
         return False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd escapes and the like
+            warnings.simplefilter("ignore")  # invalid escapes and the like
             return bool(ast.parse(code).body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two from deep nesting
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep nesting raises the last two
         return False
 
 
 def syntax_compliance(
     prompts: Sequence[Any], completions: Sequence[Any], entry_point: Sequence[str] | None = None, **columns: Any
 ) -> list[float]:
-    """1 for a completion whose code is Python, 0 otherwise."""
+    """1 for a completion whose code parses as Python, else 0."""
     names = entry_point or [""] * len(completions)
     codes = [extract_code(completion_text(c), name or "") for c, name in zip(completions, names, strict=True)]
     return [float(parses(code)) for code in codes]
 
 
 def pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The share of its tests that each completion passes, in a sandbox with default limits."""
+    """The share of its tests that each completion passes, in a sandbox with DEFAULT_LIMITS."""
     return default_grader().pass_rate(prompts, completions, **columns)
 
 
 def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """1 for a completion that passes every test, 0 otherwise, in a sandbox with default limits."""
+    """1 for a completion that passes every test, else 0, in a sandbox with DEFAULT_LIMITS."""
     return default_grader().all_tests_pass(prompts, completions, **columns)
 
 
 def code_format(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-    """coupled-GRPO: 1 for exactly one fence, opened as ```python and closed, around Python; a half if it is none."""
+    """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
     return [_format(completion_text(completion)) for completion in completions]
 
 
@@ -89,31 +91,31 @@ def _format(text: str) -> float:
 
 
 def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """coupled-GRPO: the pass rate of completions with full code_format, 0 for the others."""
+    """coupled-GRPO: the pass rate of completions whose code_format is 1, and 0 for the others."""
     good = [format == 1.0 for format in code_format(prompts, completions)]
     asked = [completion if keep else "" for keep, completion in zip(good, completions, strict=True)]
     return pass_rate(prompts, asked, **columns)
 
 
 class Grader:
-    """Runs completions in a sandbox: a batch at a time, and each program once, however many rewards ask about it.
+    """Runs completions in a sandbox, one batch at a time. Verdicts are cached, so two rewards run a program once.
 
-    `Grader(Sandbox(limits=Limits(seconds=3), libraries=[...])).pass_rate` is a reward function. Without a sandbox, one
-    with these limits and the libraries of this environment is made when first needed.
+    `Grader(Sandbox(limits=Limits(seconds=3), libraries=[...])).pass_rate` is a reward function. Without a sandbox, the
+    first call creates one with `limits` and the libraries of this environment.
 
     Columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` with `test_setup_code`
-    or `test_imports` (MBPP), `test_cases` (AceCode), or `tests` and `setup`; `header` is the source that a completion
-    goes on from, by default a prompt that is Python and defines the entry point. `together` is for suites that have to
+    or `test_imports` (MBPP), `test_cases` (AceCode), or `tests` and `setup`. `header` is the source that a completion
+    continues; its default is the prompt, if that is Python and defines the entry point. `together` marks suites that
     share the program's process (docs/sandbox.md). A row with text in `needs` is not judged: its rewards are None.
     """
 
     def __init__(self, sandbox: Sandbox | None = None, limits: Limits | None = None) -> None:
         self._sandbox, self._limits = sandbox, limits
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
 
     @property
     def sandbox(self) -> Sandbox:
-        """Raises UserError where this machine has none."""
+        """The sandbox, created at the first use. Raises UserError if this machine has none."""
         if self._sandbox is None:
             unsafe = os.environ.get(UNSAFE) == "1"
             self._sandbox = Sandbox(limits=self._limits, libraries=installed_libraries(), unsafe=unsafe)
@@ -125,14 +127,14 @@ class Grader:
         return [None if verdict is None else verdict.pass_rate for verdict in verdicts]
 
     def all_tests_pass(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """1 for a completion that passes every test, 0 otherwise."""
+        """1 for a completion that passes every test, else 0."""
         verdicts = self.verdicts(prompts, completions, columns)
         return [None if verdict is None else float(verdict.passed) for verdict in verdicts]
 
     def verdicts(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[Verdict | None]:
-        """One verdict a completion, None for a row that cannot be judged. Raises UserError for a row without tests."""
+        """One verdict for each completion, None if the row has `needs`. Raises UserError for a row without tests."""
         lists = {name: values for name, values in columns.items() if isinstance(values, Sequence)}
         jobs: list[Job | None] = []
         for i, completion in enumerate(completions):
@@ -143,16 +145,16 @@ class Grader:
 
     def _judged(self, jobs: Sequence[Job | None]) -> list[Verdict | None]:
         keys = [b"" if job is None else hashlib.sha256(repr(job).encode("utf-8", "replace")).digest() for job in jobs]
-        unknown = {k: job for k, job in zip(keys, jobs, strict=True) if job is not None and k not in self._known}
-        found = dict(zip(unknown, self._run(list(unknown.values())), strict=True))
-        verdicts = [None if job is None else found.get(k) or self._known[k] for k, job in zip(keys, jobs, strict=True)]
-        self._known.update(found)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        new = {k: job for k, job in zip(keys, jobs, strict=True) if job is not None and k not in self._cache}
+        judged = dict(zip(new, self._run(list(new.values())), strict=True))
+        verdicts = [None if job is None else judged.get(k) or self._cache[k] for k, job in zip(keys, jobs, strict=True)]
+        self._cache.update(judged)
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
         return verdicts
 
     def _run(self, jobs: list[Job]) -> list[Verdict]:
-        """What is no Python needs no process to fail."""
+        """Verdicts of all jobs; programs that do not parse fail without a process."""
         verdicts = {i: _not_python(job) for i, job in enumerate(jobs) if not parses(job.program)}
         running = [i for i in range(len(jobs)) if i not in verdicts]
         if running:
@@ -166,26 +168,26 @@ def _not_python(job: Job) -> Verdict:
 
 @functools.cache
 def default_grader() -> Grader:
-    """What pass_rate and all_tests_pass share, so that asking both runs a program once."""
-    return Grader(limits=Limits(seconds=20))  # of which 10 may be computing; the rest is for a busy machine
+    """The grader that `pass_rate` and `all_tests_pass` share, so that a program runs once for both."""
+    return Grader(limits=DEFAULT_LIMITS)
 
 
 def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: str = "row") -> Job:
-    """What the sandbox has to judge. Raises UserError when the row has no tests."""
+    """The sandbox job of one completion. Raises UserError if the row has no tests."""
     tests = _tests(row, where)
     entry_point = str(row.get("entry_point") or "")
     setup = "\n".join(_source(row.get(name)) for name in SETUP_FIELDS)
     header = _source(row.get("header"))
     if not header and entry_point and isinstance(prompt, str) and defined(prompt, entry_point) and parses(prompt):
-        header = prompt  # HumanEval's prompts are the beginning of the program
+        header = prompt  # a HumanEval prompt is the beginning of the program
     code = extract_code(completion, entry_point)
     if entry_point and any(re.search(r"^def check\(", test, re.MULTILINE) for test in tests):
         tests = [f"{test}\n\ncheck({entry_point})\n" for test in tests]
     return Job(
-        program=f"{header}\n{code}" if header else code,  # its imports too, whether the code goes on or begins anew
-        entry_point=entry_point or _called(tests),
+        program=f"{header}\n{code}" if header else code,  # also if the code repeats the header: it may lack the imports
+        entry_point=entry_point or _shadowed_builtin(tests),
         tests=tests,
-        # helpers that a HumanEval prompt defines belong to the test: the program's own could lie
+        # Helpers that a HumanEval prompt defines count as test code, because the program could redefine them.
         setup=f"{setup}\n{header}",
         unittest=any("unittest.TestCase" in test for test in tests),
         together=bool(row.get("together")),
@@ -197,7 +199,7 @@ def _tests(row: Mapping[str, Any], where: str) -> list[str]:
         if value := row.get(name):
             tests = [value] if isinstance(value, str) else list(value)
             if not all(isinstance(test, str) for test in tests):
-                raise UserError(f"{where}: field {name!r} must be Python source, or a list of such")
+                raise UserError(f"{where}: field {name!r} must be Python source, or a list of Python sources")
             return tests
     raise UserError(f"{where}: a code reward needs one of the fields {', '.join(TEST_FIELDS)}, with tests in it")
 
@@ -206,8 +208,8 @@ def _source(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else "\n".join(value)
 
 
-def _called(tests: Sequence[str]) -> str:
-    """A built-in function's name where the tests call nothing else: a program may define its own `sum`."""
+def _shadowed_builtin(tests: Sequence[str]) -> str:
+    """The built-in function that is all the tests call, or "": the program then defines its own `sum`, say."""
     names = [
         node.func.id
         for test in tests

@@ -1,4 +1,4 @@
-"""Countdown: an expression that uses every given number exactly once, with + - * /, and has the target as its value."""
+"""Countdown: an expression with + - * / that uses every given number exactly once and equals the target."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _SPELLINGS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "÷": "/",
 def countdown_accuracy(
     prompts: Any, completions: list[Any], numbers: list[list[int]], target: list[int], **columns: Any
 ) -> list[float]:
-    """1 for a right expression, else 0."""
+    """1 for a correct expression, else 0."""
     return [float(reaches(_expression(c), n, t)) for c, n, t in zip(completions, numbers, target, strict=True)]
 
 
 def countdown_partial(
     prompts: Any, completions: list[Any], numbers: list[list[int]], target: list[int], **columns: Any
 ) -> list[float]:
-    """d1: 1 for a right expression, 0.1 for one of the right numbers that misses the target.
+    """d1: 1 for a correct expression, 0.1 for one that uses the right numbers but misses the target.
 
-    d1's code gives 0.1 for wrong numbers too; this is its paper's rule.
+    This is the rule of d1's paper (arXiv 2504.12216); its code gives 0.1 for wrong numbers too.
     """
     values = []
     for completion, given, wanted in zip(completions, numbers, target, strict=True):
@@ -34,7 +34,7 @@ def countdown_partial(
 
 
 def reaches(expression: str, numbers: list[int], target: int) -> bool:
-    """Whether an expression uses the numbers, each once, and its value is the target; `= target` may follow it."""
+    """Whether an expression uses each number once and equals the target; `= target` may follow it."""
     left, equals, right = expression.partition("=")
     if equals and right.strip() != str(target):
         return False
@@ -45,7 +45,7 @@ def reaches(expression: str, numbers: list[int], target: int) -> bool:
 
 
 def uses(expression: str, numbers: list[int]) -> bool:
-    """Whether an expression consists of the numbers, each once, and + - * / and brackets."""
+    """Whether an expression consists of each number once, + - * / and parentheses."""
     try:
         tree = parse(expression.partition("=")[0])
     except ValueError:

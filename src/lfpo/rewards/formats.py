@@ -1,7 +1,7 @@
-"""Format rewards: whether a completion has the shape that was asked for, whatever the answer.
+"""Format rewards: whether a completion has the requested format, whatever its answer.
 
-All but d1's are 1 or 0 and weighed by `reward_weights`. Tags are counted and searched for, not matched by regular
-expressions, so that a completion of a megabyte takes no longer than reading it.
+All are 1 or 0 except d1's (arXiv 2504.12216), and are scaled by `reward_weights`. Tags are found by string search, not
+by regular expressions, so the time is linear in the length of the completion.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
 from lfpo.rewards.numbers import to_number
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-TRAILING_COST = 0.001  # d1: a character after the closing tag
+TRAILING_COST = 0.001  # d1: for each character after the closing tag
 
 
 def tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
@@ -36,35 +36,37 @@ def boxed_format(prompts: Any, completions: list[Any], **columns: Any) -> list[f
 
 
 def xml_count(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
-    """d1: an eighth for each tag that occurs once and has its own line, less what follows the last one.
+    """d1: 1/8 for each tag that occurs once on a line of its own, minus 0.001 for each character after the last tag.
 
-    d1's code takes the trailing characters off twice, the first time after a string that a completion without a final
-    newline does not hold, which takes off its whole length; here they count once.
+    d1's code subtracts the trailing characters twice. The first time it searches for a string with a final newline; in
+    a completion without one it subtracts the length of the whole completion. Here they are subtracted once.
     """
     return [_xml_count(completion_text(c)) for c in completions]
 
 
 def soft_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
-    """d1: a half for the two tagged parts in order at the start. Its regular expression misses reasoning of several
-    lines, for want of DOTALL; this does not."""
+    """d1: 1/2 for the two tagged parts in order at the start.
+
+    d1's regular expression lacks DOTALL and misses reasoning of several lines; this one accepts it.
+    """
     return [0.5 * _starts_tagged(completion_text(c)) for c in completions]
 
 
 def strict_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
-    """d1: a half for the two parts and nothing else, every tag on a line of its own, lines between them."""
+    """d1: 1/2 for the two tagged parts and nothing else, with each tag on a line of its own."""
     return [0.5 * _is_strict(completion_text(c)) for c in completions]
 
 
 def integer_answer(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
-    """d1: a half for a tagged answer that is a whole number. Commas and a minus sign are allowed, unlike in d1."""
+    """d1: 1/2 for a tagged answer that is an integer. Commas and a minus sign are allowed, unlike in d1."""
     return [0.5 * _is_integer(completion_text(c)) for c in completions]
 
 
 def boxed_tag_format(prompts: Any, completions: list[Any], **columns: Any) -> list[float]:
     """d1 on MATH: 1 for a box in an answer tag, 0.75 for the tag alone, 0.5 for a box alone, 0.25 for neither.
 
-    d1's code looks for a backspace followed by `oxed` (an unescaped `\\b`) and gives 0.75 or 0.25 only; these are the
-    values of its paper.
+    These are the values of d1's paper. Its code searches for a backspace followed by `oxed` (an unescaped `\\b`), so
+    it gives only 0.75 or 0.25.
     """
     values = []
     for text in map(completion_text, completions):
@@ -74,8 +76,8 @@ def boxed_tag_format(prompts: Any, completions: list[Any], **columns: Any) -> li
 
 
 def _once_in_order(text: str, tags: tuple[str, ...]) -> bool:
-    places = [text.find(tag) for tag in tags]
-    return all(text.count(tag) == 1 for tag in tags) and places == sorted(places)
+    starts = [text.find(tag) for tag in tags]
+    return all(text.count(tag) == 1 for tag in tags) and starts == sorted(starts)
 
 
 def _has_answer(text: str) -> bool:
@@ -83,7 +85,7 @@ def _has_answer(text: str) -> bool:
 
 
 def _starts_tagged(text: str) -> bool:
-    """The parts in order with only white space before and between them."""
+    """Whether the tagged parts are in order, with only white space before and between them."""
     between = text.partition("</reasoning>")[2].partition("<answer>")[0]
     return _once_in_order(text, TAGS) and text.lstrip().startswith(TAGS[0]) and not between.strip()
 

@@ -1,7 +1,7 @@
-"""Mathematical answers: the same number, or the same expression, as the reference answer.
+"""Grades mathematical answers: the marked answer must equal the reference as a number or as an expression.
 
-Marked answers only (`answers.py`). Numbers are compared exactly (`numbers.py`), anything else by its normalised LaTeX
-and then by math-verify where that is installed.
+Numbers are compared exactly (`numbers.py`), other answers by their normalised LaTeX and then by math-verify, if it is
+installed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ASSIGNED = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z](?:,\s*[A-Za-z])*\)
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|rm)\s*\{([^{}]*)\}")
 _SHORT_FRACTION = re.compile(r"\\frac([0-9])([0-9])")
 _SHORT_SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-# Power towers, huge exponents and factorials would only run into the limits of time.
+# Power towers, huge exponents and factorials: algebra on them only runs into the time limit.
 _HUGE = re.compile(r"\*\*|\^\s*\{?-?\s*\d{4}|\^\s*\{[^{}]*\^|\d{3}\}?\s*!|\\binom\{[^{}]*\d{3}|\d{40}")
-MAX_DEPTH = 10  # of brackets
+MAX_DEPTH = 10  # nested brackets
 _IN_BASE = re.compile(r"-?[0-9A-Z.]+_\w+")
 _JOINED = re.compile(r",|\b(?:or|and)\b")
 _SHORT_ROOT = re.compile(r"\\sqrt([0-9])")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
-_LETTER = re.compile(r"\(([A-Za-z])\)")  # an option of a multiple-choice problem
+_LETTER = re.compile(r"\(([A-Za-z])\)")  # a multiple-choice option
 _BRACKETS = {"(": ")", "[": "]"}
 
 
@@ -37,12 +37,12 @@ def number_accuracy(prompts: Any, completions: list[Any], answer: list[str], **c
 
 
 def math_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """1 where the marked answer equals the reference mathematically, else 0."""
+    """1 where the marked answer is mathematically equal to the reference, else 0."""
     return [float(equivalent(_marked(c), gold)) for c, gold in zip(completions, answer, strict=True)]
 
 
 def boxed_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """As math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
+    """Like math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
     boxes = [last_boxed(completion_text(c)) for c in completions]
     return [float(box is not None and equivalent(box, gold)) for box, gold in zip(boxes, answer, strict=True)]
 
@@ -52,13 +52,13 @@ def _marked(completion: Any) -> str:
 
 
 def same_number(answer: str, gold: str) -> bool:
-    """Whether both are numbers, and equal."""
+    """Whether both texts are numbers with the same value."""
     value, expected = to_number(bare(answer)), to_number(bare(gold))
     return value is not None and value == expected
 
 
 def equivalent(answer: str, gold: str) -> bool:
-    """Whether an answer, without its mark, is mathematically the reference answer. Both are LaTeX or plain text."""
+    """Whether an answer, without its mark, is mathematically equal to the reference. Both are LaTeX or plain text."""
     if not answer.strip() or len(answer) > MAX_CHARS or len(gold) > MAX_CHARS or not _balanced(answer):
         return False
     answer, gold = bare(answer), bare(gold)
@@ -73,16 +73,16 @@ def equivalent(answer: str, gold: str) -> bool:
         return value == expected
     if _same_elements(_value(answer), _value(gold)):
         return True
-    return _comparable(answer, gold) and symbolic_available() and symbolically_equal(gold, answer)
+    return _algebra_may_decide(answer, gold) and symbolic_available() and symbolically_equal(gold, answer)
 
 
 def bare(text: str) -> str:
-    """Without math delimiters, `the answer is` and a final full stop."""
+    """The text without math delimiters, `the answer is` and a final full stop."""
     return plain_latex(_INTRODUCTION.sub("", text.strip(), count=1) if _INTRODUCTION.match(text.strip()) else text)
 
 
 def canonical(text: str) -> str:
-    """One spelling of LaTeX that differs in typography alone."""
+    """LaTeX in one spelling: answers that differ only in typography become equal."""
     text = _TEXT.sub(r"\1", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
     text = _SHORT_SUBSCRIPT.sub(r"_\1", text)
@@ -93,18 +93,18 @@ def canonical(text: str) -> str:
 
 
 def _value(text: str) -> str:
-    """Without a leading `x =`, `f(x) =` or `x \\in`."""
+    """The text without a leading `x =`, `f(x) =` or `x \\in`."""
     return text[match.end() :] if (match := _ASSIGNED.match(text)) else text
 
 
 def _name(text: str) -> str:
-    """The `x` or `f(x)` that the text gives a value, if any."""
+    """The leading `x =`, `f(x) =` or `x \\in`, normalised, or an empty string."""
     match = _ASSIGNED.match(text)
     return canonical(match[0]) if match else ""
 
 
 def _same_elements(answer: str, gold: str) -> bool:
-    """Tuples, intervals: the same brackets around equal numbers or equal LaTeX, in the same order."""
+    """Whether two tuples or intervals have the same brackets and, in order, equal numbers or equal LaTeX."""
     closing = _BRACKETS.get(gold[:1])
     if closing is None or answer[:1] != gold[:1] or answer[-1:] != gold[-1:] or gold[-1:] not in ")]":
         return False
@@ -125,11 +125,11 @@ def split_elements(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _comparable(answer: str, gold: str) -> bool:
-    """Whether computer algebra may decide: it is too kind to some answers that are not of the reference's form.
+def _algebra_may_decide(answer: str, gold: str) -> bool:
+    """Whether to ask math-verify. It accepts some wrong answers that differ in form from the reference.
 
     It reads words as products of letters (`even` = `neve`), takes the last side of `6 = 5` or the solution of `x^2 = 2`
-    for the answer, `3, 4` for the point `(3, 4)` and `17 or 17` for 17, and overlooks the base of `52_8`.
+    as the answer, accepts `3, 4` for the point `(3, 4)` and `17 or 17` for 17, and ignores the base of `52_8`.
     """
     if _HUGE.search(answer) or _depth(answer) > MAX_DEPTH:
         return False

@@ -1,4 +1,4 @@
-"""Numbers as people write them: `1,234.50`, `$18`, `50%`, `3/4`, `\\frac{3}{4}`, `5 \\text{ cm}`, `1.2e3`."""
+"""Parses numbers as people write them: `1,234.50`, `$18`, `50%`, `3/4`, `\\frac{3}{4}`, `5 \\text{ cm}`, `1.2e3`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPELLINGS = (
     ("^\\circ", " "),
     ("°", " "),
     ("×", "\\times "),  # noqa: RUF001
-    ("−", "-"),  # noqa: RUF001 (the minus sign of typeset text is what it is about)
+    ("−", "-"),  # noqa: RUF001 (the typeset minus sign is meant)
 )
 _THOUSANDS = re.compile(r",\s*\\!\s*")  # 1,\! 000
 _SPACING = re.compile(r"(?<!\\)\\[ ,;:!]")  # a double backslash ends a row of a matrix
@@ -41,7 +41,7 @@ _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(\s*)([A-Za-z][A-Za-z.]*(?:\s+[A-Za-z][A-Za-z.]*)*)(?:\s*\^\{?[23]\}?)?$")
 GLUED_UNITS = {"cm", "mm", "km", "kg", "mg", "ml", "ft", "in", "mph", "am", "pm", "lbs", "oz", "cents"}
 LETTER_UNITS = {"m", "g", "l", "s", "h"}
-# Words that change the value, or name a second answer: with one of them it is not a number with a unit.
+# Words that change the value or name a second answer, so they are not units.
 NOT_UNITS = {
     *("hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "half", "halves", "third", "thirds"),
     *("quarter", "quarters", "pi", "sqrt", "sin", "cos", "tan", "e", "squared", "cubed", "factorial"),
@@ -50,7 +50,7 @@ NOT_UNITS = {
 
 
 def plain_latex(text: str) -> str:
-    """Text without math delimiters, spacing commands, percent and currency signs, and a final full stop."""
+    """The text without math delimiters, spacing commands, percent and currency signs, and a final full stop."""
     text = text.strip().removesuffix(".").strip()
     for opening, closing in _WRAPPERS:
         if text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening) + len(closing):
@@ -62,10 +62,10 @@ def plain_latex(text: str) -> str:
 
 
 def to_number(text: str) -> Fraction | None:
-    """The exact value of a number, or None for anything else, two numbers among it.
+    """The exact value of a text that is one number, else None.
 
-    Currency, percent and degree signs and units are dropped (`50%` is 50, as MATH's own grader has it), a unit being
-    words after the number; `5 thousand` and `5 or` are no numbers. Commas must group thousands.
+    Currency, percent and degree signs are dropped (`50%` is 50, as in MATH's own grader), and so are units: words after
+    the number. `5 thousand` and `5 or` are not numbers. Commas must group thousands.
     """
     if len(text) > MAX_CHARS:
         return None
@@ -93,7 +93,7 @@ def _unsigned(text: str) -> Fraction | None:
 
 
 def _ratio(whole: str | None, above: str, below: str) -> Fraction | None:
-    """whole + above / below; None for a zero denominator, or a sign inside a mixed number."""
+    """whole + above / below; None for a zero denominator or a sign inside a mixed number."""
     numerator, denominator = _decimal(above), _decimal(below)
     if denominator == 0 or (whole and (numerator < 0 or denominator < 0)):
         return None

@@ -1,7 +1,7 @@
-"""Calling reward functions: TRL's signature, results checked before anything is learned from them.
+"""Calls reward functions with TRL's signature and checks what they return.
 
-A function may fail on one batch in a thousand (a service that is down, a completion nobody foresaw). That costs its
-rewards of that batch, never the run; what it returns wrongly is a bug in it, and told at once.
+A function that raises or runs too long loses its rewards of that batch; the run continues. A function that returns a
+wrong value has a bug: that is a UserError at once.
 """
 
 from __future__ import annotations
@@ -27,30 +27,28 @@ RewardFunction = Callable[..., Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Rewards:
-    """total [B]: weighted sum of the parts. parts: function name -> its rewards, None where it does not apply.
+    """The rewards of b completions.
 
-    failed: function name -> why it gave none for this batch, one line.
+    reward_b: float64 tensor [b] on the CPU, the weighted sum of the parts; a None counts as 0.
+    parts: function name -> its b rewards, None where the function does not apply or failed.
+    failed: function name -> one line with the reason why it returned no rewards for this batch.
     """
 
-    total: torch.Tensor
+    reward_b: torch.Tensor
     parts: dict[str, list[float | None]]
     failed: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def nothing(self) -> bool:
-        """Whether no function gave any reward, because all failed: there is nothing to learn from."""
-        return bool(self.parts) and self.failed.keys() == self.parts.keys()
-
 
 class RewardFailed(Exception):
-    """A function gave no rewards for a batch; the message is the reason to be logged."""
+    """A reward function returned nothing for this batch. The message is the reason to log."""
 
 
-class OverTime(BaseException):
-    """A reward function ran too long. No Exception, which a function's own `except Exception` would swallow."""
+class RewardTimeout(BaseException):
+    """A reward function ran too long. Not an Exception, so that `except Exception` in the function cannot catch it."""
 
 
 def reward_name(function: RewardFunction) -> str:
+    """The function's name, under which its metrics are kept."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -63,63 +61,60 @@ def score(
     columns: dict[str, list[Any]],
     timeout: float = 0.0,
 ) -> Rewards:
-    """Score B completions. Each function is called as f(prompts, completions, completion_ids=..., **columns).
+    """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
-    Functions that take neither completion_ids nor **kwargs are not given them. Raises UserError naming the function
-    when it returns the wrong number of rewards, or something that is not a finite number or None.
-    A function that raises, or runs for more than `timeout` seconds (0: no bound), is listed in `failed`, and all its
-    rewards are None. A UserError it raises is passed on.
+    weights: one for each function. completion_ids: b lists of token ids. columns: name -> b values; a function without
+    **kwargs gets only the columns that it names. timeout: seconds for each function (0: no limit).
+
+    A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
+    Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number nor
+    None, if it raises a UserError itself, or if a column has the name of an argument.
     """
-    total = torch.zeros(len(completions), dtype=torch.float64)
-    parts: dict[str, list[float | None]] = {}
-    failed: dict[str, str] = {}
     if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
         raise UserError(
             f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
         )
+    reward_b = torch.zeros(len(completions), dtype=torch.float64)
+    parts: dict[str, list[float | None]] = {}
+    failed: dict[str, str] = {}
     for function, weight in zip(functions, weights, strict=True):
-        name, number = reward_name(function), 2
-        while name in parts:  # two lambdas, say
-            name, number = f"{reward_name(function)}_{number}", number + 1
-        arguments = {**columns, "completion_ids": completion_ids}
-        accepted = inspect.signature(function).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-            arguments = {k: v for k, v in arguments.items() if k in accepted}
+        name = _unused_name(function, parts)
+        arguments = _accepted(function, {**columns, "completion_ids": completion_ids})
         values: list[float | None] = [None] * len(completions)
         try:
             with time_limit(timeout):
                 returned = function(prompts=prompts, completions=completions, **arguments)
         except UserError:
             raise
-        except OverTime:
+        except RewardTimeout:
             failed[name] = f"it ran for more than {timeout:g} s"
         except RewardFailed as error:
             failed[name] = str(error)
-        except Exception as error:  # the user's own code: whatever it raises must not end a week of training
+        except Exception as error:  # user code may raise anything; it must not end the run
             failed[name] = _last_line(error)
         else:
             values = _checked(returned, name, len(completions))
-        total += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
+        reward_b += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
         parts[name] = values
-    return Rewards(total, parts, failed)
+    return Rewards(reward_b, parts, failed)
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt what runs in here after `seconds` (0: never), and again each second until it gives in.
+    """Raise RewardTimeout in the block after `seconds` (0: never), and again each second until the block ends.
 
-    By SIGALRM, so waiting for a child process or a socket ends too; one call into C that never returns does not.
-    Python delivers signals to the main thread alone: elsewhere, and where there is no such signal, nothing is bounded.
+    Uses SIGALRM, which also interrupts waiting for a child process or a socket, but not a C call that never returns.
+    Does nothing outside the main thread, where Python delivers no signals, and on systems without SIGALRM.
     """
     if not seconds or os.name != "posix" or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    open_ = True
+    active = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if open_:
-            raise OverTime
+        if active:
+            raise RewardTimeout
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
@@ -127,21 +122,38 @@ def time_limit(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
             yield
         finally:
-            open_ = False  # from here on no alarm raises; one that comes just before ends up in the outer block
+            active = False  # an alarm just before this line raises here, and the outer block still restores the timer
     finally:
-        open_ = False
+        active = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
+def _unused_name(function: RewardFunction, taken: dict[str, Any]) -> str:
+    """The function's name, with a number when an earlier function has the same one (two lambdas)."""
+    name, number = reward_name(function), 2
+    while name in taken:
+        name, number = f"{reward_name(function)}_{number}", number + 1
+    return name
+
+
+def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that the function's signature accepts."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    return {k: v for k, v in arguments.items() if k in parameters}
+
+
 def _last_line(error: Exception) -> str:
-    """The last line of the traceback and where it came from."""
-    said = traceback.format_exception_only(error)[-1].strip()
+    """The exception's message, with the file and line that raised it."""
+    message = traceback.format_exception_only(error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else said
+    return f"{message} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else message
 
 
 def _checked(values: Any, name: str, expected: int) -> list[float | None]:
+    """The returned rewards as floats and None. Raises UserError."""
     if isinstance(values, torch.Tensor):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str):

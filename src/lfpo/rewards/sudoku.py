@@ -1,4 +1,4 @@
-"""4x4 Sudoku written as 16 digits, 0 for an empty cell."""
+"""Grades 4x4 Sudoku grids, written as 16 digits in reading order with 0 for an empty cell."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def is_grid(cells: str) -> bool:
 
 
 def sudoku_accuracy(prompts: Any, completions: list[Any], puzzle: list[str], **columns: Any) -> list[float]:
-    """1 for a valid grid that keeps the given digits, else 0. A puzzle with several solutions accepts each."""
+    """1 for a valid grid that keeps the given digits, else 0. If a puzzle has several solutions, each is accepted."""
     return [float(is_grid(cells := _cells(c)) and keeps(cells, p)) for c, p in zip(completions, puzzle, strict=True)]
 
 
 def sudoku_cells(
     prompts: Any, completions: list[Any], puzzle: list[str], solution: list[str], **columns: Any
 ) -> list[float]:
-    """d1: the share of empty cells that agree with the solution; 0 unless 16 digits are given."""
+    """d1: the share of the empty cells that match the solution; 0 unless the answer has 16 digits."""
     values = []
     for completion, given, wanted in zip(completions, puzzle, solution, strict=True):
         cells = _cells(completion)
@@ -33,12 +33,12 @@ def sudoku_cells(
 
 
 def keeps(cells: str, puzzle: str) -> bool:
-    """Whether the digits a puzzle gives stand where it gives them."""
+    """Whether the grid has every given digit of the puzzle in its place."""
     return all(given in ("0", cell) for given, cell in zip(puzzle, cells, strict=True))
 
 
 def _cells(completion: Any) -> str:
-    """The digits of the marked answer; spaces, line ends and bars between them are no matter."""
+    """The 16 digits of the marked answer, without spaces, line ends, bars and commas; empty if it has anything else."""
     answer = marked_answer(completion_text(completion)) or ""
     cells = answer.translate({ord(c): None for c in " \n\t|,"})
     return cells if len(cells) == 16 and cells.isascii() and cells.isdigit() else ""

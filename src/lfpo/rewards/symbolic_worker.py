@@ -1,7 +1,7 @@
-"""The child process of `symbolic.py`: reads [gold, answer] as JSON lines, writes true or false for each.
+"""The script that the child process of `symbolic.py` runs: for each JSON line [gold, answer] it writes true or false.
 
-It runs as a plain file, so that it starts without torch. Text is parsed by latex2sympy's grammar; math-verify's parser
-for plain expressions is not used, because sympy's own `parse_expr` evaluates its input as Python.
+It is run as a file, so that it starts without torch. Text is parsed by latex2sympy's grammar. math-verify's parser for
+plain expressions is not used, because sympy's `parse_expr` evaluates its input as Python.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def main() -> None:
     math_verify = importlib.import_module("math_verify")
     config = [math_verify.LatexExtractionConfig()]
     for line in sys.stdin:
-        # A timer that kills, by the signal's default action: 9**9**9 is one call into C, during which no Python
-        # handler runs. CPU time, so that a verdict does not depend on how busy the machine is.
+        # The signal's default action kills this process, also inside a C call such as 9**9**9, where no Python handler
+        # runs. It counts CPU time, so that a verdict does not depend on the load of the machine.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         gold, answer = (
             math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in json.loads(line)
         )
-        # Twelve decimals: a decimal approximation of 1/3 or pi is not the answer.
+        # Twelve decimals, so that a decimal approximation of 1/3 or pi is wrong.
         equal = math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(bool(equal)), flush=True)

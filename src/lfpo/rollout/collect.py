@@ -101,7 +101,7 @@ def collect(
     )
     times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
 
-    reward_B = distributed.all_gather_tensor(rewards.total)
+    reward_B = distributed.all_gather_tensor(rewards.reward_b)
     group_B = torch.arange(n_prompts).repeat_interleave(n_generations)
     failed, metrics = _over_ranks(rewards, trajectory, times, group_metrics(reward_B, group_B))
     return Batch(rows, trajectory, texts, rewards, seeds, first, reward_B, group_B, failed, metrics)
@@ -161,7 +161,7 @@ def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> lis
         {
             **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
             "rewards": {name: values[b] for name, values in rewards.parts.items()},
-            "reward": float(rewards.total[b]),
+            "reward": float(rewards.reward_b[b]),
             "r": float(signal_b[b]),
         }
         for b, row in enumerate(batch.rows)

@@ -59,5 +59,5 @@ def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float],
         completions, ids = as_completions(own, [result.completions[i] for i in mine]), [ids[i] for i in mine]
         prompts = [row["prompt"] for row in own]
         scored = score(source.reward_functions, weights, prompts, completions, ids, columns, timeout)
-        total = math.nan if scored.failed else float(scored.total.sum())
+        total = math.nan if scored.failed else float(scored.reward_b.sum())
     return distributed.sum_number(total) / len(rows)

@@ -1,4 +1,4 @@
-"""Tasks: one file each. A new one is a new file and a line below, or a dotted path from anywhere."""
+"""Tasks, one file each. To add one, add a file and a line below, or give a dotted path on the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.reasoning_gym import gym_task
 from lfpo.prompts.tasks.task import Row, Task
 
-# Made up on the spot, and what the embedded model knows.
+# Procedural tasks: their problems are generated. The embedded model is trained on them.
 TASKS: dict[str, str] = {
     "sudoku": "lfpo.prompts.tasks.sudoku:TASK",
     "countdown": "lfpo.prompts.tasks.countdown:TASK",
@@ -17,7 +17,7 @@ TASKS: dict[str, str] = {
     "choice": "lfpo.prompts.tasks.choice:TASK",
 }
 
-# Read from files or the hub.
+# Data sets: read from files or the Hugging Face hub.
 BENCHMARKS: dict[str, str] = {
     "gsm8k": "lfpo.prompts.tasks.gsm8k:TASK",
     "math": "lfpo.prompts.tasks.math:TASK",
@@ -43,8 +43,9 @@ BENCHMARKS: dict[str, str] = {
 def get_task(name: str) -> Task | DataTask:
     """A task by its name or by dotted path (`package.module:TASK`).
 
-    `NAME@WHERE` reads a benchmark's rows from local files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`,
-    `gsm8k@train=FILE,test=FILE`. `reasoning_gym:NAME` is a task of that package.
+    `NAME@PATH` reads a benchmark's rows from local files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`,
+    `gsm8k@train=FILE,test=FILE`. `reasoning_gym:NAME` is a task of the package reasoning-gym.
+    Raises UserError for an unknown name or a missing file.
     """
     base, at, where = name.partition("@")
     task = gym_task(base) if base.startswith("reasoning_gym:") else resolve(base, {**TASKS, **BENCHMARKS}, kind="task")

@@ -1,7 +1,7 @@
-"""AceCode-87K (Zeng et al., arXiv 2502.01718; MIT): what the LFPO paper trains on for code, some 16 tests a problem.
+"""AceCode-87K (Zeng et al., arXiv 2502.01718; MIT): the LFPO paper's training set for code, about 16 tests a problem.
 
-Its questions say what the function is called, and the tests stay hidden. It has no test split: the task is tested on
-HumanEval, zero-shot. The suites that have no training rows of their own (HumanEval, BigCodeBench) train on it.
+The questions name the function; the tests are hidden. It has no test split: the task tests on HumanEval, zero-shot.
+Suites without training rows (HumanEval, BigCodeBench) train on it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ TRAIN = HubSplit("TIGER-Lab/AceCode-87K", "train")
 
 
 def build(record: Record) -> Row:
-    """From `id`, `question`, `test_cases` (assertions) and, where they are there, `inferences`.
+    """From `id`, `question`, `test_cases` (assertions) and optionally `inferences`.
 
-    An inference is a model's program with the share of the tests that it passes; the best stands for a solution.
+    An inference is a model's program and the share of the tests that it passes. The best one is used as the solution.
     """
     tests = record.texts("test_cases")
     return code_row(str(record["id"]), record.text("question"), tests, _best_program(record))
 
 
-def or_acecode(build_test: Callable[[Record], Row | None]) -> Callable[[Record], Row | None]:
-    """Builds AceCode's records, which train, and with the other function those of the suite that is tested on."""
+def build_acecode_or(build_test: Callable[[Record], Row | None]) -> Callable[[Record], Row | None]:
+    """A build function for a task that trains on AceCode and tests on the suite whose records build_test builds."""
     return lambda record: build(record) if "question" in record or "test_cases" in record else build_test(record)
 
 
 def _best_program(record: Record) -> str:
+    """The code of the inference with the highest pass rate, or an empty string without inferences."""
     if "inferences" not in record:
         return ""
     try:

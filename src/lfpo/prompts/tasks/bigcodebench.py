@@ -1,10 +1,10 @@
 """BigCodeBench (Zhuo et al., arXiv 2406.15877; Apache-2.0): 1,140 tasks that use 139 libraries, tested by unittest.
 
-Of its two prompts this is "complete", a function to go on from: the LFPO paper does not say which it means, and its
-base row is the one that DiffuCoder's authors give for "BigCodeBench (C)". `bigcodebench_instruct` asks in words.
+`bigcodebench` uses the "complete" prompt, a function to continue; `bigcodebench_instruct` uses the prompt in words. The
+LFPO paper does not say which one it uses, but its base row is DiffuCoder's published "BigCodeBench (C)".
 
-Its tests patch modules and look into data frames and figures, so they share a process with the program. Rows that need
-a library that is not installed here are reported as such, and are part of no accuracy.
+The tests patch modules and inspect data frames and figures, so they run in the program's process. Rows that need a
+library that is not installed are reported and do not count in the accuracy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VERSION = "v0.1.4"
 def build(record: Record, prompt: str) -> Row:
     """From `task_id`, `complete_prompt`, `instruct_prompt`, `code_prompt`, `canonical_solution`, `test`, `entry_point`.
 
-    prompt: `complete_prompt` or `instruct_prompt`. The program begins with the imports and an empty function of that
-    name, as the benchmark's own scorer has it, so that an answer may leave out the imports that it was shown.
+    prompt: `complete_prompt` or `instruct_prompt`. As in the benchmark's own scorer, the program starts with the
+    imports and an empty function of that name, so that an answer may omit the imports that it was shown.
     """
     start, solution, test = (record.text(field) for field in ("code_prompt", "canonical_solution", "test"))
     text = record.text(prompt).strip()
@@ -51,7 +51,7 @@ def build(record: Record, prompt: str) -> Row:
 
 
 def missing_libraries(*sources: str) -> list[str]:
-    """Top-level names of the modules that the sources import and this environment does not have."""
+    """Top-level names of the modules that the sources import and that are not installed."""
     trees = [ast.parse(source) for source in sources]
     names: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
@@ -71,7 +71,7 @@ def _is_installed(name: str) -> bool:
 
 def _task(name: str, data_set: str, prompt: str) -> CodeTask:
     hub = (("train", acecode.TRAIN), ("test", HubSplit(data_set, VERSION)))
-    return code_task(name, acecode.or_acecode(functools.partial(build, prompt=prompt)), hub)
+    return code_task(name, acecode.build_acecode_or(functools.partial(build, prompt=prompt)), hub)
 
 
 FULL, HARD = "bigcode/bigcodebench", "bigcode/bigcodebench-hard"
@@ -81,21 +81,21 @@ HARD_TASK = _task("bigcodebench_hard", HARD, "complete_prompt")
 HARD_INSTRUCT = _task("bigcodebench_hard_instruct", HARD, "instruct_prompt")
 
 KNOWN_BROKEN = {
-    "BigCodeBench/21": "reads /proc, which a confined process does not see",
-    "BigCodeBench/35": "uses DataFrame.applymap, which pandas 3 has no more",
-    "BigCodeBench/36": "uses DataFrame.applymap, which pandas 3 has no more",
-    "BigCodeBench/39": "calls nonzero on an array without dimensions, which numpy 2 refuses",
-    "BigCodeBench/46": "expects columns of a type that pandas 3 does not give them",
-    "BigCodeBench/50": "expects times in nanoseconds, where pandas 3 keeps microseconds",
-    "BigCodeBench/91": "expects 0 of a regression over one point, where newer libraries give NaN",
+    "BigCodeBench/21": "reads /proc, which a confined process does not have",
+    "BigCodeBench/35": "uses DataFrame.applymap, which pandas 3 removed",
+    "BigCodeBench/36": "uses DataFrame.applymap, which pandas 3 removed",
+    "BigCodeBench/39": "calls nonzero on an array without dimensions, which numpy 2 rejects",
+    "BigCodeBench/46": "expects column types that differ in pandas 3",
+    "BigCodeBench/50": "expects times in nanoseconds; pandas 3 keeps microseconds",
+    "BigCodeBench/91": "expects 0 for a regression over one point; newer libraries give NaN",
     "BigCodeBench/101": "downloads a data set",
-    "BigCodeBench/108": "writes text into a column of integers, which pandas 3 refuses",
-    "BigCodeBench/111": "expects None, where pandas 3 gives NaN",
-    "BigCodeBench/112": "expects an order of columns that pandas 3 does not keep",
-    "BigCodeBench/115": "indexes a mode, which newer SciPy gives as a number",
-    "BigCodeBench/147": "opens a socket, which the sandbox refuses",
-    "BigCodeBench/157": "expects an array of a shape that newer libraries do not give",
-    "BigCodeBench/176": "asks the internet for the names of 8.8.8.8 and 8.8.4.4",
+    "BigCodeBench/108": "writes text into a column of integers, which pandas 3 rejects",
+    "BigCodeBench/111": "expects None; pandas 3 gives NaN",
+    "BigCodeBench/112": "expects a column order that differs in pandas 3",
+    "BigCodeBench/115": "indexes a mode, which is a number in newer SciPy",
+    "BigCodeBench/147": "opens a socket, which the sandbox forbids",
+    "BigCodeBench/157": "expects an array shape that differs in newer libraries",
+    "BigCodeBench/176": "looks up the host names of 8.8.8.8 and 8.8.4.4 on the internet",
     "BigCodeBench/177": "needs a list of words that NLTK downloads",
 }
-"""Rows whose own solution fails here: the sandbox or a library's version, not the program. They count all the same."""
+"""Rows whose reference solution fails here, because of the sandbox or a library version. They count in the accuracy."""

@@ -1,4 +1,4 @@
-"""Two-way choice: which of two numbers is the larger, or the smaller, answered with A or B."""
+"""Two-way choice: which of two numbers is larger (or smaller), answered with A or B."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lfpo.prompts.tasks.task import Row, Task
 
 
 def sample(rng: random.Random) -> Row:
-    """Two different numbers below 100 and which end of the order is asked for."""
+    """Two different numbers below 100, and whether the larger or the smaller is asked for."""
     a, b = rng.sample(range(100), 2)
     asked = rng.choice(("larger", "smaller"))
     answer = "A" if (a > b) == (asked == "larger") else "B"
@@ -16,13 +16,13 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The right letter, or the other one."""
+    """The correct letter, or the other one."""
     right = rng.random() < right_share
     return row["answer"] if right else {"A": "B", "B": "A"}[row["answer"]]
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the completion is the right letter and nothing else."""
+    """Whether the completion is the correct letter and nothing else."""
     return completion.strip() == row["answer"]
 
 

@@ -1,4 +1,4 @@
-"""What the code tasks share: a problem, its hidden tests, and a program in one fenced block for an answer."""
+"""Shared code of the code tasks: a problem with hidden tests, and one fenced block with a program as the answer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ROLE = "You are an expert Python programmer."
 INSTRUCTION = "Answer with one block of code that holds the whole program:\n```python\n# your program\n```"
 GEN_LENGTH = 512
 STRICT = Grader(limits=Limits(seconds=120, cpu_seconds=40, memory=4 * 2**30, disk=2**28, open_files=256))
-"""For evaluation. Some suites take a right program a dozen seconds, or two gigabytes; rewards must not wait as long."""
+"""For evaluation: some suites take a correct program 12 s or 2 GB. Rewards have lower limits, to save time."""
 
 
 def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """lfpo.rewards.code.all_tests_pass with the limits of an evaluation."""
+    """lfpo.rewards.code.all_tests_pass with the limits of STRICT."""
     return STRICT.all_tests_pass(prompts, completions, **columns)
 
 
 def ask_for_code(problem: str) -> list[dict[str, str]]:
-    """One user message. The model's chat template does the rest."""
+    """One user message. The chat template is applied later."""
     return [{"role": "user", "content": f"{ROLE} {INSTRUCTION}\n\n{problem.strip()}"}]
 
 
 def fenced(code: str) -> str:
-    """A completion as the prompt asks for it."""
+    """A completion in the format that the prompt asks for."""
     return f"```python\n{code.strip()}\n```"
 
 
@@ -49,10 +49,10 @@ def code_row(
     together: bool = False,
     needs: str = "",
 ) -> Row:
-    """A row of any code task; the same columns for all, so that one may train on one data set and be tested on another.
+    """A row of a code task. All code tasks have the same columns, so that a model can train on one and test on another.
 
-    tests, setup, header, entry_point, together, needs: as lfpo.rewards.code.Grader takes them. solution: a right
-    program, empty where the data set has none.
+    tests, setup, header, entry_point, together, needs: as in lfpo.rewards.code.Grader. solution: a correct program, or
+    an empty string if the data set has none.
     """
     return {
         "prompt": ask_for_code(problem),
@@ -69,7 +69,7 @@ def code_row(
 
 
 def solution(row: Row) -> str:
-    """A right completion. Raises UserError where the data set has none."""
+    """A correct completion. Raises UserError if the data set has no solution."""
     if not row["solution"]:
         raise UserError(f"{row['task_id']}: the data set has no solution to imitate")
     return fenced(row["solution"])
@@ -77,17 +77,17 @@ def solution(row: Row) -> str:
 
 @dataclass(frozen=True)
 class CodeTask(DataTask):
-    """A task scored by syntax and pass rate in training, and by passing all tests in evaluation."""
+    """A task with rewards for syntax and pass rate in training, and for passing all tests in evaluation."""
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
-        """The paper's sparse rewards for code."""
+        """The LFPO paper's sparse rewards for code."""
         return [syntax_compliance, pass_rate]
 
     def sample_record(self, row: Row, completion: str) -> dict[str, str]:
-        """A line of the samples.jsonl that the scorers of EvalPlus and BigCodeBench read: the program that is judged.
+        """A line of the samples.jsonl that the scorers of EvalPlus and BigCodeBench read, with the program as judged.
 
-        `solution` is a whole program there; a `completion` would be appended to the prompt.
+        They take `solution` as a whole program; a field `completion` would be appended to the prompt.
         """
         return {"task_id": row["task_id"], "solution": code_job(completion, row).program}
 
@@ -98,12 +98,13 @@ def code_task(
     hub: tuple[tuple[str, HubSplit], ...],
     stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",))),
 ) -> CodeTask:
+    """A code task. build, hub, stems: as in DataTask."""
     return CodeTask(
         name=name,
         build=build,
         accuracy=all_tests_pass,
         formats=(),
-        solution_key=lambda row: row["task_id"],  # MBPP+ has MBPP's
+        solution_key=lambda row: row["task_id"],  # MBPP+ uses those of MBPP
         solution=solution,
         hub=hub,
         stems=stems,

@@ -1,6 +1,6 @@
 """Countdown: reach the target from three numbers, each used exactly once, with + and -.
 
-The verifier accepts * too, which no problem here needs.
+The verifier also accepts *, but no problem needs it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ FLIP = {"+": "-", "-": "+"}
 
 @functools.cache
 def problems() -> dict[tuple[tuple[int, ...], int], str]:
-    """Every (sorted numbers, target) that one of the forms below reaches, with its demonstration.
+    """(sorted numbers, target) -> demonstration, for every problem that one of three forms solves.
 
-    Forms, the first that fits wins: a*b+c, a*b-c, a+b+c, a+b-c, a-b-c, with the earlier numbers larger.
+    The forms are a+b+c, a+b-c and a-b-c. The first that fits is used, with the larger numbers first.
     """
     found: dict[tuple[tuple[int, ...], int], str] = {}
     for form in ("{}+{}+{}", "{}+{}-{}", "{}-{}-{}"):
@@ -50,7 +50,7 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """A right expression, or the same with its last sign the wrong way round."""
+    """A correct expression, or the same with its last sign flipped."""
     expression = problems()[tuple(row["numbers"]), row["target"]]
     if rng.random() < right_share:
         return expression
@@ -59,7 +59,7 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the expression uses exactly the given numbers and has the target as its value."""
+    """Whether the expression uses exactly the given numbers and equals the target."""
     try:
         tree = parse(completion)
         return sorted(constants(tree)) == sorted(row["numbers"]) and evaluate(tree) == row["target"]

@@ -1,7 +1,7 @@
-"""Countdown as d1 has it (arXiv 2504.12216; Apache-2.0): reach a target from three numbers with + - * /.
+"""Countdown as in d1 (arXiv 2504.12216; Apache-2.0): reach a target from three numbers with + - * /.
 
-Trains on the problems of Jiayi-Pan/Countdown-Tasks-3to4 with three numbers. d1's 256 test problems are a file of its
-repository, dataset/countdown_cd3_test.jsonl.
+Trains on the problems of Jiayi-Pan/Countdown-Tasks-3to4 that have three numbers. d1's 256 test problems are in its
+repository: dataset/countdown_cd3_test.jsonl.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _apply(symbol: str, left: Fraction, right: Fraction) -> Fraction | None:
 
 
 def solution(row: Row) -> str:
-    """A right expression, found by trying all; `no solution` where there is none."""
+    """A completion with a correct expression, found by exhaustive search, or with `no solution`."""
     expression = solve(row["numbers"], row["target"]) or "no solution"
     return tagged(f"{expression} = {row['target']}", expression)
 

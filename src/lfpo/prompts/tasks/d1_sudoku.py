@@ -1,7 +1,7 @@
-"""4x4 Sudoku as d1 and SPG have it (Apache-2.0; MIT): CSV files of their repositories, 16 digits, 0 for an empty cell.
+"""4x4 Sudoku as in d1 and SPG (Apache-2.0; MIT): CSV files of their repositories, 16 digits, 0 for an empty cell.
 
-There are 288 complete grids and d1's 500 test puzzles use 229 of them, so that splitting by puzzle leaks: training
-puzzles whose solution stands in the test split are left out (SPG splits by solution itself).
+There are 288 complete grids, and d1's 500 test puzzles use 229 of them, so a split by puzzle leaks solutions. Training
+puzzles whose solution is in the test split are left out (SPG itself splits by solution).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUESTION = (
 
 
 def build(record: Record) -> Row:
-    """From `Puzzle` and `Solution`. Leading zeros that a format of numbers has dropped are put back."""
+    """From `Puzzle` and `Solution`. Restores leading zeros, which are lost if a file stores the puzzle as a number."""
     puzzle, solution = (str(record[field]).strip().zfill(16) for field in ("Puzzle", "Solution"))
     if len(puzzle) != 16 or not set(puzzle) <= set("01234"):
         raise record.wrong("Puzzle", "16 digits from 0 to 4")

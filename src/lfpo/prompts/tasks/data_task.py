@@ -1,4 +1,4 @@
-"""A task whose rows come from a data set: local files or the hub. Beside `Task`, whose rows are made up on the spot."""
+"""`DataTask`: a task whose rows come from a data set, in local files or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class DataTask:
-    """One benchmark, shared by training and evaluation.
+    """A benchmark, for training and evaluation.
 
-    build(record) -> row: the prompt (messages) and the columns that the graders need, or None for a record that is no
-        part of the task.
-    accuracy: the strict grader, a TRL-style reward function of 1 or 0, or None where nothing can be said of the row.
-    formats: further reward parts.
-    solution_key(row) -> str: what train and test must not share; training rows whose
-        key stands in the test split are left out.
-    solution(row) -> str: a right completion, in the format that the prompt asks for.
-    hub: where each split is on the hub. stems: what the file of each split may be called.
-    local: (split, path) pairs of what is read from files instead.
-    gen_length: completion length in tokens.
+    build(record) -> row: the prompt (messages) and the columns that the graders need; None to leave the record out.
+    accuracy: the strict grader, a reward function with TRL's signature: 1 or 0, or None for a row that this machine
+        cannot judge.
+    formats: further reward functions for training.
+    solution_key(row) -> str: training rows with the key of a test row are left out.
+    solution(row) -> str: a correct completion in the format that the prompt asks for.
+    hub: (split, place on the hub) pairs. stems: (split, possible file names without suffix) pairs.
+    local: (split, path) pairs for splits that are read from files instead.
+    gen_length: completion length in tokens. right_share: as in Task; demonstrations are always correct.
     """
 
     name: str
@@ -51,11 +50,14 @@ class DataTask:
 
     @property
     def n_test(self) -> int:
-        """Size of the test split, which is loaded to know it."""
+        """Size of the test split. Loads the split."""
         return len(split_rows(self, "test"))
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
-        """Row `index` of a split: test rows in the data set's order; train without end, in a new order each epoch."""
+        """Row `index` of a split. Test rows keep the data set's order. Training rows repeat, in a new order each epoch.
+
+        Raises UserError if the split cannot be read, or the test split has no such row.
+        """
         rows = split_rows(self, split)
         if split == "train":
             epoch, position = divmod(index, len(rows))
@@ -65,17 +67,17 @@ class DataTask:
         return rows[index]
 
     def test_rows(self, n: int | None = None) -> list[Row]:
-        """The first n test rows, or as many as there are; None means all."""
+        """The first n test rows, or all if there are fewer or n is None."""
         return list(split_rows(self, "test")[:n])
 
     def correct(self, completion: str, row: Row) -> bool:
-        """Whether a completion earns the accuracy reward."""
+        """Whether a completion gets the accuracy reward."""
         return self.correct_all([row], [completion])[0] is True
 
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
-        """Whether each completion of a row earns the accuracy reward; None where that cannot be judged here.
+        """Whether each completion gets the accuracy reward; None for a row that this machine cannot judge.
 
-        Rows that cannot be judged belong to no accuracy; `needs` says why.
+        Such rows do not count in any accuracy; `needs` gives the reason.
         """
         if not rows:
             return []
@@ -84,7 +86,7 @@ class DataTask:
         return [None if value is None else value == 1.0 for value in values]
 
     def needs(self, row: Row) -> str:
-        """What is missing on this machine to judge the row (`library pandas`), or nothing."""
+        """What this machine lacks to judge the row (`library pandas`), or an empty string."""
         return str(row.get("needs", ""))
 
     def reward(self, prompts: list[Any], completions: list[Any], **columns: list[Any]) -> Sequence[float | None]:
@@ -93,19 +95,20 @@ class DataTask:
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
-        """The paper's sparse rewards: format and accuracy, each 1 or 0."""
+        """The LFPO paper's sparse rewards: format and accuracy, each 1 or 0."""
         return [*self.formats, self.accuracy]
 
     def demonstrate(self, row: Row, rng: random.Random, right_share: float) -> str:
-        """The reference solution. Wrong demonstrations, which the procedural tasks have, there are none."""
+        """The reference solution. Raises UserError unless right_share is 1: a data set has no wrong demonstrations."""
         if right_share != 1.0:
             raise UserError(f"task {self.name!r}: has right demonstrations only; set right_share to 1")
         return self.solution(row)
 
     def at(self, where: str) -> DataTask:
-        """The task over local files: a folder, a file, or `train=PATH,test=PATH`; a split not named stays on the hub.
+        """The same task over local files: a folder, a file, or `train=PATH,test=PATH`. Other splits stay on the hub.
 
-        A file holds the split that its name begins with, `test` unless that is clearly `train`.
+        A single file is the training split if its name starts with a stem of that split, else the test split.
+        Raises UserError for a path that does not exist.
         """
         if "=" in where:
             pairs = tuple(_pair(part, self.name) for part in where.split(","))
@@ -128,9 +131,9 @@ def _pair(text: str, name: str) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=16)
 def split_rows(task: DataTask, split: str) -> Sequence[Row]:
-    """All rows of a split, read once. Training rows that share their key with a test row are left out."""
+    """All rows of a split, cached. Training rows with the solution_key of a test row are left out."""
     rows = [row for record in _records(task, split) if (row := task.build(record)) is not None]
-    if split == "train" and _test_is_at_hand(task):
+    if split == "train" and _can_read_test(task):
         held_out = {task.solution_key(row) for row in split_rows(task, "test")}
         rows = [row for row in rows if task.solution_key(row) not in held_out]
     if not rows:
@@ -138,13 +141,14 @@ def split_rows(task: DataTask, split: str) -> Sequence[Row]:
     return rows
 
 
-def _test_is_at_hand(task: DataTask) -> bool:
-    """Whether the test split is where the training split is (no hub is asked for the sake of local training rows)."""
+def _can_read_test(task: DataTask) -> bool:
+    """Whether to read the test split along with the training split. Local training rows do not load it from the hub."""
     local, hub = dict(task.local), dict(task.hub)
     return "test" in local or ("train" not in local and "test" in hub)
 
 
 def _records(task: DataTask, split: str) -> list[Record]:
+    """The records of a split, from its local files or the hub."""
     local, hub = dict(task.local), dict(task.hub)
     if split in local:
         path = Path(local[split]).expanduser()
@@ -157,6 +161,7 @@ def _records(task: DataTask, split: str) -> list[Record]:
 
 @functools.lru_cache(maxsize=4)
 def _order(name: str, n: int, seed: int, epoch: int) -> list[int]:
+    """The order of the n training rows in an epoch."""
     order = list(range(n))
     python_rng("task", name, "train", seed, epoch).shuffle(order)
     return order

@@ -1,4 +1,4 @@
-"""Code from examples: a Python expression in x that maps three inputs to three outputs, tested on hidden inputs too."""
+"""Code from examples: write a Python expression in x that matches three shown values and is tested on hidden ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def render(coefficients: Coefficients) -> str:
 
 
 def sample(rng: random.Random) -> Row:
-    """A polynomial a x^2 + b x + c with one-digit coefficients, a or b above 0, and three values of it.
+    """A polynomial a x^2 + b x + c with one-digit coefficients, a or b above 0, and three of its values.
 
-    One of them is f(10), whose digits are the coefficients: the task is about what an expression must look like, and a
-    small model need not do long arithmetic for it.
+    One of them is f(10), whose digits are the coefficients, so that a small model needs little arithmetic.
     """
     a = rng.choice((0, 0, 1, 2, 3))
     coefficients = (a, rng.randint(0 if a else 1, 9), rng.randint(0, 9))
@@ -42,13 +41,13 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """A right expression, or one whose constant is off by one."""
+    """A correct expression, or one whose constant is off by one."""
     a, b, c = row["coefficients"]
     return render((a, b, c)) if rng.random() < right_share else render((a, b, c + 1 if c < 9 else c - 1))
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the expression agrees with the function on -3 to 12, most of which the prompt does not show."""
+    """Whether the expression equals the function at -3 to 12; the prompt shows three of these values."""
     coefficients = tuple(row["coefficients"])
     try:
         tree = parse(completion)
@@ -60,11 +59,10 @@ def correct(completion: str, row: Row) -> bool:
 def in_sandbox(
     prompts: Sequence[str], completions: Sequence[str], coefficients: Sequence[list[int]], **columns: Any
 ) -> list[float | None]:
-    """The same verdicts by running each expression as Python, a reward to choose instead of the task's own.
+    """A reward function that runs each expression as Python in the sandbox: 1 if `correct`'s test inputs pass, else 0.
 
-    `--reward_funcs lfpo.prompts.tasks.expression:in_sandbox`. Any expression counts, also what `correct` does not read,
-    such as
-    `sum((x, 1))`. Raises UserError where this machine has no sandbox.
+    Use it by `--reward_funcs lfpo.prompts.tasks.expression:in_sandbox`. It accepts any expression, also those that
+    `correct` rejects, such as `sum((x, 1))`. Raises UserError if this machine has no sandbox.
     """
     texts = [completion.strip() for completion in completions]
     programs = [f"def f(x):\n    return (\n{text}\n)" if _is_expression(text) else "" for text in texts]

@@ -1,4 +1,4 @@
-"""Records from local files: JSONL (also gzipped), JSON, CSV or Parquet."""
+"""Reads records from local files: JSONL (also gzipped), JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
     """The files of a split in a folder: `test.jsonl`, the hub's shards `test-00000-of-00002.parquet`, `test_d1.csv`.
 
-    stems: names a split goes by, the first that is found wins. Raises UserError for none, or several to choose from.
+    stems: possible names of the split; the first with a file is used. Raises UserError if there is no file, or several
+    that are not shards.
     """
     files = {path: path.name.removesuffix(_suffix(path)) for path in sorted(folder.iterdir()) if _suffix(path)}
     for stem in stems:
@@ -36,7 +37,7 @@ def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file. Raises UserError naming file and line for what cannot be read."""
+    """All records of a file. Raises UserError naming the file, and the line if known, if it cannot be read."""
     readers = (_read_jsonl, _read_jsonl, _read_json, _read_csv, _read_parquet)
     suffix = _suffix(path)
     if not suffix:
@@ -53,7 +54,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _suffix(path: Path) -> str:
-    """Which of the suffixes the file has, or none."""
+    """The file's suffix, one of SUFFIXES, or an empty string."""
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
 
 
@@ -73,7 +74,7 @@ def _read_json(path: Path) -> list[Record]:
 
 
 def _read_csv(path: Path) -> list[Record]:
-    """A header line, then rows; every value stays text. An empty cell counts as missing."""
+    """A header line, then rows. All values are text; an empty cell counts as a missing field."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         try:

@@ -1,6 +1,6 @@
 """GPQA (Rein et al., arXiv 2311.12022): graduate-level science. Trains on main minus diamond, tests on diamond.
 
-The data set is gated, and its authors ask not to show its rows in public: keep them out of reports and repositories.
+The data set is gated, and its authors ask not to publish its rows: keep them out of public reports and repositories.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIELDS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorre
 
 
 def build(record: Record) -> Row:
-    """From `Question`, `Correct Answer` and `Incorrect Answer 1` to `3`, shuffled by a key of the question alone."""
+    """From `Question`, `Correct Answer` and `Incorrect Answer 1` to `3`; the order depends only on the question."""
     question = record.text("Question").strip()
     order = python_rng("gpqa", question).sample(range(len(FIELDS)), len(FIELDS))
     options = [record.text(FIELDS[i]).strip() for i in order]
@@ -23,7 +23,7 @@ def build(record: Record) -> Row:
 
 
 def _hub(config: str) -> HubSplit:
-    return HubSplit("Idavidrein/gpqa", "train", (config,))  # every configuration calls its one split train
+    return HubSplit("Idavidrein/gpqa", "train", (config,))  # the only split of every configuration is named train
 
 
 TASK = choice_task(

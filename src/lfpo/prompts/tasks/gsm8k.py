@@ -18,7 +18,7 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
 def build(record: Record) -> Row:
-    """From `question` and `answer`, the worked solution that ends with `#### n`."""
+    """From `question` and `answer`, a worked solution that ends with `#### n`."""
     question = record.text("question")
     steps, mark, answer = record.text("answer").rpartition("####")
     if not mark or to_number(answer) is None:

@@ -1,4 +1,4 @@
-"""HellaSwag (Zellers et al., arXiv 1905.07830; MIT): how does a text go on? Tested on the validation split."""
+"""HellaSwag (Zellers et al., arXiv 1905.07830; MIT): how a text continues. Tests on the validation split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records from the Hugging Face hub, through the `datasets` library."""
+"""Reads records from the Hugging Face hub with the `datasets` library."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lfpo.prompts.tasks.records import Record
 class HubSplit:
     """A split of a data set on the hub.
 
-    configs: their rows are joined in this order; a None stands for the data set's default. revision: a branch, such as
-    `refs/convert/parquet` for a data set whose own branch is a script, which `datasets` no longer runs.
+    configs: configurations whose rows are joined in this order; None is the data set's default. revision: a branch.
+    `refs/convert/parquet` is needed for a data set whose main branch is a script, which `datasets` no longer runs.
     """
 
     path: str
@@ -23,7 +23,7 @@ class HubSplit:
 
 
 def load_hub(source: HubSplit, task: str) -> list[Record]:
-    """All records of a split. Raises UserError, saying where local files go, if the hub cannot give it."""
+    """All records of a split. Raises UserError, which names the alternative of local files, if it cannot be loaded."""
     instead = f"or use local files: {task}@FOLDER, see docs/tasks.md"
     try:
         import datasets
@@ -33,8 +33,7 @@ def load_hub(source: HubSplit, task: str) -> list[Record]:
     for config in source.configs:
         try:
             rows = datasets.load_dataset(source.path, config, split=source.split, revision=source.revision)
-        # What the library raises: OSErrors if not found, gated or unreachable, ValueErrors for an unknown split or
-        # config, RuntimeErrors for a script.
+        # OSError: not found, gated or unreachable. ValueError: unknown split or configuration. RuntimeError: a script.
         except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             advice = "accept its terms on huggingface.co and run `hf auth login`, " if "gated" in reason else ""

@@ -1,4 +1,4 @@
-"""HumanEval (Chen et al., arXiv 2107.03374; MIT): 164 functions to be completed, tested by a `check(candidate)` each.
+"""HumanEval (Chen et al., arXiv 2107.03374; MIT): 164 functions to complete, each tested by a `check(candidate)`.
 
 Trains on AceCode-87K, as the LFPO paper does.
 """
@@ -28,5 +28,5 @@ def build(record: Record) -> Row:
     )
 
 
-TASK = code_task("humaneval", acecode.or_acecode(build), HUB, STEMS)
-ACECODE = code_task("acecode", acecode.or_acecode(build), HUB, STEMS)
+TASK = code_task("humaneval", acecode.build_acecode_or(build), HUB, STEMS)
+ACECODE = code_task("acecode", acecode.build_acecode_or(build), HUB, STEMS)

@@ -1,4 +1,4 @@
-"""HumanEval+ (Liu et al., arXiv 2305.01210; Apache-2.0): HumanEval with some 80 times as many tests."""
+"""HumanEval+ (Liu et al., arXiv 2305.01210; Apache-2.0): HumanEval with about 80 times as many tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lfpo.prompts.tasks.hub import HubSplit
 
 TASK = code_task(
     "humaneval_plus",
-    acecode.or_acecode(humaneval.build),
+    acecode.build_acecode_or(humaneval.build),
     (("train", acecode.TRAIN), ("test", HubSplit("evalplus/humanevalplus", "test"))),
 )
 
-KNOWN_BROKEN = {"HumanEval/32": "the suite unpacks the root, a number, as if it were a list; no program passes"}
-"""Rows whose own solution fails their own tests, in the hub's version too. They count like all others."""
+KNOWN_BROKEN = {"HumanEval/32": "the suite unpacks the root, a number, as a list; no program passes"}
+"""Rows whose reference solution fails their tests, also in the hub's version. They count in the accuracy."""

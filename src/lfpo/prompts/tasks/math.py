@@ -25,9 +25,9 @@ TRAIN, TEST = (HubSplit("EleutherAI/hendrycks_math", split, SUBJECTS) for split 
 
 
 def build(record: Record) -> Row | None:
-    """From `problem` and `answer`, or without one the last `\\boxed{}` of `solution`.
+    """From `problem` and `answer`; without `answer`, from the last `\\boxed{}` of `solution`.
 
-    None where the answer is null and there is no solution: some copies have such rows, which nothing can grade.
+    None if the answer is null and there is no solution: some copies have such rows, which cannot be graded.
     """
     problem = record.text("problem")
     steps = record.text("solution") if "solution" in record else ""
@@ -40,7 +40,7 @@ def build(record: Record) -> Row | None:
 
 
 def problem_key(row: Row) -> str:
-    """The problem without white space: the copies in circulation differ in it."""
+    """The problem without white space, in which copies of the data set differ."""
     return "".join(row["problem"].split())
 
 

@@ -1,4 +1,4 @@
-"""MATH-500 (Lightman et al., arXiv 2305.20050; MIT): 500 problems of MATH's test split. Trains on MATH's own."""
+"""MATH-500 (Lightman et al., arXiv 2305.20050; MIT): 500 problems of MATH's test split. Trains on MATH."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""MBPP (Austin et al., arXiv 2108.07732; CC-BY-4.0): short problems with three assertions each, in its full form.
+"""MBPP (Austin et al., arXiv 2108.07732; CC-BY-4.0): short problems with three assertions each; the full form.
 
-The prompt shows the first assertion, which names the function, and hides the others, as EvalPlus does; prompts that
-show all three invite a program that looks its answers up.
+The prompt shows the first assertion, which names the function, and hides the others, as EvalPlus does. With all three
+shown, a program could simply look up the expected values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ TEST = HubSplit("google-research-datasets/mbpp", "test", ("full",))
 
 
 def build(record: Record) -> Row:
-    """From `task_id`, `text` (`prompt` in the sanitized form), `code`, `test_list` and what the tests need first.
+    """From `task_id`, `text` (`prompt` in the sanitized form), `code`, `test_list`, and the code that the tests need.
 
-    That is `test_setup_code`, or a list of `test_imports`.
+    That code is in `test_setup_code` or in the list `test_imports`.
     """
     setup = record["test_imports"] if "test_imports" in record else [record.values.get("test_setup_code") or ""]
     if not isinstance(setup, list) or not all(isinstance(line, str) for line in setup):
@@ -32,20 +32,20 @@ def build(record: Record) -> Row:
 
 
 def problem_row(record: Record, tests: list[str], setup: list[str], shown: str) -> Row:
-    """A row that is scored by `tests`, and shows one assertion in its prompt."""
+    """A row that is scored by `tests` and shows one assertion in its prompt."""
     text, code = record.text("text" if "text" in record else "prompt").strip(), record.text("code")
     return code_row(
         f"Mbpp/{record.integer('task_id', 0, 10**6)}",
         f"{text}\nThe program must pass tests such as this one:\n```python\n{shown.strip()}\n```",
         tests,
         code,
-        entry_point=called(shown, code),
+        entry_point=called_function(shown, code),
         setup="\n".join(setup),
     )
 
 
-def called(assertion: str, code: str) -> str:
-    """The function of the program that an assertion calls, which may have the name of a built-in one (`sum`)."""
+def called_function(assertion: str, code: str) -> str:
+    """Name of the function in `code` that an assertion calls; it may shadow a built-in such as `sum`. Empty if none."""
     try:
         calls, program = ast.walk(ast.parse(assertion.strip())), ast.parse(code)
     except SyntaxError:

@@ -1,6 +1,6 @@
-"""MBPP+ (Liu et al., arXiv 2305.01210; Apache-2.0): 378 mended problems of MBPP with some 35 times as many tests.
+"""MBPP+ (Liu et al., arXiv 2305.01210; Apache-2.0): 378 corrected problems of MBPP with about 35 times as many tests.
 
-Trains on MBPP's own training rows, of which it has none; those that it shares are left out.
+Trains on MBPP's training rows, except those that are also in its own test split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lfpo.prompts.tasks.task import Row
 
 
 def build(record: Record) -> Row:
-    """From `task_id`, `prompt`, `code`, `test_list` (its first is shown) and `test`, which is what counts."""
+    """From `task_id`, `prompt`, `code`, `test_list` (the prompt shows its first) and `test` (the graded suite)."""
     if "test" not in record and "text" in record:
         return build_train(record)
     return problem_row(record, [record.text("test")], [], record.texts("test_list")[0])
@@ -23,5 +23,5 @@ def build(record: Record) -> Row:
 HUB = (("train", TRAIN), ("test", HubSplit("evalplus/mbppplus", "test")))
 TASK = code_task("mbpp_plus", build, HUB)
 
-KNOWN_BROKEN = {"Mbpp/255": "answers of millions of tuples, more than is handed over between two processes"}
-"""Rows whose own solution fails here. They count like all others."""
+KNOWN_BROKEN = {"Mbpp/255": "returns millions of tuples, more than a frame between two processes may hold"}
+"""Rows whose reference solution fails here. They count in the accuracy."""

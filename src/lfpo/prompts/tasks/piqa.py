@@ -1,4 +1,4 @@
-"""PIQA (Bisk et al., arXiv 1911.11641; AFL-3.0): which way to do something works? Tested on the validation split."""
+"""PIQA (Bisk et al., arXiv 1911.11641; AFL-3.0): which way to do something works. Tests on the validation split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How benchmark prompts ask for their answer: one format for training and evaluation."""
+"""The prompt and answer format of the benchmarks, the same in training and evaluation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ Your reasoning here
 
 
 def ask(role: str, answer: str, question: str) -> list[dict[str, str]]:
-    """One user message: what to do, the format (d1's tags), the question. The model's chat template does the rest."""
+    """One user message: role, answer format (d1's tags) and question. The chat template is applied later."""
     return [{"role": "user", "content": f"{INSTRUCTION.format(role=role, answer=answer)}\n\n{question}"}]
 
 
 def tagged(reasoning: str, answer: str) -> str:
-    """A completion in that format."""
+    """A completion in the format that `ask` describes."""
     return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
 
 
 def lettered(options: list[str]) -> str:
-    """Options on lines of their own: `A. ...`."""
+    """The options, one per line: `A. ...`."""
     return "\n".join(f"{letter(i)}. {option.strip()}" for i, option in enumerate(options))
 
 
 def letter(index: int) -> str:
+    """0 -> `A`, 1 -> `B`, ..."""
     return chr(ord("A") + index)

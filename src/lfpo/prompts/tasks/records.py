@@ -1,4 +1,4 @@
-"""Records of a data set as they come from a file or the hub, and their fields with errors that say where."""
+"""`Record`: one row of a data set, with checked access to its fields. Errors name the file and line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from lfpo.base.errors import UserError
 
 @dataclass(frozen=True)
 class Record:
-    """values: the fields. where: `file:line`, or data set, split and row, for messages."""
+    """One row of a data set.
+
+    values: field -> value. where: `file:line`, or data set, split and row; error messages start with it.
+    """
 
     values: Mapping[str, Any]
     where: str
@@ -20,21 +23,21 @@ class Record:
         return self.values.get(field) is not None
 
     def __getitem__(self, field: str) -> Any:
-        """A field's value. Raises UserError if it is missing."""
+        """The value of a field. Raises UserError if it is missing or None."""
         if field not in self:
             found = ", ".join(map(str, self.values)) or "none"
             raise UserError(f"{self.where}: field {field!r} is missing (found: {found})")
         return self.values[field]
 
     def text(self, field: str) -> str:
-        """A field that must be text, and not blank."""
+        """The text of a field. Raises UserError if it is not text, or blank."""
         value = self[field]
         if not isinstance(value, str) or not value.strip():
             raise self.wrong(field, "text")
         return value
 
     def integer(self, field: str, low: int, high: int) -> int:
-        """A whole number from low to high, given as a number or as text."""
+        """An integer from low to high, given as a number or as text. Raises UserError for anything else."""
         value = self[field]
         try:
             number = int(value)
@@ -47,7 +50,7 @@ class Record:
         return number
 
     def texts(self, field: str) -> list[str]:
-        """A list of texts."""
+        """A list of texts, not empty. Raises UserError for anything else."""
         value = self[field]
         items = list(value) if isinstance(value, list | tuple) else []
         if not items or not all(isinstance(item, str) for item in items):
@@ -55,4 +58,5 @@ class Record:
         return items
 
     def wrong(self, field: str, expected: str) -> UserError:
+        """The error for a field that does not hold what is expected."""
         return UserError(f"{self.where}: field {field!r} must be {expected}, found {str(self[field])[:60]!r}")

@@ -1,7 +1,7 @@
 """4x4 Sudoku: 16 cells in the prompt, the 16 digits of the solution as the completion.
 
-A blank is written as its cell's letter, A to P in reading order. The letter says where the cell is, which a small model
-without absolute positions would otherwise have to work out.
+A blank is shown as the letter of its cell, A to P in reading order. The letter gives the cell's position, which a small
+model without absolute positions would otherwise have to compute.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import itertools
 import random
 
 from lfpo.prompts.tasks.task import Row, Task
-from lfpo.rewards.sudoku import is_grid as is_grid
+from lfpo.rewards.sudoku import is_grid
 
-SLIP = 0.3  # chance of the mistake in each blank of a flawed demonstration
+SLIP = 0.3  # probability of a mistake in each blank of a wrong demonstration
 BLANKS = (6, 10)
 
 
@@ -21,7 +21,7 @@ BLANKS = (6, 10)
 def grids() -> tuple[str, ...]:
     """All 288 complete 4x4 grids, as 16-digit strings in lexicographic order."""
     rows = ["".join(p) for p in itertools.permutations("1234")]
-    # Two rows fill two boxes, so most products are ruled out before they are joined.
+    # Two rows fill two boxes, which excludes most pairs before they are joined.
     bands = [a + b for a, b in itertools.product(rows, repeat=2) if not {a[:2], a[1::-1]} & {b[:2], b[1::-1]}]
     bands = [b for b in bands if all(len(set(b[i : i + 2] + b[i + 4 : i + 6])) == 4 for i in (0, 2))]
     return tuple(a + b for a, b in itertools.product(bands, repeat=2) if is_grid(a + b))
@@ -29,7 +29,7 @@ def grids() -> tuple[str, ...]:
 
 @functools.cache
 def _grids_with() -> dict[tuple[int, str], int]:
-    """Bit set of the grids that have a digit in a cell: the uniqueness check is an intersection of these."""
+    """(cell, digit) -> bit set of the grids with that digit in that cell. Their intersection tests uniqueness."""
     return {(c, d): sum(1 << i for i, g in enumerate(grids()) if g[c] == d) for c in range(16) for d in "1234"}
 
 
@@ -53,11 +53,11 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The solution, or one in which some blanks repeat the last given digit before them instead."""
+    """The solution, or a wrong one in which some blanks repeat the last given digit before them."""
     if rng.random() < right_share:
         return row["solution"]
     puzzle = row["puzzle"]
-    last = puzzle.lstrip("_")[0]  # blanks at the very start take the first given digit
+    last = puzzle.lstrip("_")[0]  # blanks at the start repeat the first given digit
     cells = []
     for given, digit in zip(puzzle, row["solution"], strict=True):
         last = last if given == "_" else given
@@ -66,7 +66,7 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the completion is the puzzle's (only) solution."""
+    """Whether the completion is the solution; a puzzle has only one."""
     return completion.strip() == row["solution"]
 
 

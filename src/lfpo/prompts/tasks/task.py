@@ -1,4 +1,4 @@
-"""A task: rows with a prompt, a strict verifier used for both reward and evaluation, and demonstrations to imitate."""
+"""`Task`: generated problems with a strict verifier, for reward and evaluation, and demonstrations for SFT."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lfpo.rewards import RewardFunction
 
 Row = dict[str, Any]
 
-TEST_SHARE = 0.15  # of solutions, for the procedural tasks
+TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task, shared by training and evaluation.
+    """A task whose problems are generated, for training and evaluation.
 
-    sample(rng) -> row: one problem; the row holds `prompt` and whatever columns the verifier needs.
-    solution_key(row) -> str: what must not be shared by train and test.
+    sample(rng) -> row: one problem: `prompt`, and the columns that the verifier needs.
+    solution_key(row) -> str: rows with the same key belong to the same split.
     correct(completion, row) -> bool: the verifier.
-    demonstrate(row, rng, right_share) -> str: a completion to imitate, right with that probability, otherwise with a
-        coherent mistake. right_share: its share in the flawed corpus, below one half.
-    gen_length: completion length in tokens that fits every demonstration. n_test: size of the standard test set.
+    demonstrate(row, rng, right_share) -> str: a completion for SFT; correct with probability right_share, else with a
+        plausible mistake. right_share: its default, below 1/2.
+    gen_length: completion length in tokens; fits every demonstration. n_test: size of the standard test set.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Task:
     n_test: int = 200
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
-        """Row `index` of a split, "train" or "test": the same whatever else was drawn before it.
+        """Row `index` of a split, "train" or "test". It depends on the arguments only.
 
-        Splits are disjoint by solution: a hash of the solution decides, and problems are redrawn until one fits.
+        A hash of the solution assigns a problem to a split; problems are drawn until one belongs to this split.
         """
         rng = python_rng("task", self.name, split, seed, index)
         while True:
@@ -52,12 +52,12 @@ class Task:
         return [self.row("test", i) for i in range(self.n_test if n is None else n)]
 
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
-        """Whether each completion of a row is right. None, as a DataTask may give it, does not occur."""
+        """Whether each completion is correct. Never None, unlike in DataTask."""
         return [self.correct(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
-        """What training is scored by when no other functions are given."""
+        """The reward functions that training uses by default."""
 
         def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
             columns.pop("completion_ids", None)
@@ -66,11 +66,11 @@ class Task:
         return [accuracy]
 
     def reward(self, prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
-        """The sparse accuracy reward, 1 or 0, with TRL's signature."""
+        """The accuracy reward, 1 or 0, with TRL's signature."""
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]
 
 
 def in_test_split(task: str, solution: str) -> bool:
-    """Whether a solution belongs to the test split: a fixed hash, independent of any seed."""
+    """Whether a solution belongs to the test split, by a fixed hash that does not depend on the seed."""
     return key("split", task, solution) % 1000 < TEST_SHARE * 1000

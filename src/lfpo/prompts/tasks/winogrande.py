@@ -1,4 +1,4 @@
-"""WinoGrande (Sakaguchi et al., arXiv 1907.10641; CC-BY): whom does a blank stand for? Tested on validation."""
+"""WinoGrande (Sakaguchi et al., arXiv 1907.10641; CC-BY): what a blank stands for. Tests on validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word problems of one to three steps. The completion works them out and ends with `#### n`, as in GSM8K."""
+"""Word problems of one to three steps. The completion shows the steps and ends with `#### n`, as in GSM8K."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_VALUE = 9
 
 
 def sample(rng: random.Random) -> Row:
-    """A starting amount, then one to three changes, all below ten. `steps` holds (value before, sign, amount)."""
+    """A starting amount and one to three changes, all below ten. Column `steps`: (value before, sign, amount)."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     value = rng.randint(2, MAX_VALUE - 1)
     sentences = [f"{name} has {value} {thing}."]
@@ -26,7 +26,7 @@ def sample(rng: random.Random) -> Row:
         if number < n_steps:
             after = rng.choice([v for v in range(2, MAX_VALUE) if v != value])
         else:
-            # Both signs must be possible at the last step, so that the flawed demonstration is always plausible.
+            # Both signs must be possible at the last step, so that the wrong demonstration is plausible.
             after = value + rng.choice((-1, 1)) * rng.randint(1, min(value - 1, MAX_VALUE - value))
         sign, amount = "+" if after > value else "-", abs(after - value)
         sentences.append(f"{name} {rng.choice(GAINS if sign == '+' else LOSSES).format(amount)}.")
@@ -41,7 +41,7 @@ def _apply(value: int, sign: str, amount: int) -> int:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The working and the answer; in flawed ones the last change is taken the wrong way round."""
+    """The steps and the answer. In a wrong one the last change has the opposite sign."""
     steps = [tuple(step) for step in row["steps"]]
     if rng.random() >= right_share:
         value, sign, amount = steps[-1]
@@ -51,12 +51,12 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the marked answer is the number, by the grader of GSM8K: the last mark counts, not the working."""
+    """Whether the marked answer is the correct number, as in GSM8K: the last mark counts, the steps do not."""
     return same_number(marked_answer(completion) or "", str(row["answer"]))
 
 
 def solution_key(row: Row) -> str:
-    """The chain of computations: no test chain is ever seen in training, though its single steps are."""
+    """The chain of computations. Test chains never occur in training; their single steps do."""
     return ",".join(f"{value}{sign}{amount}" for value, sign, amount in row["steps"])
 
 

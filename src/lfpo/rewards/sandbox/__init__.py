@@ -1,9 +1,9 @@
-"""Model-written programs, run where they can do no harm and cannot cheat. docs/sandbox.md says how."""
+"""Runs model-written programs in confined processes and tests them from outside. See docs/sandbox.md."""
 
 from lfpo.rewards.sandbox.job import Call, Job, Limits, Verdict
-from lfpo.rewards.sandbox.ladder import RUNGS, Rung, available_rungs, rung
 from lfpo.rewards.sandbox.launch import installed_libraries
 from lfpo.rewards.sandbox.pool import Sandbox
+from lfpo.rewards.sandbox.rungs import Rung, available_rungs
 
 __all__ = [
     "Call",
@@ -11,9 +11,7 @@ __all__ = [
     "Limits",
     "Verdict",
     "Sandbox",
-    "RUNGS",
     "Rung",
     "available_rungs",
     "installed_libraries",
-    "rung",
 ]

@@ -1,9 +1,10 @@
-"""What is asked of the sandbox, and what it answers."""
+"""The sandbox's input and output: Job, Call, Limits and Verdict."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +13,24 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.inside import wire
 
-# What tests may use without importing it, because the program usually does. The judge takes its own.
+# Modules that tests may use without importing them, because programs usually do. The judge imports its own copy.
 _MODULES = {
     *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
     *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
 }
 
+# Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
+# catch_warnings changes the state of all threads.
+_PARSE_LOCK = threading.Lock()
+
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: wall time of one verdict. cpu_seconds: of one process. Sizes are in bytes.
+    """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
 
-    memory: address space of one process. disk: all files in /tmp. file_size: one file. processes: at any one time.
-    program_chars: a longer program fails unseen.
+    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process.
+    disk: all files in /tmp. file_size: one file. processes: at any one time. open_files: of one process.
+    program_chars: a longer program fails without being run.
     """
 
     seconds: float = 10.0
@@ -44,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the entry point, and the value it must return."""
+    """One call of the entry point and the value it must return."""
 
     args: tuple[Any, ...]
     expected: Any
@@ -55,12 +61,14 @@ class Call:
 class Job:
     """A program, and either calls with expected values or tests that are Python source.
 
-    tests: pieces of source, each passes or fails by itself: `assert f(1) == 2`, or a suite that ends in
-    `check(f)`. setup: trusted source that runs before them. Names they do not define are looked up in the program.
+    program: Python source. entry_point: the function that `calls` call.
+    tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
+    setup: trusted source that runs before the tests. Names that setup and tests do not define come from the program.
     unittest: the tests define unittest.TestCase classes, and every test method counts.
-    together: program and unittest classes share one module in one process, for suites that patch the program's modules
-        or look into objects that are not built in. Such a verdict is worth less; docs/sandbox.md says how much.
-    tolerance: for floats of calls, relative where the expected value is above 1.
+    together: program and unittest classes run in one module of one process, for suites that patch the program's modules
+    or inspect objects of other than built-in types. Such a verdict is easier to cheat (docs/sandbox.md).
+    tolerance: for floats returned by calls; relative if the expected value is above 1, else absolute.
+    Raises UserError for an inconsistent combination.
     """
 
     program: str
@@ -78,12 +86,15 @@ class Job:
         if self.calls and not self.entry_point:
             raise UserError("a sandbox job with calls needs the name of the entry point")
         if self.together and not (self.unittest and self.tests):
-            raise UserError("a sandbox job can run together with unittest classes only")
+            raise UserError("together=True in a sandbox job needs tests and unittest=True")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: every test did. tests: which did, in order. reason: the first failure, empty when passed."""
+    """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
+
+    tests: for each test, call or test method in order, whether it passed.
+    """
 
     passed: bool
     reason: str
@@ -97,7 +108,7 @@ class Verdict:
 
 
 def encode_job(job: Job) -> bytes:
-    """For the judge. Raises UserError for a test that is not Python, or a value that is not built in."""
+    """The job as bytes for the judge. Raises UserError for a test that is not Python, or a value of another type."""
     used = _names_used(job)
     content = {
         "program": job.program,
@@ -113,17 +124,19 @@ def encode_job(job: Job) -> bytes:
     try:
         return wire.encode(content)
     except wire.NotAValue as error:
-        raise UserError(f"entry point {job.entry_point!r}: a call's values must be built-in ones; {error}") from error
+        raise UserError(
+            f"entry point {job.entry_point!r}: values of a call must have built-in types; {error}"
+        ) from error
 
 
 def encode_suite(job: Job, nonce: bytes) -> bytes:
-    """For the one process in which program and unittest classes run together."""
+    """The job as bytes for the one process in which program and unittest classes run together."""
     content = {"program": job.program, "setup": job.setup, "tests": "\n\n".join(job.tests), "nonce": nonce}
     return wire.encode(content)
 
 
 def count_methods(job: Job) -> int:
-    """How many test methods the tests' classes define, by their source. Raises UserError for what is not Python."""
+    """Number of test methods in the tests' classes, from the source. Raises UserError for a test that is not Python."""
     trees = [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = ast.FunctionDef | ast.AsyncFunctionDef
@@ -132,7 +145,7 @@ def count_methods(job: Job) -> int:
 
 
 def _names_used(job: Job) -> set[str]:
-    """Names that setup and tests read and Python does not define."""
+    """Names in setup and tests that are not built-in."""
     trees = [_parsed(job.setup, "the setup", job)]
     trees += [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
     names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -141,8 +154,8 @@ def _names_used(job: Job) -> set[str]:
 
 def _parsed(source: str, what: str, job: Job) -> ast.Module:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd escapes and the like
+        with _PARSE_LOCK, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes and the like
             return ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{what} of {job.entry_point or 'a job'} is not Python: {error}") from error

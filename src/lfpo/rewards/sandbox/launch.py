@@ -1,4 +1,4 @@
-"""How a confined process is started on each rung of the ladder."""
+"""Starts and stops a confined process, on each rung."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import m
 
 
 def python() -> str:
-    """The interpreter itself: the one of a virtual environment is a link, or needs files around it."""
+    """Path of the real interpreter. A virtual environment's is a link, or needs other files of the environment."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @functools.cache
 def installed_libraries() -> tuple[str, ...]:
-    """Folders of the packages installed beside this one, for `Sandbox(libraries=...)`."""
+    """Folders of the packages installed in this environment, for `Sandbox(libraries=...)`."""
     found = importlib.util.find_spec("numpy")
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if found and found.origin:
@@ -42,10 +42,10 @@ def installed_libraries() -> tuple[str, ...]:
 
 
 @functools.cache
-def readable(libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """All that a confined process can read: the system's libraries, the interpreter, this package's inner part.
+def readable_paths(libraries: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths that a confined process can read: the system's libraries, the interpreter, `inside/` and `libraries`.
 
-    Not the user's home and not the working directory: data sets with the tests and solutions in them lie there.
+    The user's home and the working directory are left out, because data sets with tests and solutions may be there.
     """
     paths: list[str] = []
     for path in (*_SYSTEM, sys.base_prefix, sys.base_exec_prefix, str(INSIDE), *libraries):
@@ -62,8 +62,8 @@ def _features() -> tuple[bool, bool]:
     return linux and kernel.landlock_version() > 0, linux and kernel.has_seccomp()
 
 
-def features() -> str:
-    """For a line of `lfpo doctor`."""
+def kernel_features() -> str:
+    """Which of Landlock and seccomp the kernel has, for `lfpo doctor`."""
     return ", ".join(n for n, has in zip(("Landlock", "seccomp"), _features(), strict=True) if has) or "no Landlock"
 
 
@@ -78,7 +78,12 @@ def start(
     others: Sequence[int] = (),
     stderr: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """A confined process in a session of its own. others: file descriptors to the program, for the judge."""
+    """Start a confined process in a new session.
+
+    role: `judge`, `program` or `together` (inside/start.py). scratch: its writable folder on the rung `limits`; on the
+    others it has its own /tmp. stdin, stdout, stderr: file descriptors. others: for the judge, the file descriptors
+    from and to the program.
+    """
     landlock, seccomp = _features()
     settings: dict[str, Any] = {
         "rung": rung,
@@ -87,7 +92,7 @@ def start(
         "linux": sys.platform == "linux",
         "landlock": landlock,
         "seccomp": seccomp,
-        "readable": list(readable(libraries)),
+        "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
         "scratch": scratch if rung == LIMITS else "/tmp",
         "libraries": list(libraries),
@@ -106,13 +111,13 @@ def start(
 def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     command = [shutil.which("bwrap") or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     command += ["--die-with-parent", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
-    if os.geteuid() == 0:  # to become nobody inside
+    if os.geteuid() == 0:  # inside, root switches to the user nobody
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
-    for path in (*readable(libraries), *_DEVICES):  # after /tmp, below which a library may lie
+    for path in (*readable_paths(libraries), *_DEVICES):  # after /tmp, because a library may be below /tmp
         for parent in reversed(Path(path).parents[:-1]):
             if str(parent) != "/tmp":
-                command += ["--perms", "0755", "--dir", str(parent)]  # bubblewrap would close it to nobody
+                command += ["--perms", "0755", "--dir", str(parent)]  # else the user nobody could not enter it
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
         else:
@@ -121,7 +126,7 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and all it started, and wait for it."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+    """Kill the process and its process group, and wait for it."""
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""Many verdicts at a time, each from fresh processes."""
+"""`Sandbox`: runs many jobs in parallel, each in new processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lfpo.base.errors import UserError
-from lfpo.rewards.sandbox import ladder, trial
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict
+from lfpo.rewards.sandbox.run_job import run_job
+from lfpo.rewards.sandbox.rungs import require_rung, strongest_rung
 
 
 class Sandbox:
-    """Judges programs, `workers` of them at a time.
+    """Runs jobs, `workers` at a time. No process or file outlives its job, so a verdict depends on its job alone.
 
-    A verdict depends on its job alone: no process, file or memory outlives it, so order and company do not matter.
-    workers: by default the cores of this process, shared with the others that torchrun started on this machine.
-    libraries: folders that programs and tests may import from, besides the standard library.
-    rung: a name from `lfpo.rewards.sandbox.available_rungs()`; the strongest by default. unsafe allows bare resource
-    limits.
+    rung: the kind of confinement, a name from `available_rungs()` (None: the strongest available).
+    limits: for each job. workers: jobs at a time (None: the cores of this process, divided by the ranks that torchrun
+    started on this machine). libraries: folders that programs and tests may import from, besides the standard library.
+    unsafe: allow the rung `limits`, which limits resources but does not confine.
+    Raises UserError if the rung is not available or not allowed, or if workers is below 1.
     """
 
     def __init__(
@@ -31,20 +32,20 @@ class Sandbox:
     ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
-        self.rung = ladder.require(rung, unsafe) if rung else ladder.rung(unsafe)
+        self.rung = require_rung(rung, unsafe) if rung else strongest_rung(unsafe)
         self.limits = limits or Limits()
         self.workers = workers or _cores()
         self.libraries = tuple(os.path.abspath(path) for path in libraries)
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """One verdict a job, in the order of the jobs."""
+        """One verdict for each job, in order."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox") as pool:
             return list(pool.map(self.judge, jobs))
 
     def judge(self, job: Job) -> Verdict:
-        """One verdict. A process that cannot be started fails its job and no other."""
+        """The verdict of one job. The job fails if its processes cannot be started."""
         try:
-            return trial.judge(job, self.rung, self.limits, self.libraries)
+            return run_job(job, self.rung, self.limits, self.libraries)
         except OSError as error:
             reason = f"the sandbox did not start: {error}"
             return Verdict(False, reason, 0.0, (False,) * len(job.calls or job.tests))

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: the standard library only, started without site-packages."""
+"""Code that runs in the confined processes. It imports the standard library only and starts without site-packages."""

@@ -1,4 +1,7 @@
-"""A process gives up what it does not need: the order of the steps is the point of this file."""
+"""Confines the calling process: namespaces, then privileges, resource limits, files and system calls.
+
+The order of the steps matters: each of them may forbid what an earlier one needs.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,18 @@ import resource
 
 from . import kernel
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from typing import Any
 
 NOBODY = 65534
 
 
-def new_world(settings: dict[str, Any]) -> None:
-    """The namespaces rung: own mounts, network, processes. Returns in the first process of the new world.
+def enter_namespaces(settings: dict[str, Any]) -> None:
+    """For the rung `namespaces`: new mounts, network and process ids. Returns in a child, process 1 of the namespaces.
 
-    The process that called waits for it and ends with it. Root needs no user namespace here, and takes one later, as
-    nobody, in `give_up`.
+    The calling process waits for that child and exits with it. Root needs no user namespace here; it enters one later,
+    as the user nobody, in `drop_privileges`.
     """
     kernel.die_with_parent()
     os.umask(0o022)
@@ -31,11 +34,11 @@ def new_world(settings: dict[str, Any]) -> None:
         _write("/proc/self/gid_map", f"{group} {group} 1")
     _private_root(settings)
     if child := os.fork():
-        end_with(child)
+        wait_and_exit(child)
 
 
-def end_with(child: int) -> None:
-    """Wait for the child and end as it did. The first process of a namespace takes all others with it."""
+def wait_and_exit(child: int) -> None:
+    """Wait for the child and exit: code 0 if it did, else 1. When process 1 exits, the kernel kills its namespace."""
     _, status = os.waitpid(child, 0)
     os._exit(1 if status else 0)
 
@@ -46,7 +49,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _private_root(settings: dict[str, Any]) -> None:
-    """A new root with the readable paths in it, read-only, and an empty /tmp of bounded size."""
+    """Replace the root by one that holds the readable paths, read-only, and an empty /tmp of limited size."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     _mount_empty("/tmp", "mode=755")
     os.mkdir("/tmp/old")
@@ -54,8 +57,8 @@ def _private_root(settings: dict[str, Any]) -> None:
     os.chdir("/")
     os.mkdir("/tmp")
     _mount_empty("/tmp", f"mode=1777,size={settings['disk']}")
-    for path in settings["readable"] + settings["devices"]:  # a library may lie below /tmp
-        _show(path)
+    for path in settings["readable"] + settings["devices"]:  # a library may be below /tmp
+        _bind(path)
     kernel.detach("/old")
     os.rmdir("/old")
     kernel.make_read_only("/")
@@ -66,7 +69,8 @@ def _mount_empty(path: str, options: str) -> None:
     kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
-def _show(path: str) -> None:
+def _bind(path: str) -> None:
+    """Bind a path of the old root into the new one."""
     source = f"/old{path}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.islink(source):
@@ -79,13 +83,13 @@ def _show(path: str) -> None:
     kernel.mount(source, path, None, kernel.MS_BIND | kernel.MS_REC)
 
 
-def give_up(settings: dict[str, Any]) -> None:
-    """Root's identity, capabilities, resources, files, system calls; nothing of it can be taken back."""
+def drop_privileges(settings: dict[str, Any]) -> None:
+    """Drop root and all capabilities, limit resources, and restrict files and system calls. Cannot be undone."""
     if settings["root"] and settings["rung"] != "limits":
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        kernel.unshare(kernel.CLONE_NEWUSER)  # the process limit counts per user namespace, and not for root
+        kernel.unshare(kernel.CLONE_NEWUSER)  # the process limit is per user namespace, and does not apply to root
     if settings["linux"]:
         kernel.die_with_parent()
         kernel.no_new_privileges()
@@ -94,7 +98,7 @@ def give_up(settings: dict[str, Any]) -> None:
     if settings["landlock"]:
         kernel.landlock(settings["readable"], [settings["scratch"], *settings["devices"]])
     if settings["seccomp"]:
-        kernel.seccomp(alone=settings["rung"] == "limits")
+        kernel.seccomp(forbid_fork=settings["rung"] == "limits")
 
 
 def _limit_resources(settings: dict[str, Any]) -> None:
@@ -105,7 +109,7 @@ def _limit_resources(settings: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: settings["open_files"],
         resource.RLIMIT_CORE: 0,
     }
-    if settings["rung"] != "limits":  # there it would count every process of the user, outside ones too
+    if settings["rung"] != "limits":  # there it would count all processes of the user
         limits[resource.RLIMIT_NPROC] = settings["processes"]
     for kind, limit in limits.items():
         hard = resource.getrlimit(kind)[1]

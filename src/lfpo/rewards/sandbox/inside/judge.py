@@ -1,4 +1,4 @@
-"""The trusted process: it holds tests and expected values, and asks the program's process for values only."""
+"""The judge process. It holds tests and expected values, and gets only values from the program's process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from . import wire
 from .remote import Abandoned, Link
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Judge one job. Reports go out one by one, so that a later hang does not take earlier passes with it."""
+    """Judge one job and report each test as it ends, so that a later hang does not lose earlier passes."""
     data = wire.receive(inbox)
     if data is None:
         return
@@ -41,7 +41,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """The kind of the error and what it says."""
+    """Type and message of the error."""
     return str(error) if isinstance(error, Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
@@ -56,7 +56,10 @@ def _compare_calls(job: dict[str, Any], link: Link, report: Report) -> None:
 
 
 def same(value: Any, expected: Any, tolerance: float) -> bool:
-    """Equal as Python has it, but True is not 1; floats within the tolerance, relative above 1, and nan equals nan."""
+    """Python's equality, except: True is not 1, nan equals nan, and floats may differ by the tolerance.
+
+    The tolerance is relative if the expected value is above 1, else absolute.
+    """
     if type(value) is bool or type(expected) is bool:
         return value is expected
     if isinstance(value, int | float) and isinstance(expected, int | float):
@@ -77,7 +80,7 @@ def _close(value: float, expected: float, tolerance: float) -> bool:
         return value != value and expected != expected
     try:
         return abs(value - expected) <= tolerance * max(1.0, abs(expected))
-    except OverflowError:  # an int beyond every float
+    except OverflowError:  # an int too large for a float
         return False
 
 
@@ -85,15 +88,15 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
     namespace: dict[str, Any] = {"__name__": "tests"}
     try:
         _bind(job, link, namespace)
-        exec(compile(job["setup"], "<setup>", "exec"), namespace)  # after, so that what it defines is its own
+        exec(compile(job["setup"], "<setup>", "exec"), namespace)  # after _bind, to override the program's names
         if job["entry_point"]:
             namespace[job["entry_point"]] = link.ask("global", job["entry_point"])
-    except BaseException as error:  # an entry point that the program does not define, or a fault of the setup
+    except BaseException as error:  # the program does not define the entry point, or the setup fails
         for _ in job["tests"]:
             report(False, describe(error))
         return
     if job["unittest"]:
-        from .suite import run_cases  # unittest takes longer to import than a judgement lasts
+        from .unittest_cases import run_cases  # imported here: importing unittest takes longer than most jobs
 
         run_cases("\n\n".join(job["tests"]), namespace, report, announce)
         return
@@ -107,7 +110,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
 
 
 def _bind(job: dict[str, Any], link: Link, namespace: dict[str, Any]) -> None:
-    """Names that setup and tests use: modules are the judge's own, the rest is the program's, seen through the pipe."""
+    """Define the names that setup and tests use: modules are imported here, other names come from the program."""
     for name in job["modules"]:
         namespace[name] = importlib.import_module(name)
     defined = link.ask("names", job["names"])

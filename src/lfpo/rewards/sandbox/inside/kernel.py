@@ -1,4 +1,7 @@
-"""The Linux calls that Python has no function for: namespaces, mounts, Landlock, seccomp, capabilities."""
+"""Linux system calls without a Python function: namespaces, mounts, Landlock, seccomp, capabilities.
+
+Every function raises OSError if its call fails.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import ctypes
 import os
 import struct
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,11 +21,16 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 
 _EPERM, _ENOSYS = 1, 38
 _NEW_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR = 444, 445, 446, 442  # the same everywhere
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR = (
+    444,
+    445,
+    446,
+    442,
+)  # on all architectures
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# name: (x86_64, aarch64), None where the architecture has no such call.
+# Forbidden calls. name: (number on x86_64, number on aarch64), None if the architecture does not have the call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -56,12 +64,12 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    "memfd_create": (319, 279),  # its pages are in no limit of ours
+    "memfd_create": (319, 279),  # no limit counts its pages
     "shmget": (29, 194),
     "reboot": (169, 142),
-    "socket": (41, 198),  # socketpair stays: it reaches nobody
+    "socket": (41, 198),  # socketpair is allowed: it connects only the process with itself
 }
-_NO_SIGNALS_NO_FORK: dict[str, tuple[int | None, int | None]] = {
+_FORK_AND_SIGNAL_CALLS: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
     "kill": (62, 129),
@@ -84,7 +92,7 @@ def _check(result: int, what: str) -> int:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when its parent ends. Cleared by a change of user, so call it after one."""
+    """Have the kernel send this process SIGKILL when its parent ends. A change of user clears this setting."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl(PDEATHSIG)")
 
 
@@ -110,12 +118,12 @@ def detach(target: str) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """The mount at the path and all below it."""
+    """Make the mount at the path and all mounts below it read-only."""
     _set_mount(target, struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0), _AT_RECURSIVE)
 
 
 def make_writable(target: str) -> None:
-    """The mount at the path alone, where this process made it."""
+    """Make the mount at the path writable, but not those below it. This process must have created it."""
     _set_mount(target, struct.pack("QQQQ", 0, _MOUNT_ATTR_RDONLY, 0, 0), 0)
 
 
@@ -129,20 +137,23 @@ def no_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """All of them, for good where the bounding set may be changed too."""
+    """Drop all capabilities, and where allowed also from the bounding set, so that none can be regained."""
     for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails where there is nothing to drop
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # may fail: a process needs CAP_SETPCAP
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _check(_libc.capset(header, nothing), "capset")
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """Version of the kernel's Landlock interface, 0 without Landlock."""
     return max(0, int(_libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
 def landlock(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Only these paths and what is below them from now on; no TCP; no signals out. Needs no_new_privileges."""
+    """Restrict this process to these paths and those below, and forbid TCP and signals to outside processes.
+
+    TCP needs Landlock version 4, signals version 6. Call no_new_privileges first.
+    """
     version = landlock_version()
     everything = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     ruleset = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
@@ -160,7 +171,7 @@ def landlock(readable: Sequence[str], writable: Sequence[str]) -> None:
 def _landlock_path(ruleset: int, path: str, access: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     if not os.path.isdir(path):
-        access &= 0b1100000000000111  # what a file can have: execute, write, read, truncate, ioctl
+        access &= 0b1100000000000111  # the rights that apply to a file: execute, write, read, truncate, ioctl
     rule = struct.pack("=Qi", access, fd)
     _check(_libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
     os.close(fd)
@@ -174,30 +185,30 @@ def has_seccomp() -> bool:
     return os.uname().machine in _AUDIT_ARCH and os.path.exists("/proc/sys/kernel/seccomp")
 
 
-def seccomp(alone: bool) -> None:
-    """Forbid the calls above. alone: also no new processes and no signals. Needs no_new_privileges."""
-    program = _filter(alone)
+def seccomp(forbid_fork: bool) -> None:
+    """Forbid the calls in _CALLS. forbid_fork: also new processes and signals. Call no_new_privileges first."""
+    program = _filter(forbid_fork)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0), "prctl(SECCOMP)")
 
 
-def _filter(alone: bool) -> bytes:
-    """The list of forbidden calls as a BPF program over (call number, architecture, first argument)."""
+def _filter(forbid_fork: bool) -> bytes:
+    """The forbidden calls as a BPF program over call number, architecture and first argument."""
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, kill = 0x7FFF0000, 0x50000, 0x80000000
     machine = os.uname().machine
     clone = _number(_CLONE) or 0
     steps = [(load, 0, 0, 4), (equal, 1, 0, _AUDIT_ARCH[machine]), (give, 0, 0, kill), (load, 0, 0, 0)]
     steps += [(at_least, 0, 1, _X32_BIT), (give, 0, 0, refuse | _EPERM)]
-    # glibc falls back to clone, whose flags a filter can read
+    # clone3 "does not exist": glibc then uses clone, whose flags a filter can read.
     steps += [(equal, 0, 1, _CLONE3), (give, 0, 0, refuse | _ENOSYS)]
-    for pair in [*_CALLS.values(), *(_NO_SIGNALS_NO_FORK.values() if alone else ())]:
+    for pair in [*_CALLS.values(), *(_FORK_AND_SIGNAL_CALLS.values() if forbid_fork else ())]:
         if (number := _number(pair)) is not None:
             steps += [(equal, 0, 1, number), (give, 0, 0, refuse | _EPERM)]
     steps += [(equal, 1, 0, clone), (give, 0, 0, allow), (load, 0, 0, 16)]
     steps += [(any_bit, 0, 1, _NEW_NAMESPACES), (give, 0, 0, refuse | _EPERM)]
-    if alone:
+    if forbid_fork:
         steps += [(any_bit, 1, 0, _CLONE_THREAD), (give, 0, 0, refuse | _EPERM)]
     steps += [(give, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)

@@ -1,7 +1,6 @@
-"""The process of the program under test: it loads the program and answers calls. It knows no expected value.
+"""The program's process: it loads the program and answers requests. It holds no tests and no expected values.
 
-Nothing here is trusted by anyone: the program can change every line of it while it runs, and all it can gain is to send
-other built-in values than those it computed.
+Nothing here is trusted. The program can change this code while it runs, but can only send other built-in values.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import types
 
 from . import wire
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from typing import Any
 
@@ -22,7 +21,7 @@ MODULE = 0
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Answer requests until the other side closes."""
+    """Answer requests until the judge closes the pipe."""
     objects: list[Any] = [types.ModuleType("program")]
     while (data := wire.receive(inbox)) is not None:
         operation, *arguments = wire.decode(data, objects.__getitem__)
@@ -36,7 +35,7 @@ def _answer(operation: str, arguments: list[Any], objects: list[Any]) -> bytes:
 
     try:
         return wire.encode(("value", _OPERATIONS[operation](objects[MODULE], *arguments)), handle)
-    except BaseException as error:  # SystemExit too: the program may not end its own trial
+    except BaseException as error:  # also SystemExit
         return wire.encode(("raised", _built_in_name(error), _text(error)))
 
 
@@ -61,7 +60,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def _built_in_name(error: BaseException) -> str:
-    """The nearest class of the error that every Python has."""
+    """Name of the first built-in class among the error's bases."""
     for kind in type(error).__mro__:
         if kind.__module__ == "builtins":
             return kind.__name__
@@ -71,5 +70,5 @@ def _built_in_name(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return f"{error}"[:300]
-    except BaseException:  # its __str__ is the program's code
+    except BaseException:  # its __str__ may be code of the program
         return ""

@@ -1,4 +1,4 @@
-"""The judge's end of the pipe to the program: calls go over, built-in values come back."""
+"""The judge's end of the pipe to the program: it sends requests and receives built-in values."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import builtins
 
 from . import wire
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
 
 class Abandoned(BaseException):
-    """The program ended, or raised what a test's `except Exception` must not mistake for an answer."""
+    """The program's process ended, or raised an exception that tests must not catch with `except Exception`."""
 
 
 class Remote:
-    """Something in the program's process that is not a built-in value: a function, an instance, a generator.
+    """Refers to an object in the program's process that is not a built-in value: a function, instance or generator.
 
-    It can be called, passed back, iterated, and its attributes can be read and set. It is equal to nothing and neither
-    true nor false: what its class says about that is the program's own word.
+    It can be called, passed back and iterated, and its attributes can be read and set. Comparing it or using it as a
+    truth value raises AssertionError, because the program could define the result.
     """
 
     __slots__ = ("_handle", "_link")
@@ -51,13 +51,16 @@ class Remote:
 
 
 class Link:
-    """Requests to the program's process. `gone` says why no more answers come, empty while they do."""
+    """Sends requests to the program's process. `gone` is the reason why there are no more answers, else empty."""
 
     def __init__(self, inbox: int, outbox: int) -> None:
         self.inbox, self.outbox, self.gone = inbox, outbox, ""
 
     def ask(self, operation: str, *arguments: Any) -> Any:
-        """The value of the operation, or what it raised. Raises Abandoned when there is no program any more."""
+        """The result of an operation in the program's process, or the exception that it raised there.
+
+        Raises Abandoned if the process has ended, and TypeError for an argument that cannot be sent.
+        """
         if self.gone:
             raise Abandoned(self.gone)
         try:
@@ -86,7 +89,7 @@ class Link:
             return answer[1]
         if type(answer) is tuple and len(answer) == 3 and all(type(part) is str for part in answer):
             raise _rebuilt(answer[1], answer[2])
-        self.gone = "the program's process sent what is no answer"
+        self.gone = "the program's process sent an invalid answer"
         raise Abandoned(self.gone)
 
     def _handle_of(self, value: Any) -> int | None:
@@ -94,13 +97,13 @@ class Link:
 
 
 def _rebuilt(name: str, text: str) -> BaseException:
-    """The exception, so that a test can expect a ValueError.
+    """The program's exception as one of the same built-in type, so that a test can expect a ValueError.
 
-    Not StopIteration and its like: raised inside the test's own map() or generator they would end it early, and
-    `all(map(...))` over nothing is true.
+    StopIteration and StopAsyncIteration become Abandoned: inside map() or a generator of the test they would end the
+    iteration, and `all(map(...))` over nothing is true. UnicodeError's subclasses cannot be built from a message.
     """
     kind = getattr(builtins, name, None)
-    never = (StopIteration, StopAsyncIteration, UnicodeError)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, never):
+    excluded = (StopIteration, StopAsyncIteration, UnicodeError)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, excluded):
         return kind(text)
     return Abandoned(f"the program raised {name}: {text}")

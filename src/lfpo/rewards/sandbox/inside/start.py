@@ -1,52 +1,59 @@
-"""First code of every sandboxed process: confine it, then play the role it was started for."""
+"""Entry point of every confined process: confine it, then run its role."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from . import confine, judge, kernel, program, together, wire
+from . import confine, kernel, wire
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
-# One thread each: libraries of linear algebra start one a core, and the number of processes is limited.
+# One thread: linear algebra libraries start one per core, and threads count towards the process limit.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
-
-_ROLES = {"judge": judge.serve, "program": program.serve, "suite": together.serve}
 
 
 def main(argument: str) -> None:
-    """argument: the settings as hexadecimal bytes. They hold limits and paths, nothing secret."""
+    """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
     settings: dict[str, Any] = wire.decode(bytes.fromhex(argument))
+    serve = _import_role(settings["role"])  # while this process may still read its own files
     if settings["rung"] == "namespaces":
-        confine.new_world(settings)
+        confine.enter_namespaces(settings)
     if settings["linux"]:
-        kernel.die_with_parent()  # when the host is killed, it cannot stop anything any more
-    inbox, outbox = _take_channel()
-    # A first process that runs nobody's code: signals from its own namespace cannot reach it.
+        kernel.die_with_parent()  # a training process that is killed cannot stop this one
+    inbox, outbox = os.dup(0), os.dup(1)  # the pipes to the other side
+    # Process 1 of the namespace only waits, so that no test or program runs in it: the namespace cannot signal it.
     if child := os.fork():
         os.close(inbox)
         os.close(outbox)
-        confine.end_with(child)
-    confine.give_up(settings)
+        confine.wait_and_exit(child)
+    confine.drop_privileges(settings)
     os.chdir(settings["scratch"])
-    _silence()
+    _redirect_to_devnull()
     sys.path.pop(0)  # this package's folder
     sys.path += settings["libraries"]
     os.environ.update(ENVIRONMENT, HOME=settings["scratch"])
-    _ROLES[settings["role"]](inbox, outbox, settings)
+    serve(inbox, outbox, settings)
     os._exit(0)
 
 
-def _take_channel() -> tuple[int, int]:
-    """Standard input and output under other numbers, so that input() and print() do not meet the protocol."""
-    return os.dup(0), os.dup(1)
+def _import_role(role: str) -> Callable[[int, int, dict[str, Any]], None]:
+    """The main function of a role. Each role imports only what it needs."""
+    if role == "judge":
+        from .judge import serve
+    elif role == "program":
+        from .program import serve
+    else:
+        from .together import serve
+    return serve
 
 
-def _silence() -> None:
+def _redirect_to_devnull() -> None:
+    """Standard input, output and error to /dev/null, so that input() and print() cannot reach the pipes."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -1,33 +1,34 @@
-"""Program and unittest classes in one module of one process, for suites that need each other's objects.
+"""Runs program and unittest classes in one module of one process, for suites that use the program's objects.
 
-The program can reach everything here while it runs. What it cannot do without a search: report, since every report
-carries a nonce that only this process's memory holds, or change what unittest does, since that is compared with how
-it was before the program was loaded.
+The program can access everything in this process. Two checks stop the usual tricks: every report carries a nonce that
+is only in this process's memory, and unittest is compared with its state before the program was loaded.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import types
+import unittest
 
 from . import wire
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    import unittest
     from collections.abc import Callable
     from typing import Any
 
     Report = Callable[..., None]
 
 NAME = "__test__"
-"""The module's name, as BigCodeBench's own runner has it."""
+"""The module's name, as in BigCodeBench's own runner."""
 OWN = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
 OWN |= {"maxDiff", "longMessage"}
-"""What a class or a case has of its own without changing what unittest decides."""
+"""Attributes that a test class or test case may have without affecting the verdict."""
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Run one job and report each test method as it ends."""
+    """Run one job and report each test method as it ends. Exits the process."""
     data = wire.receive(inbox)
     os.close(inbox)
     if data is None:
@@ -47,7 +48,8 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
 
 
 def _reporter(outbox: int, nonce: bytes) -> Report:
-    send, encode = wire.send, wire.encode  # as they are now
+    """A function that sends a message after the nonce."""
+    send, encode = wire.send, wire.encode  # bound now, before the program can replace them
 
     def report(*message: Any) -> None:
         send(outbox, nonce + encode(message))
@@ -56,18 +58,14 @@ def _reporter(outbox: int, nonce: bytes) -> Report:
 
 
 def _load(job: dict[str, Any]) -> tuple[list[unittest.TestCase], str]:
-    """The test methods, or why there are none."""
-    import sys
-    import types
-    import unittest
-
+    """The test methods, or the reason why they could not be loaded."""
     module = types.ModuleType(NAME)
-    module.__dict__.update(sys=sys, os=os, environ=os.environ)  # as BigCodeBench's own runner has it
+    module.__dict__.update(sys=sys, os=os, environ=os.environ)  # as in BigCodeBench's own runner
     sys.modules[NAME] = module
     for what in ("setup", "program", "tests"):
         try:
             exec(compile(job[what], f"<{what}>", "exec"), module.__dict__)
-        except BaseException as error:  # the program's SystemExit too
+        except BaseException as error:  # also SystemExit
             return [], f"the {what.removesuffix('s')} does not load: {type(error).__name__}: {error}"[:500]
     return list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module))), ""
 
@@ -81,48 +79,52 @@ def _flat(suite: Any) -> Any:
 
 
 def _run(cases: list[unittest.TestCase], report: Report, untouched: Callable[[], bool]) -> None:
-    """All cases, as one suite, so that what belongs to a class is set up once. Skipped is not passed."""
-    import unittest
+    """Run all cases as one suite, so that class fixtures run once."""
+    unittest.TestSuite(cases).run(_Result(cases, report, untouched))
 
-    methods = {kind: _functions(kind) for kind in map(type, cases)}
-    inherited = {name for name in dir(unittest.TestCase) if not name.startswith("_class")} - OWN  # unittest sets those
 
-    class Result(unittest.TestResult):
-        problem = ""
+class _Result(unittest.TestResult):
+    """Reports each test method when it stops. A skipped test, or a change to unittest or a test class, is a failure."""
 
-        def startTest(self, test: unittest.TestCase) -> None:
-            self.problem = ""
-            super().startTest(test)
+    def __init__(self, cases: list[unittest.TestCase], report: Report, untouched: Callable[[], bool]) -> None:
+        super().__init__()
+        self.problem = ""
+        self.report, self.untouched = report, untouched
+        self.methods = {kind: _functions(kind) for kind in map(type, cases)}
+        # Without the names that start with _class, which unittest itself sets.
+        self.inherited = {name for name in dir(unittest.TestCase) if not name.startswith("_class")} - OWN
 
-        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-            if err is not None:
-                self._failed(subtest, err)
+    def startTest(self, test: unittest.TestCase) -> None:
+        self.problem = ""
+        super().startTest(test)
 
-        def addError(self, test: Any, err: Any) -> None:
-            self._failed(test, err)
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self._failed(subtest, err)
 
-        def addFailure(self, test: Any, err: Any) -> None:
-            self._failed(test, err)
+    def addError(self, test: Any, err: Any) -> None:
+        self._failed(test, err)
 
-        def addSkip(self, test: Any, reason: str) -> None:
-            self.problem = f"{test.id()}: skipped: {reason}"
+    def addFailure(self, test: Any, err: Any) -> None:
+        self._failed(test, err)
 
-        def addUnexpectedSuccess(self, test: Any) -> None:
-            self.problem = f"{test.id()}: passed against expectation"
+    def addSkip(self, test: Any, reason: str) -> None:
+        self.problem = f"{test.id()}: skipped: {reason}"
 
-        def stopTest(self, test: unittest.TestCase) -> None:
-            known, now = methods[type(test)], vars(type(test))
-            changed = any(now.get(name) is not value for name, value in known.items())
-            shadowed = inherited & (vars(test).keys() | (now.keys() - known.keys()))
-            if changed or shadowed or not untouched():
-                self.problem = f"{test.id()}: the program changed unittest"
-            report("test", not self.problem, self.problem[:500])
-            super().stopTest(test)
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        self.problem = f"{test.id()}: passed against expectation"
 
-        def _failed(self, test: Any, err: Any) -> None:
-            self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+    def stopTest(self, test: unittest.TestCase) -> None:
+        known, now = self.methods[type(test)], vars(type(test))
+        changed = any(now.get(name) is not value for name, value in known.items())
+        shadowed = self.inherited & (vars(test).keys() | (now.keys() - known.keys()))
+        if changed or shadowed or not self.untouched():
+            self.problem = f"{test.id()}: the program changed unittest"
+        self.report("test", not self.problem, self.problem[:500])
+        super().stopTest(test)
 
-    unittest.TestSuite(cases).run(Result())
+    def _failed(self, test: Any, err: Any) -> None:
+        self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
 
 
 def _functions(kind: type) -> dict[str, Any]:
@@ -131,15 +133,16 @@ def _functions(kind: type) -> dict[str, Any]:
 
 
 def _guard_unittest(mocks: bool) -> Callable[[], bool]:
-    """A function that says whether unittest's classes and functions are still what they are now."""
-    import unittest
+    """A function that tells whether the classes and functions of unittest are unchanged since this call.
 
+    mocks: whether to include unittest.mock.
+    """
     places: list[Any] = [unittest.TestCase, unittest.TestResult, unittest.TestSuite]
     places += [unittest.case, unittest.suite, unittest.result]
     if mocks:
-        import unittest.mock
+        from unittest import mock
 
-        places += [unittest.mock.NonCallableMock, unittest.mock.CallableMixin]
+        places += [mock.NonCallableMock, mock.CallableMixin]
     before = [dict(vars(place)) for place in places]
     codes = [value.__code__ for state in before for value in state.values() if hasattr(value, "__code__")]
 

@@ -1,9 +1,9 @@
-"""Built-in values as bytes, and frames of them on a pipe.
+"""The wire format: built-in values encoded as bytes, and frames of bytes on a pipe.
 
-Decoding never runs code and never makes anything but built-in values, so bytes from an untrusted process are safe to
-decode; marshal and pickle are not. Types are exact: 1, 1.0 and True stay apart. An instance of a subclass travels as
-its built-in base when the class keeps the base's `__eq__` (a namedtuple, a defaultdict), and a number of numpy's as
-the plain one; anything else is not a value, and the caller may send a handle in its place.
+Decoding runs no code and creates built-in values only, so that bytes from an untrusted process are safe to decode;
+marshal and pickle are not. Types are exact: 1, 1.0 and True stay different. An instance of a subclass is sent as its
+built-in base if the class keeps the base's `__eq__` (a namedtuple, a defaultdict), and a numpy scalar as a Python
+number. Anything else is not a value; the caller may send a handle, an integer, in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 
-TYPE_CHECKING = False  # typing itself would double the time to start
+TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -40,7 +40,7 @@ class BadBytes(Exception):
 
 
 def encode(value: Any, opaque: Opaque | None = None) -> bytes:
-    """The value as bytes. Raises NotAValue."""
+    """The value as bytes. opaque: gives the handle of an object that is not a value. Raises NotAValue."""
     parts: list[bytes] = []
     _write(value, parts, 0, opaque)
     return b"".join(parts)
@@ -90,13 +90,13 @@ def _write_other(value: Any, parts: list[bytes], depth: int, opaque: Opaque | No
 
 
 def _equal_like(kind: type, base: type) -> bool:
-    """Whether instances compare as those of the base do; the standard library's two kinds of dict nearly do."""
+    """Whether instances compare like those of the base. Counter and OrderedDict count too: they do so nearly."""
     standard = kind.__module__ == "collections" and kind.__name__ in {"Counter", "OrderedDict"}
     return kind.__eq__ is base.__eq__ or standard
 
 
 def _plain_number(value: Any) -> Any:
-    """What numpy's `item()` makes of one of its scalars, if numpy is loaded; None for what is none."""
+    """A numpy scalar as a Python number; None for anything else."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(value).__module__ != "numpy" or not isinstance(value, numpy.generic):
         return None
@@ -105,7 +105,7 @@ def _plain_number(value: Any) -> Any:
 
 
 def _as_base(value: Any, base: type) -> Any:
-    """The plain built-in inside an instance of a subclass, whatever the subclass overrides."""
+    """The built-in value in an instance of a subclass, without calling methods that the subclass overrides."""
     if base is int:
         return int.__index__(value) + 0
     if base is float:
@@ -126,7 +126,7 @@ def _sized(tag: bytes, body: bytes, parts: list[bytes]) -> None:
 
 
 def decode(data: bytes, resolve: Callable[[int], Any] | None = None) -> Any:
-    """The value that was encoded; `resolve` gives the object a handle stands for. Raises BadBytes."""
+    """The encoded value. resolve: gives the object of a handle. Raises BadBytes."""
     reader = _Reader(data, resolve)
     try:
         value = reader.value(0)
@@ -180,7 +180,7 @@ class _Reader:
 
 
 def send(fd: int, data: bytes) -> None:
-    """Write one frame."""
+    """Write one frame: a 4-byte length, then the data. Raises NotAValue above MAX_FRAME bytes."""
     if len(data) > MAX_FRAME:
         raise NotAValue("larger than a frame may be")
     view = memoryview(_LENGTH.pack(len(data)) + data)
@@ -189,7 +189,7 @@ def send(fd: int, data: bytes) -> None:
 
 
 def receive(fd: int) -> bytes | None:
-    """The next frame, or None when the other side has gone or sent something else."""
+    """The next frame, or None if the pipe is closed or the frame is too long."""
     head = _exactly(fd, 4)
     if head is None:
         return None

@@ -1,4 +1,4 @@
-"""A reward function in a process of its own, which can be killed: bounded in memory, and in time whatever it calls."""
+"""`in_child`: a reward function that runs in a child process with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.rewards.child import Child, Unanswered, resident
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.scoring import RewardFailed, RewardFunction, reward_name
 
-WORKER = Path(__file__).with_name("child_reward_worker.py")
+WORKER = Path(__file__).with_name("reward_worker.py")
 
 
 def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: float = 0.0) -> RewardFunction:
-    """A reward function that has `function` called in a child process, which imports it by its name.
+    """Wrap a reward function so that each call runs in a child process.
 
-    function: one at the top of a module, or its dotted path. memory: GiB that the child may hold. seconds: that a batch
-    may take, the child's start included. 0 is no bound. Past either the child is killed, the batch's rewards of this
-    function count as None, and the next batch gets a new child; so it does once the child holds more than half of
-    `memory`. What the function prints goes to standard error. Raises UserError for a function that cannot be imported.
+    function: a function at the top of a module, or its dotted path; the child imports it by that path.
+    memory: the child's limit in GiB of resident memory (0: none). seconds: the time limit for one batch, including the
+    child's start (0: none). A child that exceeds a limit is killed and the call raises RewardFailed; the next batch
+    gets a new child. A child that holds more than half of `memory` after a batch is replaced too.
+    What the function prints goes to standard error.
+    Raises UserError if the function cannot be imported, or if `memory` is set on a system other than Linux.
     """
-    path = function if isinstance(function, str) else _path(function)
+    path = function if isinstance(function, str) else _dotted_path(function)
     found = resolve(path, {}, kind="reward function")
     name = reward_name(found)
-    if memory and not resident(os.getpid()):
+    if memory and not resident_bytes(os.getpid()):
         raise UserError(f"reward function {name!r}: its memory can be bounded on Linux only; leave out reward_memory")
-    places = [os.path.abspath(place) for place in sys.path]  # "" is the folder that the command runs in
-    child = Child(
+    import_path = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
+    child = ChildProcess(
         [sys.executable, "-P", str(WORKER), path],
         seconds,
         int(memory * 2**30),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_path)},
         quiet=False,
     )
 
@@ -43,12 +45,12 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         data = pickle.dumps(arguments)
         try:
             answer = child.ask(len(data), data)
-        except Unanswered as error:
+        except ChildFailed as error:
             raise RewardFailed(str(error)) from None
-        if "refused" in answer:
-            raise UserError(answer["refused"])
-        if "raised" in answer:
-            raise RewardFailed(answer["raised"])
+        if "user_error" in answer:
+            raise UserError(answer["user_error"])
+        if "error" in answer:
+            raise RewardFailed(answer["error"])
         return answer["values"]
 
     reward.__name__ = name
@@ -57,8 +59,8 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
     return reward
 
 
-def _path(function: RewardFunction) -> str:
-    """By which name the child finds a function."""
+def _dotted_path(function: RewardFunction) -> str:
+    """`module:name`, by which the child imports the function."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not name.isidentifier() or module == "__main__":
         raise UserError(

@@ -1,4 +1,4 @@
-"""unittest classes, one report a test method."""
+"""Runs unittest classes in the judge's process, with one report for each test method."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 def run_cases(
     source: str, namespace: dict[str, Any], report: Callable[[bool, str], None], announce: Callable[[int], None]
 ) -> None:
-    """Define the classes of the source in the namespace and run each of their tests. Skipped is not passed."""
+    """Define the classes of the source in the namespace and run each test method. A skipped test does not pass.
+
+    announce: called once with the number of tests. report: called for each with (passed, reason).
+    """
     module = types.ModuleType("tests")
     module.__dict__.update(namespace)
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, "<tests>", "exec"), module.__dict__)
-    except BaseException as error:  # the tests' own code, or what the program raised
+    except BaseException as error:  # raised by the tests' code or by the program
         announce(1)
         report(False, f"{type(error).__name__}: {error}")
         return
@@ -30,11 +33,11 @@ def run_cases(
 
 
 def run_case(case: unittest.TestCase) -> tuple[bool, str]:
-    """Whether the test ran and passed, and why not."""
+    """Whether the test ran and passed, and the reason if not."""
     result = unittest.TestResult()
     try:
         unittest.TestSuite([case]).run(result)
-    except BaseException as error:  # unittest lets through what is no Exception
+    except BaseException as error:  # unittest catches Exceptions only
         return False, f"{case.id()}: {type(error).__name__}: {error}"
     problems = result.failures + result.errors
     passed = result.testsRun == 1 and result.wasSuccessful() and not result.skipped

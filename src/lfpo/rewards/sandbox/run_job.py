@@ -1,6 +1,6 @@
-"""One verdict: two confined processes, the program's and the judge's, joined by pipes; both end with the verdict.
+"""Runs one job: two confined processes, the program's and the judge's, connected by pipes.
 
-A job whose program runs together with its tests has one process.
+A job with `together` has one process. All processes are killed when the verdict is known.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode
 _MAX_REPORT = 16 * 2**20
 
 
-def judge(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
-    """Try the program. Whatever it does, a verdict comes back within the time limit and a moment."""
+def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
+    """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
     begin = time.monotonic()
     nonce = secrets.token_bytes(16) if job.together else b""
     content = encode_suite(job, nonce) if job.together else encode_job(job)
@@ -32,14 +32,19 @@ def judge(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Ve
         return Verdict(False, f"the program is longer than {limits.program_chars} characters", 0.0, (False,) * expected)
     deadline = begin + limits.seconds
     with ExitStack() as stack:
-        start = _start_suite if job.together else _start
+        start = _start_together if job.together else _start_judge_and_program
         report = start(stack, rung, limits, libraries, content)
         messages = list(_messages(report, deadline, nonce))
     return _verdict(messages, expected, limits, begin)
 
 
-def _start(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
-    """Start both processes and hand the judge its job; the stack ends them. Returns where the report is read."""
+def _start_judge_and_program(
+    stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes
+) -> int:
+    """Start both processes and send the judge its job. Returns the file descriptor of its reports.
+
+    Closing the stack kills the processes and closes the descriptors.
+    """
     pipes = [os.pipe() for _ in range(4)]
     (program_in, to_program), (from_program, program_out), (judge_in, to_judge), (report, judge_out) = pipes
     stack.callback(os.close, to_judge)
@@ -56,32 +61,33 @@ def _start(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ..
     finally:
         for fd in theirs:
             os.close(fd)
-    with contextlib.suppress(BrokenPipeError):  # the judge has died; its silence says so
+    with contextlib.suppress(BrokenPipeError):  # the judge has died, which _messages notices
         wire.send(to_judge, content)
     return report
 
 
-def _start_suite(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
-    """Start the one process of a job whose program runs together with its tests. Returns where the report is read."""
+def _start_together(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
+    """The same for a job whose program and tests share one process."""
     (suite_in, to_suite), (report, suite_out) = os.pipe(), os.pipe()
     stack.callback(os.close, report)
     with open(to_suite, "wb", 0):
         try:
             scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
-            process = launch.start(rung, "suite", limits, libraries, scratch, suite_in, suite_out)
+            process = launch.start(rung, "together", limits, libraries, scratch, suite_in, suite_out)
             stack.callback(launch.stop, process)
         finally:
             os.close(suite_in)
             os.close(suite_out)
-        with contextlib.suppress(BrokenPipeError):  # it has died; its silence says so
+        with contextlib.suppress(BrokenPipeError):  # it has died, which _messages notices
             wire.send(to_suite, content)
     return report
 
 
 def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...]]:
-    """The judge's reports, until it says that it is done, or ends, or time is up.
+    """The messages that the judge sends, until it is done, it ends, or the deadline passes.
 
-    With a nonce they come from a process that the program shares, and the first that does not begin with it ends them.
+    With a nonce they come from a process that also runs the program: the first message that does not start with the
+    nonce is forged and ends them.
     """
     poll, data = select.poll(), b""
     poll.register(fd, select.POLLIN)
@@ -103,6 +109,7 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...
 
 
 def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:
+    """The verdict from the messages. expected: how many tests must report."""
     tests = [(passed, reason) for kind, *rest in messages if kind == "test" for passed, reason in [rest]]
     counts = [rest[0] for kind, *rest in messages if kind == "count"]
     last = messages[-1] if messages else ("",)

@@ -1,4 +1,4 @@
-"""Which kinds of confinement this machine offers, found out by trying each of them once."""
+"""Rungs: the kinds of confinement, strongest first. Each is tried once to see whether this machine offers it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _PROBE_SECONDS = 30
 
 @dataclass(frozen=True)
 class Rung:
-    """reason: one line that says why the rung is not available, or what it consists of."""
+    """A kind of confinement.
+
+    name: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not available.
+    """
 
     name: str
     available: bool
@@ -32,12 +35,12 @@ class Rung:
 @functools.cache
 def available_rungs() -> tuple[Rung, ...]:
     """All rungs, strongest first."""
-    compileall.compile_dir(launch.INSIDE, quiet=2)  # confined processes cannot write what they compile
-    return tuple(_try(name) for name in RUNGS)
+    compileall.compile_dir(launch.INSIDE, quiet=2)  # confined processes cannot write .pyc files
+    return tuple(_probe(name) for name in RUNGS)
 
 
-def rung(unsafe: bool = False) -> str:
-    """The strongest rung there is. Raises UserError when only resource limits are left and unsafe does not allow it."""
+def strongest_rung(unsafe: bool = False) -> str:
+    """Name of the strongest available rung. Raises UserError if there is none but `limits` and `unsafe` is False."""
     for found in available_rungs():
         if found.available and (unsafe or found.name in _SAFE):
             return found.name
@@ -48,19 +51,20 @@ def rung(unsafe: bool = False) -> str:
     )
 
 
-def require(name: str, unsafe: bool) -> str:
-    """The rung of that name. Raises UserError when it is not available here, or not allowed."""
+def require_rung(name: str, unsafe: bool) -> str:
+    """The name, if that rung can be used. Raises UserError if it is unknown, not available or not allowed."""
     found = {r.name: r for r in available_rungs()}.get(name)
     if found is None:
         raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
     if not found.available:
         raise UserError(f"sandbox rung {name!r} is not available on this machine: {found.reason}")
     if name not in _SAFE and not unsafe:
-        raise UserError(f"sandbox rung {name!r} does not confine a program; pass unsafe=True to use it all the same")
+        raise UserError(f"sandbox rung {name!r} does not confine a program; pass unsafe=True to use it anyway")
     return name
 
 
-def _try(name: str) -> Rung:
+def _probe(name: str) -> Rung:
+    """Start a process on the rung and see whether it succeeds."""
     if os.name != "posix":
         return Rung(name, False, "needs a POSIX system")
     if name in _SAFE and sys.platform != "linux":
@@ -78,12 +82,12 @@ def _try(name: str) -> Rung:
         finally:
             launch.stop(process)
     if process.returncode == 0:
-        return Rung(name, True, f"{launch.features()}; {_HOLDS[name]}")
+        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name]}")
     lines = errors.decode(errors="replace").strip().splitlines()
     return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
 
 
-_HOLDS = {
+_CONFINES = {
     launch.BUBBLEWRAP: "own processes, network and read-only files",
     launch.NAMESPACES: "own processes, network and read-only files",
     launch.LIMITS: "only resources are limited, so only with unsafe=True",

@@ -1,4 +1,4 @@
-"""Questions to a child process that hangs, dies, swells or is interrupted; reward functions in such a process."""
+"""A child process that hangs, dies, exceeds its memory or is interrupted; reward functions in a child process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import reward_samples
 from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
-from lfpo.rewards.child import Child, Unanswered, resident
-from lfpo.rewards.scoring import OverTime, time_limit
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
+from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source
 
-# Answers each question as it says.
-ODD = """
+# Does what each request says.
+SCRIPT = """
 import itertools, json, os, signal, sys, time
 kept = []
 for line in sys.stdin:
@@ -35,12 +35,12 @@ for line in sys.stdin:
 """
 
 
-def odd(seconds: float = 30.0, memory: int = 0) -> Child:
-    return Child([sys.executable, "-I", "-c", ODD], seconds, memory)
+def start_script(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
+    return ChildProcess([sys.executable, "-I", "-c", SCRIPT], seconds, memory)
 
 
 @pytest.mark.parametrize(
-    ("question", "why"),
+    ("message", "reason"),
     [
         (("c", 0), "more than 0.5 s"),
         (("sleep", 100), "more than 0.5 s"),
@@ -49,22 +49,22 @@ def odd(seconds: float = 30.0, memory: int = 0) -> Child:
         (("exit", 3), "exit code 3"),
     ],
 )
-def test_no_answer_costs_the_child_and_the_next_question_gets_another(question: tuple[str, int], why: str):
-    child = odd()
+def test_a_child_without_an_answer_is_killed_and_replaced(message: tuple[str, int], reason: str):
+    child = start_script()
     assert child.ask(("say", 1)) == 1
     first, child.seconds = child.process, 0.5
-    with pytest.raises(Unanswered, match=why):
-        child.ask(question)
+    with pytest.raises(ChildFailed, match=reason):
+        child.ask(message)
     assert first is not None and first.poll() is not None and child.process is None
     child.seconds = 30.0
     assert child.ask(("say", [2])) == [2]
     child.stop()
 
 
-def test_a_late_answer_is_not_taken_for_that_to_the_next_question():
-    child = odd()
+def test_a_late_answer_is_not_read_as_the_answer_to_the_next_request():
+    child = start_script()
     child.ask(("say", 0))
-    with pytest.raises(OverTime), time_limit(0.2):
+    with pytest.raises(RewardTimeout), time_limit(0.2):
         child.ask(("sleep", 0.5))
     assert child.process is None
     time.sleep(0.5)
@@ -72,18 +72,18 @@ def test_a_late_answer_is_not_taken_for_that_to_the_next_question():
     child.stop()
 
 
-def test_questions_and_answers_larger_than_a_pipe():
-    child = odd()
+def test_requests_and_answers_larger_than_a_pipe():
+    child = start_script()
     assert child.ask(("say", "x" * 1_000_000)) == "x" * 1_000_000
     assert child.ask(("long", 3_000_000)) == "y" * 3_000_000
     child.seconds = 0.5
-    with pytest.raises(Unanswered, match=r"more than 0\.5 s"):  # and does not wait for it to read all this
-        Child([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
+    with pytest.raises(ChildFailed, match=r"more than 0\.5 s"):  # although the child never reads the request
+        ChildProcess([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
     child.stop()
 
 
-def test_a_child_that_ended_between_two_questions_is_replaced():
-    child = odd()
+def test_a_child_that_ended_between_two_requests_is_replaced():
+    child = start_script()
     child.ask(("say", 1))
     assert child.process is not None
     os.kill(child.process.pid, signal.SIGKILL)
@@ -92,15 +92,15 @@ def test_a_child_that_ended_between_two_questions_is_replaced():
     child.stop()
 
 
-@pytest.mark.skipif(not resident(os.getpid()), reason="memory is read from /proc")
-def test_memory_is_bounded_and_what_leaks_slowly_costs_no_answer():
-    child = odd(memory=200 << 20)
+@pytest.mark.skipif(not resident_bytes(os.getpid()), reason="memory is read from /proc")
+def test_memory_is_limited_and_a_slow_leak_loses_no_answer():
+    child = start_script(memory=200 << 20)
     pids = []
     for _ in range(6):
         assert child.ask(("hold", 30 << 20)) == 30 << 20
         pids.append(child.process.pid if child.process else 0)
     assert 0 in pids and len(set(pids)) >= 3  # replaced after the answer, more than once
-    with pytest.raises(Unanswered, match=r"GiB of memory, more than 0.20 GiB"):
+    with pytest.raises(ChildFailed, match=r"GiB of memory, more than 0.20 GiB"):
         child.ask(("hold", 1 << 30))
     assert child.ask(("say", 1)) == 1
     child.stop()
@@ -119,7 +119,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "import itertools, os\n"
         "from lfpo.base.errors import UserError\n"
         "def length(prompts, completions, want):\n"
-        "    print('printed, not answered')\n"
+        "    print('printed, not an answer')\n"
         "    return [None if w is None else float(len(t) + w) for t, w in zip(completions, want)]\n"
         "def endless(completions, **columns):\n"
         "    return [sum(itertools.repeat(0)) if 'c' in completions else 1.0 for t in completions]\n"
@@ -134,7 +134,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_rewards"
 
 
-def test_a_function_in_a_child_gives_what_it_gives_here(module: str):
+def test_a_function_in_a_child_returns_the_same_rewards(module: str):
     function = in_child(f"{module}.length")
     found = scored(function, ["a", "bcd", ""], want=[1, None, 0.5])
     assert found.parts == {"length": [2.0, None, 0.5]} and not found.failed
@@ -142,18 +142,18 @@ def test_a_function_in_a_child_gives_what_it_gives_here(module: str):
     assert scored(in_child(reward_samples.even_tokens), ["a", "bcd"]).parts == here.parts
 
 
-def test_a_call_into_c_that_never_returns_costs_its_batch(module: str):
+def test_a_c_call_that_never_returns_fails_its_batch_only(module: str):
     function = in_child(f"{module}:endless", seconds=60.0)
-    assert scored(function, ["a"]).total.tolist() == [1.0]
+    assert scored(function, ["a"]).reward_b.tolist() == [1.0]
     found = scored(function, ["c"], timeout=0.5)  # by the signal
     assert found.failed == {"endless": "it ran for more than 0.5 s"} and found.parts == {"endless": [None]}
     function.child.seconds = 0.5  # type: ignore[attr-defined]
-    assert "it ran for more than 0.5 s" in scored(function, ["c"]).failed["endless"]  # by the child's own bound
+    assert "it ran for more than 0.5 s" in scored(function, ["c"]).failed["endless"]  # by the child's own time limit
     function.child.seconds = 60.0  # type: ignore[attr-defined]
-    assert scored(function, ["b", "b"]).total.tolist() == [1.0, 1.0]
+    assert scored(function, ["b", "b"]).reward_b.tolist() == [1.0, 1.0]
 
 
-def test_what_a_function_in_a_child_raises_and_returns_wrongly_is_told_as_ever(module: str):
+def test_errors_of_a_function_in_a_child_are_reported_as_without_one(module: str):
     assert scored(in_child(f"{module}.raises"), ["a"]).failed == {
         "raises": "ConnectionError: no judge (own_rewards.py:9)"
     }
@@ -163,14 +163,14 @@ def test_what_a_function_in_a_child_raises_and_returns_wrongly_is_told_as_ever(m
         scored(in_child(f"{module}.text"), ["a"])
 
 
-def test_a_function_that_no_child_could_import_is_one_error():
+def test_a_function_that_a_child_cannot_import_is_a_user_error():
     with pytest.raises(UserError, match=r"'<lambda>'.*at the top of a module"):
         in_child(lambda completions: [0.0])
     with pytest.raises(UserError, match="no 'nothing'"):
         in_child("reward_samples:nothing")
 
 
-def test_reward_memory_puts_functions_into_children(module: str):
+def test_reward_memory_runs_functions_in_children(module: str):
     args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.length"], reward_memory=2.0)
     (function,) = make_source(args, None, None, None).reward_functions
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]

@@ -1,0 +1,137 @@
+"""A child process that answers requests, one JSON line each, and is killed when it exceeds its time or memory limit.
+
+For code that cannot be interrupted or limited within this process: computer algebra on model-written text, graders
+that evaluate it, reward functions that leak memory. The child starts at the first request and restarts after a kill.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.05  # between two checks of the child's memory
+
+
+class ChildFailed(Exception):
+    """The child gave no answer: it exceeded its time or memory limit, or it ended. It has been killed."""
+
+
+class ChildProcess:
+    """Runs `command`, which reads requests from standard input and writes one JSON line to standard output for each.
+
+    seconds: time limit for one answer (0: none). memory: limit on the child's resident memory in bytes (Linux only; 0:
+    none). A child that holds more than half of the limit after an answer is replaced, so a slow leak loses no answer.
+    env: the child's environment (None: this process's). quiet: whether to discard its standard error.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        seconds: float,
+        memory: int = 0,
+        env: dict[str, str] | None = None,
+        quiet: bool = True,
+    ):
+        self.command, self.seconds, self.memory, self.env = command, seconds, memory, env
+        self.stderr = subprocess.DEVNULL if quiet else None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+        atexit.register(self.stop)
+
+    def ask(self, request: Any, attachment: bytes = b"") -> Any:
+        """Send a JSON value, followed by the bytes of `attachment`, and return the answer. Raises ChildFailed."""
+        with self.lock:
+            answered = False
+            try:
+                line = self._exchange(json.dumps(request).encode() + b"\n" + attachment)
+                answered = True
+            finally:
+                # Also after a signal handler raised: a late answer must not be read as the answer to the next request.
+                if not answered:
+                    self.stop()
+            if self.memory and self.process is not None and resident_bytes(self.process.pid) > self.memory / 2:
+                self.stop()
+        return json.loads(line)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The running child. Starts a new one if there is none or the last one has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()
+        if self.process is None:
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=self.stderr, env=self.env)
+            assert self.process.stdin is not None and self.process.stdout is not None
+            # Non-blocking, so that a child that neither reads nor writes cannot block this process.
+            os.set_blocking(self.process.stdin.fileno(), False)
+            os.set_blocking(self.process.stdout.fileno(), False)
+        return self.process
+
+    def _exchange(self, request: bytes) -> bytes:
+        process = self.start()
+        assert process.stdin is not None and process.stdout is not None
+        source, sink = process.stdin.fileno(), process.stdout.fileno()
+        unsent, answer = memoryview(request), bytearray()
+        deadline = time.monotonic() + (self.seconds or float("inf"))
+        with selectors.DefaultSelector() as ready:
+            ready.register(source, selectors.EVENT_WRITE)
+            ready.register(sink, selectors.EVENT_READ)
+            while not answer.endswith(b"\n"):
+                wait = min(POLL_SECONDS if self.memory else 60.0, self._remaining(process.pid, deadline))
+                for key, _ in ready.select(wait):
+                    if key.fd == sink:
+                        if not (read := os.read(sink, 1 << 16)):
+                            raise ChildFailed(_exit_reason(process))
+                        answer += read
+                    elif unsent:
+                        with contextlib.suppress(BrokenPipeError):  # the read above reports that the child ended
+                            unsent = unsent[os.write(source, unsent[: 1 << 16]) :]
+                            continue
+                        ready.unregister(source)
+                    else:
+                        ready.unregister(source)
+        return bytes(answer)
+
+    def _remaining(self, pid: int, deadline: float) -> float:
+        """Seconds left for the answer. Raises ChildFailed when the time or memory limit is exceeded."""
+        if (remaining := deadline - time.monotonic()) <= 0:
+            raise ChildFailed(f"it ran for more than {self.seconds:g} s")
+        if self.memory and (held := resident_bytes(pid)) > self.memory:
+            raise ChildFailed(f"it took {_gib(held)} of memory, more than {_gib(self.memory)}")
+        return remaining
+
+    def stop(self) -> None:
+        """Kill the child, if there is one."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes, read from /proc; 0 if the process has ended or there is no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _exit_reason(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
