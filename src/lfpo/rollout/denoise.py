@@ -150,9 +150,19 @@ def _step(
     in_block = (column // sampler.block_length == active.block[:, None]) & alive[:, None]
     eligible = in_block & (active.tokens == model.mask_id)
     token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, eligible)
-    positions, at_step = rule.reveal(
-        Step(eligible, token, confidence, entropy, score, active.block_step, counts, active.seed, active.nfe, sampler)
+    step = Step(
+        eligible=eligible,
+        token=token,
+        confidence=confidence,
+        entropy=entropy,
+        score=score,
+        block_step=active.block_step,
+        counts=counts,
+        seed=active.seed,
+        nfe=active.nfe,
+        sampler=sampler,
     )
+    positions, at_step = rule.reveal(step)
     reveal, scheduled = positions & eligible, at_step is not None
     at_step = active.block_step if at_step is None else at_step
     if sampler.stops_at_confidence:
