@@ -182,15 +182,9 @@ def _step(
     active.block_step += alive
 
     complete = alive & ((eligible & ~reveal).sum(-1) == 0)
-    stopped = _stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
-    if scheduled and not sampler.stops_at_confidence:
-        # The schedule's remaining steps reveal nothing, but they count. (With the confidence stop the next block starts
-        # at once.)
-        active.clock += torch.where(complete & ~stopped, len(counts) - active.block_step, 0)
-    active.block += complete
-    active.block_step = torch.where(complete, 0, active.block_step)
-    active.age = torch.where(complete, -1, active.age)
-    active.done |= stopped | (active.block * sampler.block_length >= sampler.gen_length)
+    # With the confidence stop the next block starts at once; otherwise the schedule's remaining steps are spent first.
+    remaining = len(counts) - active.block_step if scheduled and not sampler.stops_at_confidence else 0
+    _next_block(model, active, complete, remaining, sampler)
 
 
 def _draw_at(
@@ -218,6 +212,26 @@ def _draw_at(
         whole[row_T, column_T] = value
         found.append(whole)
     return found
+
+
+def _next_block(
+    model: MaskedDiffusionLM,
+    active: ActiveRows,
+    complete: torch.Tensor,
+    remaining: torch.Tensor | int,
+    sampler: SamplerConfig,
+) -> None:
+    """Move rows whose block is complete to the next block, and mark finished rows.
+
+    complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64 or one number.
+    """
+    assert sampler.gen_length and sampler.block_length
+    stopped = _stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
+    active.clock += torch.where(complete & ~stopped, remaining, 0)
+    active.block += complete
+    active.block_step = torch.where(complete, 0, active.block_step)
+    active.age = torch.where(complete, -1, active.age)
+    active.done |= stopped | (active.block * sampler.block_length >= sampler.gen_length)
 
 
 def _stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:
