@@ -1,6 +1,6 @@
-"""Published sampling procedures, transcribed plainly: whole rows, every step, no shortcuts.
+"""Published sampling procedures, written out plainly: whole rows, every step, no shortcuts.
 
-One row at a time, because the procedures have no notion of padding. Confidences are computed in float64, as in the
+One row at a time, because the procedures do not handle padding. Confidences are computed in float64, as in the
 engine, so that ties are broken alike; the mask token is never drawn.
 """
 
@@ -103,9 +103,9 @@ def cached_generate(
 ) -> tuple[list[int], list[int], list[float]]:
     """The cached samplers, greedy and one token a step, without a cache: tokens, reveal steps, confidences.
 
-    A forward runs two copies of the row at once, the old state and after it the window as it is now. The old one sees
-    itself only; the window sees itself and, of the old one, the tokens outside the window. So those are exactly what
-    they were, in every layer, and the window is what a cache of them would make of it.
+    A forward runs two copies of the row at once: the state when the cache was filled, and after it the window as it is
+    now. The old state attends to itself only, so its keys and values are those of the cache, in every layer. The window
+    attends to itself and to the old state's tokens outside the window.
     """
     start, length = len(prompt), len(prompt) + gen_length
     x = torch.tensor([prompt + [model.mask_id] * gen_length])

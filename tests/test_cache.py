@@ -1,4 +1,4 @@
-"""The cached samplers: exact where they should be, and elsewhere exactly what a cache makes of a row."""
+"""The cached samplers: equal to no cache where that is exact, else to a reference that computes what a cache holds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model(checkpoint: Path) -> MaskedDiffusionLM:
 
 
 def shallow(family: str) -> MaskedDiffusionLM:
-    """One layer, whose keys and values depend on their own token and place alone."""
+    """A model of one layer, where a key depends only on its own token and position."""
     config = {"llada": {**tiny.LLADA_CONFIG, "n_layers": 1}, "dream": {**tiny.DREAM_CONFIG, "num_hidden_layers": 1}}
     return init_model({**config[family], "init_std": 0.5}, seed=3, dtype=torch.float64)
 
@@ -80,7 +80,7 @@ def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: Maske
     memory = KeyValueMemory()
     whole = model.hidden(ids, mask, memory)
     torch.testing.assert_close(whole, model.hidden(ids, mask), rtol=0, atol=1e-10)
-    for start in ([1, 4, 3], [5, 5, 5], [7, 6, 4]):  # 3 columns from 7 and 6 reach past the 8 there are
+    for start in ([1, 4, 3], [5, 5, 5], [7, 6, 4]):  # from 7 and 6, three columns exceed the row's 8
         found = model.window_hidden(ids, mask, torch.tensor(start), 3, memory)
         assert found.shape == (3, 3, whole.shape[-1])
         for row, first in enumerate(start):
@@ -98,18 +98,18 @@ def test_a_filled_memory_without_padding_is_the_same(model: MaskedDiffusionLM):
 
 
 def test_a_window_takes_new_tokens_and_leaves_the_rest_as_it_was():
-    """With one layer the result is the exact one, wherever tokens changed in a window run before or now."""
+    """With one layer the result is exact: tokens changed only in this window or in earlier ones."""
     for family in ("llada", "dream"):
         model = shallow(family)
         ids, mask = left_pad([[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]], 0)
         memory = KeyValueMemory()
         model.hidden(ids, mask, memory)
         ids[:, 2:4] += 50
-        model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, memory)  # row 1 leaves column 2 behind
+        model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, memory)  # row 1's window leaves column 2 out
         ids[:, 4] += 50
         found = model.window_hidden(ids, mask, torch.tensor([4, 4]), 2, memory)
         seen = ids.clone()
-        if family == "llada":  # the shift has the token before the window run, here column 2 itself
+        if family == "llada":  # with Dream's shift the token before the window, column 2, is run too
             seen[1, 2] -= 50
         torch.testing.assert_close(found, model.hidden(seen, mask)[:, 4:6], rtol=0, atol=1e-10)
 

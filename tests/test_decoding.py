@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,16 +10,21 @@ from hypothesis import strategies as st
 
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
-from lfpo.rollout.reveal import (
-    above_threshold,
-    kept_tokens,
-    origin_steps,
-    reveal_counts,
-    top_k_per_row,
-    within_entropy,
-    within_factor,
-)
+from lfpo.rollout.draw import kept_tokens
+from lfpo.rollout.reveal import REVEAL_RULES, Step, find_rule
+from lfpo.rollout.reveal.origin import origin_steps
+from lfpo.rollout.reveal.ranking import best
+from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.sampler import SamplerConfig
+
+
+def revealed(values: torch.Tensor, eligible: torch.Tensor, **fields: Any) -> torch.Tensor:
+    """What a rule without a schedule reveals, [A, C] bool. values: both the confidences and the entropies."""
+    sampler = SamplerConfig(**fields)
+    zeros = torch.zeros(len(values), dtype=torch.long)
+    token, counts = torch.zeros_like(eligible, dtype=torch.long), zeros[:0]
+    step = Step(eligible, token, values, values, values, zeros, counts, zeros, zeros, sampler)
+    return sampler.reveal_rule.reveal(step).positions
 
 
 def test_llada_schedule_reveals_early_then_idles():
@@ -66,7 +74,7 @@ def test_schedules_reveal_the_whole_block(length: int, steps: int, schedule: str
 @pytest.mark.parametrize(("steps", "eps"), [(1, 1e-3), (4, 1e-3), (7, 0.3)])
 def test_origin_leaves_a_position_masked_with_the_schedules_probability(steps: int, eps: float):
     n = 100_000
-    step = origin_steps((torch.arange(n, dtype=torch.float64) + 0.5) / n, steps, eps)  # evenly spread, so no luck
+    step = origin_steps((torch.arange(n, dtype=torch.float64) + 0.5) / n, steps, eps)  # evenly spaced
     assert int(step.min()) >= 0
     assert int(step.max()) == steps - 1
     for i in range(steps - 1):
@@ -80,36 +88,36 @@ def test_origin_steps_stay_in_range_at_the_ends_of_the_unit_interval():
     assert origin_steps(ends, 1, 1e-3).tolist() == [0, 0]
 
 
-def test_top_k_takes_eligible_best_and_breaks_ties_to_the_left():
+def test_the_best_eligible_are_taken_and_ties_broken_to_the_left():
     score = torch.tensor([[0.9, 0.5, 0.5, 0.1], [0.2, 0.8, 0.9, 0.7]])
     eligible = torch.tensor([[False, True, True, True], [True, True, True, True]])
-    chosen = top_k_per_row(score, eligible, torch.tensor([1, 3]))
+    chosen = best(score, eligible, torch.tensor([1, 3]))
     assert chosen.tolist() == [[False, True, False, False], [False, True, True, True]]
 
 
 def test_ties_go_to_the_left_in_long_blocks_too():
-    # Sorts that are not stable keep short runs in order all the same.
+    # An unstable sort may still keep short rows in order.
     score = (torch.arange(300) % 3).double()[None]
-    found = top_k_per_row(score, torch.ones(1, 300, dtype=torch.bool), torch.tensor([7]))
+    found = best(score, torch.ones(1, 300, dtype=torch.bool), torch.tensor([7]))
     assert found.nonzero()[:, 1].tolist() == [2, 5, 8, 11, 14, 17, 20]
 
 
 def test_top_k_of_more_than_there_are_takes_all_eligible():
-    chosen = top_k_per_row(torch.tensor([[0.3, 0.2]]), torch.tensor([[True, False]]), torch.tensor([5]))
+    chosen = best(torch.tensor([[0.3, 0.2]]), torch.tensor([[True, False]]), torch.tensor([5]))
     assert chosen.tolist() == [[True, False]]
 
 
 def test_threshold_takes_all_above_and_always_the_best():
     confidence = torch.tensor([[0.95, 0.91, 0.2], [0.1, 0.3, 0.2]])
     eligible = torch.ones(2, 3, dtype=torch.bool)
-    assert above_threshold(confidence, eligible, 0.9).tolist() == [[True, True, False], [False, True, False]]
+    assert revealed(confidence, eligible, threshold=0.9).tolist() == [[True, True, False], [False, True, False]]
 
 
 def test_threshold_of_equal_confidences_takes_the_leftmost():
     confidence = torch.tensor([[0.9, 0.3, 0.3]])
-    assert above_threshold(confidence, torch.tensor([[False, True, True]]), 0.5).tolist() == [[False, True, False]]
+    assert revealed(confidence, torch.tensor([[False, True, True]]), threshold=0.5).tolist() == [[False, True, False]]
     # At the threshold is enough.
-    assert above_threshold(confidence, torch.tensor([[False, True, True]]), 0.3).tolist() == [[False, True, True]]
+    assert revealed(confidence, torch.tensor([[False, True, True]]), threshold=0.3).tolist() == [[False, True, True]]
 
 
 def chosen(mask: torch.Tensor) -> list[list[int]]:
@@ -123,37 +131,37 @@ def test_factor_takes_the_longest_run_that_is_sure_enough():
         [
             [0.9, 0.79, 0.76, 0.95],  # the last candidate, 0.76, fails 4/5 and is not taken
             [0.9, 0.75, 0.7, 0.95],  # 3/4 is just enough
-            [0.1, 0.4, 0.35, 0.2],  # nobody is: the best all the same
+            [0.1, 0.4, 0.35, 0.2],  # none is, so the best alone
             [0.65, 0.65, 0.65, 0.65],  # fails at n = 2
         ],
         dtype=torch.float64,
     )
     eligible = torch.ones(4, 4, dtype=torch.bool)
-    assert chosen(within_factor(confidence, eligible, 1.0)) == [[0, 1, 3], [0, 1, 3], [1], [0]]
+    assert chosen(revealed(confidence, eligible, factor=1.0)) == [[0, 1, 3], [0, 1, 3], [1], [0]]
     # Twice the factor: 0, 1/3, 1/2, 3/5.
-    assert chosen(within_factor(confidence, eligible, 2.0)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2], [0, 1, 2, 3]]
+    assert chosen(revealed(confidence, eligible, factor=2.0)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2], [0, 1, 2, 3]]
 
 
 def test_factor_counts_eligible_positions_only():
     confidence = torch.tensor([[0.99, 0.7, 0.98, 0.2], [0.99, 0.99, 0.99, 0.99]], dtype=torch.float64)
     eligible = torch.tensor([[False, True, False, True], [False, False, False, False]])
     # Counted among the revealed ones too, 0.7 would be third and fail.
-    assert chosen(within_factor(confidence, eligible, 1.0)) == [[1], []]
+    assert chosen(revealed(confidence, eligible, factor=1.0)) == [[1], []]
 
 
 def test_entropy_bound_adds_up_all_but_the_largest():
     entropy = torch.tensor([[0.5, 0.125, 1.0, 0.25], [3.0, 2.0, 4.0, 5.0]], dtype=torch.float64)
     eligible = torch.ones(2, 4, dtype=torch.bool)
-    assert chosen(within_entropy(entropy, eligible, 0.375)) == [[0, 1, 3], [1]]  # 1/8 + 1/4 is just within it
-    assert chosen(within_entropy(entropy, eligible, 0.374)) == [[1, 3], [1]]
-    assert chosen(within_entropy(entropy, eligible, 9.0)) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert chosen(revealed(entropy, eligible, entropy_bound=0.375)) == [[0, 1, 3], [1]]  # 1/8 + 1/4 is just within it
+    assert chosen(revealed(entropy, eligible, entropy_bound=0.374)) == [[1, 3], [1]]
+    assert chosen(revealed(entropy, eligible, entropy_bound=9.0)) == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_entropy_bound_takes_the_least_uncertain_whatever_the_bound():
     entropy = torch.tensor([[0.0, 0.5, 0.0, 0.2], [0.4, 0.4, 0.4, 0.4]], dtype=torch.float64)
     eligible = torch.tensor([[False, True, True, True], [True, True, True, True]])
-    # Row 0: after a certain token one more is free, at a bound of nothing. Row 1: ties go to the left.
-    assert chosen(within_entropy(entropy, eligible, 0.0)) == [[2, 3], [0]]
+    # Row 0: two entropies of 0 and 0.2, the largest of which is not counted. Row 1: ties go to the left.
+    assert chosen(revealed(entropy, eligible, entropy_bound=0.0)) == [[2, 3], [0]]
 
 
 @given(
@@ -161,21 +169,21 @@ def test_entropy_bound_takes_the_least_uncertain_whatever_the_bound():
     st.floats(0.05, 3.0),
     st.integers(0, 255),
 )
-def test_self_pacing_rules_take_what_their_definitions_say(values: list[float], bound: float, dropped: int):
-    """Against the definitions, tried for every n."""
+def test_factor_and_entropy_bound_follow_their_definitions(values: list[float], bound: float, dropped: int):
+    """Compared with the definitions, evaluated for every n."""
     score = torch.tensor([values], dtype=torch.float64)
     eligible = torch.tensor([[not dropped >> i & 1 for i in range(len(values))]])
     kept = [i for i in range(len(values)) if eligible[0, i]]
     sure = sorted(kept, key=lambda i: (-values[i], i))
     lead = [values[i] - (1 - bound / (n + 1)) for n, i in enumerate(sure, start=1)]
     runs = [n for n, x in enumerate(lead, start=1) if x >= 0]
-    if all(abs(x) > 1e-6 for x in lead):  # at the very bound rounding decides
-        assert chosen(within_factor(score, eligible, bound)) == [sorted(sure[: max([1, *runs])])]
+    if all(abs(x) > 1e-6 for x in lead):  # at the bound itself rounding decides
+        assert chosen(revealed(score, eligible, factor=bound)) == [sorted(sure[: max([1, *runs])])]
     calm = sorted(kept, key=lambda i: (values[i], i))
     counts = [n for n in range(1, len(calm) + 1) if sum(values[i] for i in calm[: n - 1]) <= bound]
     near = any(abs(sum(values[i] for i in calm[:n]) - bound) < 1e-9 for n in range(len(calm)))
     if not near:
-        assert chosen(within_entropy(score, eligible, bound)) == [sorted(calm[: max([1, *counts])])]
+        assert chosen(revealed(score, eligible, entropy_bound=bound)) == [sorted(calm[: max([1, *counts])])]
 
 
 def test_top_k_and_nucleus_of_a_distribution_by_hand():
@@ -187,7 +195,7 @@ def test_top_k_and_nucleus_of_a_distribution_by_hand():
     assert chosen(kept_tokens(scores, None, 0.8)) == [[1, 3, 4]]
     assert chosen(kept_tokens(scores, 2, 0.8)) == chosen(kept_tokens(scores, 2, None))
     assert chosen(kept_tokens(scores, 3, 0.4)) == [[1]]
-    assert chosen(kept_tokens(scores, 99, 1.0)) == [[0, 1, 3, 4]]  # what has no probability is out in any case
+    assert chosen(kept_tokens(scores, 99, 1.0)) == [[0, 1, 3, 4]]  # never one of probability 0
     assert chosen(kept_tokens(torch.tensor([[1.0, 2.0, 1.0]]), 2, None)) == [[0, 1, 2]]  # as probable as the second
 
 
@@ -210,7 +218,7 @@ def test_top_k_and_nucleus_of_a_distribution_by_hand():
         ({"gen_length": 8, "steps": 0}, "steps 0"),
         ({"alg": "confidence"}, "alg"),
         ({"alg": "entropy", "alg_temp": -0.5}, "alg_temp -0.5"),
-        ({"alg_temp": 0.5}, "alg_temp"),
+        ({"alg_temp": 0.5}, "alg_temp 0.5 .*only with maskgit_plus, topk_margin, entropy"),
         ({"alg": "origin", "alg_temp": 0.5}, "alg_temp"),
         ({"alg": "origin", "schedule": "llada"}, "schedule 'llada'"),
         ({"alg": "entropy", "remasking": "random"}, "remasking 'random'"),
@@ -223,6 +231,18 @@ def test_top_k_and_nucleus_of_a_distribution_by_hand():
         ({"entropy_bound": -0.1}, "entropy_bound -0.1"),
         ({"entropy_bound": 0.1, "steps": 4}, "'steps'"),
         ({"entropy_bound": 0.1, "remasking": "random"}, "remasking 'random'"),
+        ({"rule": "threshold"}, "threshold None"),
+        ({"rule": "factor"}, "factor None"),
+        ({"rule": "entropy_bound"}, "entropy_bound None"),
+        ({"rule": "threshold", "threshold": 0.9, "steps": 4}, "'threshold' has no schedule"),
+        ({"rule": "random", "threshold": 0.9}, "threshold 0.9 has no effect with the reveal rule 'random'"),
+        ({"rule": "low_confidence", "remasking": "random"}, "remasking 'random' has no effect"),
+        ({"rule": "entropy", "alg": "topk_margin"}, "alg 'topk_margin' has no effect"),
+        ({"rule": "test_decoding:revealed", "alg_temp": 0.5}, "alg_temp 0.5 has no effect"),
+        ({"rule": "thresold"}, "unknown rule 'thresold'; did you mean 'threshold'"),
+        ({"rule": "no_such_module:rule"}, "no module 'no_such_module'"),
+        ({"rule": "test_decoding:no_such_rule"}, "has no 'no_such_rule'"),
+        ({"rule": "lfpo.rollout.reveal:REVEAL_RULES"}, "expected a function or a Rule, found dict"),
         ({"top_k": 0}, "top_k 0"),
         ({"top_p": 0.0}, "top_p 0.0"),
         ({"top_p": 1.1}, "top_p 1.1"),
@@ -264,9 +284,32 @@ def test_settings_that_go_together_are_accepted():
         build(SamplerConfig, fields)
     for sampler in (SamplerConfig(factor=1.0), SamplerConfig(entropy_bound=0.1)):
         assert sampler.for_length(12).steps is None
-    # Whether there is one block only the task's length may tell.
+    # The number of blocks may depend on the task's length.
     with pytest.raises(ValueError, match="one block"):
         SamplerConfig(cache="dual").for_length(8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "low_confidence"),
+        ({"remasking": "random"}, "random"),
+        *(({"alg": alg}, alg) for alg in ("origin", "maskgit_plus", "topk_margin", "entropy")),
+        *(({key: 0.5}, key) for key in ("threshold", "factor", "entropy_bound")),
+        ({"rule": "entropy", "alg_temp": 0.1}, "entropy"),
+        ({"rule": "threshold", "threshold": 0.5}, "threshold"),
+    ],
+)
+def test_the_keys_select_the_rule(fields: dict, name: str):
+    sampler = build(SamplerConfig, fields)
+    assert sampler.rule_name == name
+    assert sampler.reveal_rule is find_rule(name)
+
+
+def test_registered_rules_are_distinct_and_read_fields_of_the_sampler():
+    rules = [find_rule(name) for name in REVEAL_RULES]
+    assert len(set(rules)) == len(REVEAL_RULES)
+    assert {key for rule in rules for key in rule.reads} <= {f.name for f in dataclasses.fields(SamplerConfig)}
 
 
 def test_other_tools_names_are_understood():

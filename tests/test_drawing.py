@@ -22,7 +22,7 @@ HALF_MASKED = torch.tensor([[0.25, 0.15, 0.1, 0.0, 0.5]], dtype=torch.float64).l
 
 
 def evenly(n: int) -> torch.Tensor:
-    """n uniform numbers without luck: one in the middle of each n-th of the unit interval."""
+    """n evenly spaced numbers in [0, 1), so that shares of draws are exact up to 1 / n."""
     return (torch.arange(n, dtype=torch.float64) + 0.5) / n
 
 
@@ -164,8 +164,8 @@ def test_drawing_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, sett
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
 def test_a_rollout_never_holds_the_logits_of_all_positions():
-    """With a real vocabulary they are what memory goes to: here half a gibibyte in float32, and five times that with
-    the tensors that drawing makes of them."""
+    """With a real vocabulary logits take most of the memory: here half a gibibyte in float32, and five times that with
+    the tensors made from them."""
     vocabulary, rows, length = 126_464, 32, 32
     config = {
         "model_type": "llada",
@@ -185,7 +185,7 @@ def test_a_rollout_never_holds_the_logits_of_all_positions():
     model = init_model(config, seed=0)
     prompts = [[i + 1] * length for i in range(rows)]
     sampler = SamplerConfig(gen_length=length, steps=1)
-    rollout(model, prompts[:1], sampler, [0])  # what is loaded at first use is no part of it
+    rollout(model, prompts[:1], sampler, [0])  # memory that the first use takes is not counted
     peak = peak_memory(lambda: rollout(model, prompts, sampler, range(rows)), model.device)
     assert peak is not None
     assert peak < 4 * rows * length * vocabulary

@@ -189,7 +189,7 @@ def test_settings_that_would_be_ignored_are_errors(changes: dict[str, Any], told
 def test_protocols_are_under_the_keys_given(tmp_path: Path):
     config = configure({"task": "gsm8k", "protocol": "paper", "sampler": {"steps": 1024}})
     assert (config.sampler.gen_length, config.sampler.steps, config.sampler.schedule) == (512, 1024, "uniform")
-    assert config.sampler.judges_confidence
+    assert config.sampler.stops_at_confidence
     (tmp_path / "mine.yaml").write_text("n_samples: 3\n")
     assert configure({"task": "gsm8k", "protocol": str(tmp_path / "mine.yaml")}).n_samples == 3
 

@@ -25,7 +25,7 @@ from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.views import Views, noised
 from lfpo.objectives.wd1 import WD1
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.reveal import kept_tokens
+from lfpo.rollout.draw import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 

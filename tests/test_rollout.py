@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.rollout.denoise import PLAN, rollout
+from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import pieces
-from lfpo.rollout.reveal import origin_steps
+from lfpo.rollout.reveal.origin import origin_steps
+from lfpo.rollout.reveal.ranking import best
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
@@ -26,8 +30,8 @@ PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
 @pytest.fixture
 def model(checkpoint: Path) -> MaskedDiffusionLM:
-    """Each family in float64: batched and single rows then agree far below any gap between two logits. Its predictions
-    are made sharper, so that rows that pace themselves differ in pace."""
+    """Each family in float64, so that batched and single rows agree far below any gap between two logits. Its
+    predictions are sharpened, so that rows need different numbers of forwards under the rules without a schedule."""
     model = load_model(checkpoint, dtype=torch.float64)
     model.backbone.lm_head.weight.data *= 4
     return model
@@ -83,7 +87,7 @@ def assert_same_rows(found: Trajectory, expected: Trajectory, rows: list[int]) -
 
 
 def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
-    """Take the token as EOS with which a row ends soonest."""
+    """Make the token that is revealed soonest at a row's first position the EOS."""
     whole = rollout(model, ROWS, replace(sampler, early_stop="none"), SEEDS)
     model.eos_id = int(whole.tokens[whole.reveal_step[:, 0].argmin(), 0])
 
@@ -112,9 +116,9 @@ def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, sett
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
     together = rollout(model, ROWS, sampler, SEEDS)
-    if sampler.paces_itself or sampler.alg == "origin" or sampler.stops_at_eos:
+    if sampler.reveal_rule.schedule is None or sampler.alg == "origin" or sampler.stops_at_eos:
         assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
-    # Two rows at a time: when one of them is done the next prompt takes its place, beside a row in mid-flight.
+    # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
     refilled = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
     assert_same_rows(refilled, together, [0, 1, 2, 3, 4])
     backwards = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=50, share_first=False)
@@ -140,7 +144,7 @@ def test_dreams_samplers_equal_the_published_procedure(dream: Path, settings: di
 
 
 def test_dreams_samplers_differ(dream: Path):
-    """Otherwise equality with the published procedure would say little."""
+    """Otherwise the test above could not tell them apart."""
     model = load_model(dream, dtype=torch.float64)
     algs: list[Any] = ["maskgit_plus", "topk_margin", "entropy"]
     found = [rollout(model, PROMPTS, SamplerConfig(gen_length=8, alg=alg), [0] * 4).reveal_step for alg in algs]
@@ -182,11 +186,11 @@ def test_rows_with_one_prompt_share_their_first_forward(
 ):
     shapes = count_forwards(model, monkeypatch)
     sampler = SamplerConfig(gen_length=4, temperature=1.0, **settings)
-    # With guidance there are two forwards a state; with the dual cache whole rows only when a block starts.
+    # Guidance runs two forwards a step; with the dual cache whole rows only when a block starts.
     each, states = (2 if sampler.cfg_scale else 1), (2 if sampler.cache == "dual" else 4)
     result = rollout(model, [[5, 6, 7]] * 8, sampler, range(8))
     assert [n for n, _ in shapes] == each * [1] + (states - 1) * each * [8]
-    assert len(set(map(tuple, result.tokens.tolist()))) > 1  # shared, and yet each row drew its own tokens
+    assert len(set(map(tuple, result.tokens.tolist()))) > 1  # each row still draws its own tokens
     shapes.clear()
     rollout(model, [[5, 6, 7]] * 4 + [[5, 6]] + [[8, 6, 7]] * 3, sampler, range(8))
     assert shapes[0][0] == 3
@@ -208,7 +212,7 @@ def test_pieces_are_consecutive_and_keep_to_the_budget(lengths: list[int], budge
     tokens = [max(lengths[piece]) * len(lengths[piece]) for piece in found]
     for piece, n in zip(found, tokens, strict=True):
         assert n <= budget or len(lengths[piece]) == 1
-    # None ends sooner than it must.
+    # No piece could hold the next row, too.
     for piece, following in itertools.pairwise(found):
         longer = lengths[piece.start : following.start + 1]
         assert max(longer) * len(longer) > budget
@@ -235,10 +239,8 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
         {"early_stop": "both", "early_stop_threshold": 0.15, "steps": 16, "schedule": "uniform"},
     ],
 )
-def test_the_way_a_gpu_is_driven_changes_nothing(
-    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict
-):
-    """There finished rows stay until someone looks, and all positions of a block are drawn, masked or not."""
+def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict):
+    """On a GPU, finished rows stay until the loop looks for them, and all positions of a block are drawn."""
     sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
@@ -359,8 +361,8 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     settings: dict[str, Any] = {"gen_length": 4, "block_length": 2, "steps": 8, "schedule": "uniform"}
     sampler = SamplerConfig(**settings, early_stop="confidence", early_stop_threshold=0.9)
     result = rollout(model, [[1, 2]], sampler, [0])
-    # Block 1 clears the bar in the state first met at step 0. Block 2 does not at step 1; its scheduled reveal is the
-    # second of its four steps (step 2), which takes the sure token; the unsure one never clears and waits for the last.
+    # Block 1 is confident at step 0. Block 2 is not at step 1; its first scheduled reveal is at the second of its four
+    # steps (step 2) and takes the confident token. The other stays below the threshold and is revealed as scheduled.
     assert result.reveal_step.tolist() == [[0, 0, 2, 4]]
     assert result.scheduled_steps.tolist() == [5]
     assert result.nfe.tolist() == [3]
@@ -388,6 +390,83 @@ def test_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
         result = rollout(model, [[1, 2]], SamplerConfig(gen_length=3, entropy_bound=bound), [0])
         assert result.reveal_step.tolist() == [expected]
         assert result.scheduled_steps.tolist() == result.nfe.tolist() == [max(expected) + 1]
+
+
+def blocks_of_code(section: str) -> list[str]:
+    """The Python code in a section of CONTRIBUTING.md."""
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    body = re.split(r"^## ", text.split(f"\n## {section}\n")[1], flags=re.MULTILINE)[0]
+    return re.findall(r"^```python\n(.*?)^```", body, re.DOTALL | re.MULTILINE)
+
+
+def test_the_rule_in_contributing_works_from_outside_the_package(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "left_to_right.py").write_text(blocks_of_code("Add a reveal rule")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = Scripted(load_model(llada), [5, 6, 7, 8, 9, 10], [0.3, 0.9, 0.5, 0.6, 0.7, 0.8])
+    sampler = SamplerConfig(gen_length=6, block_length=3, steps=4, rule="left_to_right:left_to_right")
+    result = rollout(model, [[1, 2]], sampler, [0])
+    # Two steps for each block of three: the schedule reveals 2 and 1.
+    assert result.tokens.tolist() == [[5, 6, 7, 8, 9, 10]]
+    assert result.reveal_step.tolist() == [[0, 0, 1, 2, 2, 3]]
+    assert (result.nfe.tolist(), result.scheduled_steps.tolist()) == ([4], [4])
+    idle = rollout(model, [[1, 2]], replace(sampler, steps=10, schedule="uniform"), [0])
+    assert idle.reveal_step.tolist() == [[1, 3, 4, 6, 8, 9]]
+    assert (idle.nfe.tolist(), idle.scheduled_steps.tolist()) == ([6], [10])
+
+
+def check_quota(sampler: Any) -> None:
+    if sampler.threshold is None:
+        raise ValueError("quota needs a threshold")
+
+
+def reveal_quota(step: Step) -> Reveal:
+    """Everything above the threshold, and at least as much as the schedule says; the next block starts at once."""
+    quota = step.counts[step.block_step]
+    return Reveal(best(step.score, step.eligible, quota) | (step.score > step.sampler.threshold))
+
+
+def score_quota(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
+    return p_TV.gather(1, token_T[:, None]).squeeze(1)
+
+
+QUOTA = Rule(reveal_quota, check_quota, reads=("threshold",), score=score_quota)
+
+
+def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
+    """As block-diffusion models decode: a threshold with a quota, on confidences after temperature."""
+    model = Scripted(load_model(llada), [5, 6, 7, 8, 9, 10], [0.6, 0.95, 0.9, 0.5, 0.4, 0.3])
+    settings: dict[str, Any] = {"gen_length": 6, "block_length": 3, "steps": 6, "rule": "test_rollout:QUOTA"}
+    result = rollout(model, [[1, 2]], SamplerConfig(**settings, threshold=0.8), [0])
+    assert result.reveal_step.tolist() == [[1, 0, 0, 2, 3, 4]]
+    assert (result.nfe.tolist(), result.scheduled_steps.tolist()) == ([5], [5])
+    # At temperature 0.2 all positions are nearly certain.
+    sure = SamplerConfig(**settings, threshold=0.9, temperature=0.2)
+    assert rollout(model, [[1, 2]], sure, [0]).reveal_step.tolist() == [[0, 0, 0, 1, 1, 1]]
+    with pytest.raises(UserError, match="sampler: quota needs a threshold"):
+        build(SamplerConfig, settings, "sampler")
+
+
+def reveal_all(step: Step) -> Reveal:
+    return Reveal(torch.ones_like(step.eligible))
+
+
+def test_only_eligible_positions_are_revealed(llada: Path):
+    model = Scripted(load_model(llada), [5, 6, 7, 8], [0.6, 0.95, 0.9, 0.5])
+    sampler = SamplerConfig(gen_length=4, block_length=2, rule="test_rollout:reveal_all")
+    result = rollout(model, [[1, 2]], sampler, [0])
+    assert result.tokens.tolist() == [[5, 6, 7, 8]]
+    assert result.reveal_step.tolist() == [[0, 0, 1, 1]]
+
+
+def reveal_never(step: Step) -> Reveal:
+    return Reveal(torch.zeros_like(step.eligible))
+
+
+def test_a_rule_that_reveals_nothing_is_an_error(llada: Path):
+    with pytest.raises(UserError, match="'test_rollout:reveal_never': no row was finished in 5 forwards"):
+        rollout(load_model(llada), PROMPTS, SamplerConfig(gen_length=4, rule="test_rollout:reveal_never"), [0] * 4)
 
 
 @pytest.mark.parametrize("settings", [{"alg": "maskgit_plus", "alg_temp": 0.25}, {"remasking": "random"}])

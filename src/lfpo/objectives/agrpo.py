@@ -82,7 +82,7 @@ class AGRPO:
         )
 
     def step_probabilities(self, trajectory: Trajectory, row: int, distinct: torch.Tensor) -> torch.Tensor:
-        """Chance of drawing each of a row's L distinct steps, [L]."""
+        """Chance of drawing each of a row's N distinct steps, [N]."""
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform

@@ -11,7 +11,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.views import Views
-from lfpo.rollout.reveal import kept_tokens
+from lfpo.rollout.draw import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
 
 

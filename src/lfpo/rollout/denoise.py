@@ -1,8 +1,9 @@
 """The denoising loop: prompts in, trajectories out. Exact, unless the sampler's settings ask for a cache.
 
-Each row has its own clock. A model does not see the time, so steps that reveal nothing need no forward: a row jumps to
-its next step that does. Logits are computed only for each row's active block. Finished rows leave and waiting prompts
-take their places. Noise is a pure function of a row's seed, so a row's result does not depend on its batch mates.
+Each row has its own clock. The model does not see the time, so a step that reveals nothing needs no forward: a row
+jumps to its next step that reveals something. Logits are computed only for each row's active block. Finished rows
+leave, and waiting prompts take their places. Noise is a pure function of a row's seed, so a row's result does not
+depend on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -14,23 +15,16 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
-from lfpo.rollout.draw import Drawn, draw
-from lfpo.rollout.forward import Reader
-from lfpo.rollout.lanes import Lanes, finished_trajectory, join, new_lanes
-from lfpo.rollout.reveal import (
-    above_threshold,
-    origin_steps,
-    reveal_counts,
-    top_k_per_row,
-    within_entropy,
-    within_factor,
-)
+from lfpo.rollout.draw import draw
+from lfpo.rollout.forward import BlockForward
+from lfpo.rollout.reveal.rule import TOKENS, Rule, Step
+from lfpo.rollout.reveal.schedule import reveal_counts
+from lfpo.rollout.rows import ActiveRows, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
-# Purposes of a row's random numbers.
-TOKENS, ORDER, PLAN = range(3)
-# How often finished rows are looked for: on a GPU, looking means waiting for it.
+DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
+# Steps between two looks for finished rows, by device: on a GPU, looking waits for all queued work.
 LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
 Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -50,52 +44,67 @@ def rollout(
     share_first: bool = True,
     compiled: bool = False,
 ) -> Trajectory:
-    """Denoise one completion for each prompt (token ids), seeds[i] deciding row i's noise.
+    """Denoise one completion for each of B prompts.
 
-    rollout_tokens: rows x length run at once; bounds memory and never changes a result beyond rounding.
-    observer: called before each forward with (row indices [b], their states [b, C], their clocks [b]).
-    finished: called with rows as soon as they are complete: their indices, ascending, and their trajectory.
-    compiled: run forwards through torch.compile, padded to few shapes; worth it on a GPU and in long runs.
-    share_first: rows with the same prompt share their first forward; False is for measuring what that saves.
-    Raises UserError for an empty prompt, one holding the mask token, or one longer than the context allows.
+    prompts: B lists of token ids, of any lengths.
+    seeds: B integers; row i's noise is a function of seeds[i].
+    rollout_tokens: rows x length run at once. It bounds memory and never changes a result beyond rounding.
+    observer: called before each forward with the unfinished rows' indices [b] int64 (on the CPU), their completions so
+        far [b, C] int64 and their clocks [b] int64.
+    finished: called with rows as they are finished: their indices, ascending, and their trajectory.
+    share_first: rows with the same prompt share their first forward. False is for measuring what that saves.
+    compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
+
+    Returns a trajectory of B rows in the order of the prompts, on the model's device: prompt_ids and prompt_mask
+    [B, P] int64; tokens and reveal_step [B, C] int64; confidence and entropy [B, C] float32; scheduled_steps, nfe and
+    queries [B] int64. P is the longest prompt's length, C = sampler.gen_length (DEFAULT_LENGTH if None).
+    Raises UserError for prompts that check_prompts refuses, and for a reveal rule that reveals nothing.
     """
-    sampler = sampler.for_length(128)
+    sampler = sampler.for_length(DEFAULT_LENGTH)
     assert sampler.gen_length is not None
     check_prompts(prompts, model, sampler.gen_length)
-    # Longest first: memory is highest at the start, and rows of like length run together.
+    # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    every = new_lanes(prompts, seeds, sampler, model)
-    if sampler.alg == "origin":
-        noise = uniform(every.seed[:, None], PLAN, torch.arange(sampler.gen_length, device=model.device))
-        every.plan = origin_steps(noise, _steps_per_block(sampler), sampler.eps)
-    counts = reveal_schedule(sampler).to(model.device)
-    reader = Reader(model, sampler, prompts, share_first, compiled)
-    rows: list[int] = []
-    lanes, done, step = every.select([]), [], 0
+    every = unstarted(prompts, seeds, sampler, model)
+    rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
+    forward = BlockForward(model, sampler, prompts, share_first, compiled)
+    row_ids: list[int] = []  # active.row, known without asking the device
+    active, done = every.select([]), []
+    look_every = LOOK_EVERY.get(model.device.type, 1)
+    step = last_finish = 0
     was_training = model.training
     model.eval()
-    while waiting or rows:
-        room = max(1, rollout_tokens // (len(prompts[(rows or waiting)[0]]) + sampler.gen_length)) - len(rows)
+    while waiting or row_ids:
+        room = max(1, rollout_tokens // (len(prompts[(row_ids or waiting)[0]]) + sampler.gen_length)) - len(row_ids)
         if waiting and room > 0:
-            rows, waiting, entering = rows + waiting[:room], waiting[room:], waiting[:room]
-            lanes = join([lanes, every.select(entering)])
+            row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
+            active = join([active, every.select(entering)])
         if observer is not None:
-            live = ~lanes.done
-            observer(lanes.row[live].cpu(), lanes.tokens[live].clone(), lanes.clock[live].clone())
-        _step(model, lanes, reader.hidden(lanes, rows), sampler, counts)
+            live = ~active.done
+            observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
+        _step(model, active, forward.hidden(active, row_ids), sampler, rule, counts)
         step += 1
-        if step % LOOK_EVERY.get(model.device.type, 1) == 0 and any(ended := lanes.done.tolist()):
+        if step % look_every == 0 and any(ended := active.done.tolist()):
             stay = [i for i, over in enumerate(ended) if not over]
-            done.append(lanes.select([i for i, over in enumerate(ended) if over]))
+            done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
                 finished(sorted(done[-1].row.tolist()), finished_trajectory(done[-1], sampler, model))
-            lanes, rows = lanes.select(stay), [rows[i] for i in stay]
-            reader.keep(stay)
+            active, row_ids = active.select(stay), [row_ids[i] for i in stay]
+            forward.keep(stay)
+            last_finish = step
+        # A row needs at most gen_length forwards, because each reveals at least one token.
+        if step - last_finish >= sampler.gen_length + look_every:
+            raise UserError(
+                f"reveal rule {sampler.rule_name!r}: no row was finished in {step - last_finish} forwards; the rule "
+                "must reveal at least one eligible position of every row that has any"
+            )
     model.train(was_training)
     return finished_trajectory(join(done), sampler, model)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
+    """Raise UserError if there are no prompts, or if one is empty, holds the mask token, or does not fit in the model's
+    context with gen_length tokens of completion."""
     if not prompts:
         raise UserError("no prompts to sample from; give at least one")
     for number, prompt in enumerate(prompts):
@@ -110,117 +119,123 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, ge
             )
 
 
-def _steps_per_block(sampler: SamplerConfig) -> int:
-    assert sampler.steps and sampler.gen_length and sampler.block_length
-    return sampler.steps * sampler.block_length // sampler.gen_length
-
-
 def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
-    """Tokens that each step of a block reveals; empty where confidences decide."""
-    if sampler.paces_itself:
+    """Positions that each step of a block reveals, [steps of a block] int64; empty if the reveal rule has no schedule.
+
+    sampler: with its lengths filled in (SamplerConfig.for_length).
+    """
+    rule = sampler.reveal_rule
+    if rule.schedule is None:
         return torch.zeros(0, dtype=torch.long)
-    assert sampler.block_length
-    schedule = sampler.schedule or ("dream" if sampler.alg else "llada")
-    return reveal_counts(sampler.block_length, _steps_per_block(sampler), schedule, sampler.eps)
+    assert sampler.steps and sampler.gen_length and sampler.block_length
+    steps = sampler.steps * sampler.block_length // sampler.gen_length
+    return reveal_counts(sampler.block_length, steps, sampler.schedule or rule.schedule, sampler.eps)
 
 
 def _step(
     model: MaskedDiffusionLM,
-    lanes: Lanes,
+    active: ActiveRows,
     hidden: list[torch.Tensor],
     sampler: SamplerConfig,
+    rule: Rule,
     counts: torch.Tensor,
 ) -> None:
-    """What follows a forward: each row reveals tokens at its own scheduled step. Rows that are done stay as they are.
+    """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change.
 
-    hidden: states [A, block_length, D] of each row's active block (two of them with guidance).
+    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance).
     """
     assert sampler.gen_length and sampler.block_length
-    alive, size = ~lanes.done, sampler.block_length
+    alive = ~active.done
     column = torch.arange(sampler.gen_length, device=alive.device)
-    in_block = (column // size == lanes.block[:, None]) & alive[:, None]
-    eligible = in_block & (lanes.tokens == model.mask_id)
-    if alive.is_cuda:  # all positions of the block, masked or not: a number known without asking the device
-        start = lanes.block.clamp(max=sampler.gen_length // size - 1) * size
-        row_T = torch.arange(len(alive), device=alive.device).repeat_interleave(size)
-        column_T = (start[:, None] + column[:size]).flatten()
+    in_block = (column // sampler.block_length == active.block[:, None]) & alive[:, None]
+    eligible = in_block & (active.tokens == model.mask_id)
+    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, eligible)
+    step = Step(
+        eligible=eligible,
+        token=token,
+        confidence=confidence,
+        entropy=entropy,
+        score=score,
+        block_step=active.block_step,
+        counts=counts,
+        seed=active.seed,
+        nfe=active.nfe,
+        sampler=sampler,
+    )
+    positions, at_step = rule.reveal(step)
+    reveal, scheduled = positions & eligible, at_step is not None
+    at_step = active.block_step if at_step is None else at_step
+    if sampler.stops_at_confidence:
+        # A new state is met first at the current step. If all of it is confident, the block is committed there.
+        confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
+        reveal = torch.where(confident[:, None], eligible, reveal)
+        at_step = torch.where(confident, active.block_step, at_step)
+
+    active.clock += torch.where(alive, at_step - active.block_step, 0)  # steps that reveal nothing
+    active.block_step = torch.where(alive, at_step, active.block_step)
+    active.tokens = torch.where(reveal, token, active.tokens)
+    active.confidence = torch.where(reveal, confidence.float(), active.confidence)
+    active.entropy = torch.where(reveal, entropy.float(), active.entropy)
+    active.reveal_step = torch.where(reveal, active.clock[:, None], active.reveal_step)
+    active.nfe += alive * (2 if sampler.cfg_scale else 1)
+    active.clock += alive
+    active.block_step += alive
+
+    complete = alive & ((eligible & ~reveal).sum(-1) == 0)
+    # With the confidence stop the next block starts at once; otherwise the schedule's remaining steps are spent first.
+    remaining = len(counts) - active.block_step if scheduled and not sampler.stops_at_confidence else 0
+    _next_block(model, active, complete, remaining, sampler)
+
+
+def _draw_at(
+    model: MaskedDiffusionLM,
+    active: ActiveRows,
+    hidden: list[torch.Tensor],
+    sampler: SamplerConfig,
+    eligible: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The fields of Drawn at the eligible positions, each [A, C], zero where nothing was drawn."""
+    assert sampler.gen_length and sampler.block_length
+    size = sampler.block_length
+    if eligible.is_cuda:  # all positions of the block, because asking the device which are eligible would wait for it
+        start = active.block.clamp(max=sampler.gen_length // size - 1) * size
+        offset = torch.arange(size, device=eligible.device)
+        row_T = torch.arange(len(eligible), device=eligible.device).repeat_interleave(size)
+        column_T = (start[:, None] + offset).flatten()
     else:
         row_T, column_T = eligible.nonzero().unbind(-1)
-    noise_T = uniform(lanes.seed[row_T], TOKENS, lanes.nfe[row_T], column_T)
+    noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
     drawn = draw(model, [h[row_T, column_T % size] for h in hidden], sampler, noise_T)
-    token, confidence, entropy, score = _spread(drawn, lanes, row_T, column_T)
-    if sampler.remasking == "random" or sampler.alg_temp:
-        noise = uniform(lanes.seed[:, None], ORDER, lanes.nfe[:, None], column)
-        # Scores over alg_temp plus Gumbel noise: the best k are k draws without replacement.
-        gumbel = -(-noise.clamp(min=1e-300).log()).log()
-        score = score / sampler.alg_temp + gumbel if sampler.alg_temp else noise
-
-    if sampler.threshold is not None:
-        reveal = above_threshold(confidence, eligible, sampler.threshold)
-    elif sampler.factor is not None:
-        reveal = within_factor(confidence, eligible, sampler.factor)
-    elif sampler.entropy_bound is not None:
-        reveal = within_entropy(entropy, eligible, sampler.entropy_bound)
-    else:
-        reveal, at_step = _scheduled(lanes, eligible, score, counts)
-        if sampler.judges_confidence:
-            # A new state is judged at the first step that meets it; then the whole block is committed there.
-            sure = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
-            reveal = torch.where(sure[:, None], eligible, reveal)
-            at_step = torch.where(sure, lanes.block_step, at_step)
-        lanes.clock += torch.where(alive, at_step - lanes.block_step, 0)
-        lanes.block_step = torch.where(alive, at_step, lanes.block_step)
-
-    lanes.tokens = torch.where(reveal, token, lanes.tokens)
-    lanes.confidence = torch.where(reveal, confidence.float(), lanes.confidence)
-    lanes.entropy = torch.where(reveal, entropy.float(), lanes.entropy)
-    lanes.reveal_step = torch.where(reveal, lanes.clock[:, None], lanes.reveal_step)
-    lanes.nfe += alive * (2 if sampler.cfg_scale else 1)
-    lanes.clock += alive
-    lanes.block_step += alive
-    _advance(model, lanes, alive & ((eligible & ~reveal).sum(-1) == 0), sampler, counts)
-
-
-def _spread(drawn: Drawn, lanes: Lanes, row_T: torch.Tensor, column_T: torch.Tensor) -> list[torch.Tensor]:
-    """The fields of `drawn` as [A, C], zero where nothing was drawn."""
     found = []
     for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
-        whole = torch.zeros(lanes.tokens.shape, dtype=value.dtype, device=value.device)
+        whole = torch.zeros(eligible.shape, dtype=value.dtype, device=value.device)
         whole[row_T, column_T] = value
         found.append(whole)
     return found
 
 
-def _scheduled(
-    lanes: Lanes, eligible: torch.Tensor, score: torch.Tensor, counts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each row's next step that reveals something reveals, and which step of the block that is; the idle ones
-    before it pass without a forward."""
-    if lanes.plan is not None:
-        due = torch.where(eligible, lanes.plan, len(counts))
-        at_step = due.amin(-1)
-        return eligible & (due == at_step[:, None]), at_step
-    pending = (counts > 0) & (torch.arange(len(counts), device=counts.device) >= lanes.block_step[:, None])
-    at_step = pending.int().argmax(-1)
-    return top_k_per_row(score, eligible, counts[at_step]), at_step
-
-
-def _advance(
-    model: MaskedDiffusionLM, lanes: Lanes, complete: torch.Tensor, sampler: SamplerConfig, counts: torch.Tensor
+def _next_block(
+    model: MaskedDiffusionLM,
+    active: ActiveRows,
+    complete: torch.Tensor,
+    remaining: torch.Tensor | int,
+    sampler: SamplerConfig,
 ) -> None:
-    """Move rows whose block is complete to the next block, and mark finished rows."""
+    """Move rows whose block is complete to the next block, and mark finished rows.
+
+    complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64 or one number.
+    """
     assert sampler.gen_length and sampler.block_length
-    stopped = torch.zeros_like(complete)
-    if sampler.stops_at_eos:
-        # Every position before the first EOS is revealed exactly when no mask stands before it.
-        ends = (lanes.tokens == model.eos_id).int().cumsum(-1) > 0
-        masks = (lanes.tokens == model.mask_id).int().cumsum(-1) > 0
-        stopped = (ends & ~masks).any(-1)
-    if not sampler.paces_itself and not sampler.judges_confidence:
-        # The schedule's remaining steps reveal nothing, but they are spent. (Under confidence stopping a complete
-        # block has nothing left to wait for, so the next one starts at once.)
-        lanes.clock += torch.where(complete & ~stopped, len(counts) - lanes.block_step, 0)
-    lanes.block += complete
-    lanes.block_step = torch.where(complete, 0, lanes.block_step)
-    lanes.age = torch.where(complete, -1, lanes.age)
-    lanes.done |= stopped | (lanes.block * sampler.block_length >= sampler.gen_length)
+    stopped = _stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
+    active.clock += torch.where(complete & ~stopped, remaining, 0)
+    active.block += complete
+    active.block_step = torch.where(complete, 0, active.block_step)
+    active.age = torch.where(complete, -1, active.age)
+    active.done |= stopped | (active.block * sampler.block_length >= sampler.gen_length)
+
+
+def _stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:
+    """Rows with an EOS that has no mask before it, so that everything up to it is revealed, [A] bool."""
+    ends = (active.tokens == model.eos_id).int().cumsum(-1) > 0
+    masks = (active.tokens == model.mask_id).int().cumsum(-1) > 0
+    return (ends & ~masks).any(-1)

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.rollout.reveal import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
 
-# Logits held at once: 128 MiB in float64, and a few tensors of that size. Pieces under 32 MiB come from glibc's heap,
-# which fragments: at 2**21 the same rollout took ten times the memory.
+# Elements of the logits held at once: 128 MiB in float64, and a few tensors of that size. Not smaller: glibc's heap
+# serves tensors under 32 MiB and fragments; at 2**21 the same rollout took ten times the memory.
 CHUNK_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn at T positions, each [T].
+    """What is drawn at T positions, on the model's device.
 
-    confidence: probability of the drawn token at temperature 1. entropy: of that distribution, in nats.
-    score: what Dream's `alg` ranks positions by; the confidence without one. All but the token are float64.
+    token [T] int64: the drawn tokens.
+    confidence [T] float64: probability of the drawn token at temperature 1.
+    entropy [T] float64: entropy in nats of the distribution at temperature 1.
+    score [T] float64: the reveal rule's score (see Rule); the confidence if the rule has none.
     """
 
     token: torch.Tensor
@@ -34,8 +35,9 @@ def draw(
 ) -> Drawn:
     """Draw a token at each of T positions; the mask token is never drawn.
 
-    hidden_TD: hidden states, with guidance followed by those without the prompt. uniform_T: float64 in [0, 1), the only
-    randomness. Memory is bounded by CHUNK_ELEMENTS: the logits of all positions never exist together.
+    hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
+    uniform_T: float64 in [0, 1), the only randomness.
+    The logits [T, V] are computed in pieces of at most CHUNK_ELEMENTS elements.
     """
     size = max(1, CHUNK_ELEMENTS // model.vocab_size)
     parts = []
@@ -51,40 +53,49 @@ def draw(
 
 
 def draw_from_logits(logits_TV: torch.Tensor, sampler: SamplerConfig, mask_id: int, uniform_T: torch.Tensor) -> Drawn:
-    """The same from logits [T, V]. Large tensors are reused where they are not needed any more."""
+    """Draw from logits [T, V] of any float dtype; see `draw`. Works in place where it can, to bound memory."""
+    rule = sampler.reveal_rule
     logp = logits_TV.log_softmax(-1, dtype=torch.float64)
     entropy = -logp.exp().mul_(logp).sum(-1)
     logp[:, mask_id] = -torch.inf
     scores = logp
     if sampler.temperature > 0:
         scores = scores / sampler.temperature
-    if (sampler.temperature > 0 or sampler.alg) and (sampler.top_k is not None or sampler.top_p is not None):
+    if (sampler.temperature > 0 or rule.score) and (sampler.top_k is not None or sampler.top_p is not None):
         scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
     token = scores.argmax(-1) if sampler.temperature == 0 else inverse_cdf(scores, uniform_T)
     confidence = logp.gather(1, token[:, None]).squeeze(1).exp()
-    score = confidence if sampler.alg in (None, "origin") else dream_score(scores, token, sampler.alg)
+    score = rule.score(scores.softmax(-1), token) if rule.score else confidence
     return Drawn(token, confidence, entropy, score)
 
 
-def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tensor:
-    """A draw from softmax(scores) at each position, by where a uniform number falls among the summed probabilities.
+def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """The tokens that top-k and nucleus sampling keep at each position, [T, V] bool.
 
-    The same distribution as the published argmax over logits plus Gumbel noise, with one random number for V.
+    scores_TV: logits over temperature, -inf for tokens that are never drawn.
+    top_k: keep the k most probable tokens, and all that are as probable as the k-th.
+    top_p: keep the most probable tokens until their probabilities sum to top_p, the one that crosses it included.
+    With both, a token must pass both.
+    """
+    keep = scores_TV > -torch.inf
+    if top_k is not None and top_k < scores_TV.shape[1]:
+        keep &= scores_TV >= scores_TV.topk(top_k, dim=-1).values[:, -1:]
+    if top_p is not None and top_p < 1:
+        ordered, index = scores_TV.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        before = probability.cumsum(-1) - probability
+        keep &= torch.zeros_like(keep).scatter_(1, index, before < top_p)
+    return keep
+
+
+def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tensor:
+    """Draw from softmax(scores_TV) at each position by inverse transform sampling, [T] int64.
+
+    The same distribution as LLaDA's argmax over logits plus Gumbel noise, with one random number instead of V.
     """
     cdf = scores_TV.softmax(-1).cumsum_(-1)
     total = cdf[:, -1:]
-    # Below the total even when rounding would reach it; so the first sum above it belongs to a token that can be drawn.
+    # Strictly below the total, whatever the rounding: the first sum above it then belongs to a token with probability.
     place = torch.minimum(uniform_T[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    # Clamped for logits that are not finite: an index past the end would take a GPU's whole process down.
+    # Clamped in case logits are not finite: an index out of range would abort the process on a GPU.
     return torch.searchsorted(cdf, place, right=True).squeeze(1).clamp(max=cdf.shape[1] - 1)
-
-
-def dream_score(scores_TV: torch.Tensor, token_T: torch.Tensor, alg: str) -> torch.Tensor:
-    """What Dream ranks positions by, from the distribution that tokens are drawn from, [T]."""
-    probability = scores_TV.softmax(-1)
-    if alg == "maskgit_plus":
-        return probability.gather(1, token_T[:, None]).squeeze(1)
-    if alg == "topk_margin":
-        first, second = probability.topk(2, dim=-1).values.unbind(-1)
-        return first - second
-    return (probability * (probability + 1e-10).log()).sum(-1)

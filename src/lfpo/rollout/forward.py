@@ -1,4 +1,4 @@
-"""The forwards of a rollout: hidden states of each row's active block, from whole rows or what a cache leaves out."""
+"""The forwards of a rollout: hidden states of each row's active block, from whole rows or with a key-value cache."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueMemory
-from lfpo.rollout.lanes import Lanes
+from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
 
-# Tokens of one piece of a forward. A CPU is as fast with few as with many; a GPU needs many to be busy.
+# Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
-LENGTH_BUCKET = 64  # compiled forwards come in multiples of this length
+LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
 
 
-class Reader:
-    """Runs the model for the rows in flight, and holds their keys and values when the sampler asks for a cache.
+class BlockForward:
+    """Runs the model for the rows in flight, and holds their keys and values if the sampler asks for a cache.
 
-    Prompts come in an order in which no newcomer is longer than the longest row in flight.
+    share_first: rows with the same prompt share their first forward.
+    compiled: run whole forwards through torch.compile, padded to few shapes.
+    Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
 
     def __init__(
@@ -42,43 +44,45 @@ class Reader:
         self.width = self.longest  # prompt columns in use: those of the longest prompt in flight
 
     def keep(self, index: list[int]) -> None:
-        """Only these of the rows in flight stay."""
+        """Drop the cache of all rows in flight but those at these places."""
         self.memory = self.memory.select(self._tensor(index))
 
-    def hidden(self, lanes: Lanes, rows: Sequence[int]) -> list[torch.Tensor]:
-        """States [A, block_length, D] of the active blocks; with guidance also those without the prompt.
+    def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
 
-        rows: lanes.row, known without asking the device. Counts `queries` and `age` of the lanes.
+        row_ids: active.row as a list, so that the device need not be asked. Updates active.queries and active.age.
         """
-        width = max(len(self.prompts[r]) for r in rows)
+        width = max(len(self.prompts[r]) for r in row_ids)
         self.memory = self.memory.trim(self.width - width) if width < self.width else self.memory
         self.width = width
         skip = self.longest - width
-        ids = torch.cat([lanes.prompt_ids[:, skip:], lanes.tokens], dim=1)
-        mask = torch.cat([lanes.prompt_mask[:, skip:], torch.ones_like(lanes.tokens)], dim=1)
-        fresh = [r not in self.started for r in rows]
-        self.started.update(rows)
+        ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
+        mask = torch.cat([active.prompt_mask[:, skip:], torch.ones_like(active.tokens)], dim=1)
+        fresh = [r not in self.started for r in row_ids]
+        self.started.update(row_ids)
         if self.sampler.cache != "none":
-            return [self._cached(lanes, rows, fresh, ids, mask)]
+            return [self._cached(active, row_ids, fresh, ids, mask)]
 
-        sole, owner = self._shared(range(len(rows)), rows, fresh)
-        states = [self._whole(lanes, rows, ids, mask, sole)[owner]]
+        run, source = self._shared(range(len(row_ids)), row_ids, fresh)
+        states = [self._whole(active, row_ids, ids, mask, run)[source]]
         if self.sampler.cfg_scale:
-            blank = torch.cat([torch.full_like(lanes.prompt_ids[:, skip:], self.model.mask_id), lanes.tokens], dim=1)
-            states.append(self._whole(lanes, rows, blank, mask, sole)[owner])
-        lanes.queries += torch.where(lanes.done, 0, mask.sum(-1)) * len(states)
+            blank = torch.cat([torch.full_like(active.prompt_ids[:, skip:], self.model.mask_id), active.tokens], dim=1)
+            states.append(self._whole(active, row_ids, blank, mask, run)[source])
+        active.queries += torch.where(active.done, 0, mask.sum(-1)) * len(states)
         return states
 
     def _whole(
-        self, lanes: Lanes, rows: Sequence[int], ids: torch.Tensor, mask: torch.Tensor, sole: list[int]
+        self, active: ActiveRows, row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor, run: list[int]
     ) -> torch.Tensor:
-        """States of the active blocks of the rows `sole`, in pieces of like length, so that short ones are not padded
-        to the longest."""
-        columns, size = self._block_columns(lanes), ids.shape[1]
-        lengths = [size - self.width + len(self.prompts[rows[i]]) for i in sole]
+        """Hidden states of the active blocks of the rows at the places `run`.
+
+        Runs pieces of rows of similar length, so that short rows are not padded to the longest.
+        """
+        columns, size = self._block_columns(active), ids.shape[1]
+        lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
         states = []
         for piece in pieces(lengths, PIECE_TOKENS.get(ids.device.type, PIECE_TOKENS["cpu"])):
-            index = self._tensor(sole[piece])
+            index = self._tensor(run[piece])
             start = size - max(lengths[piece])
             padded = min(lengths[piece]) < max(lengths[piece])
             if self.compiled:
@@ -89,54 +93,57 @@ class Reader:
         return torch.cat(states)
 
     def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The compiled forward of rows padded to one of few shapes, and the part of it that was asked for."""
+        """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
         size, length = ids.shape
-        rows, left = bucket(size) - size, -length % LENGTH_BUCKET
-        ids = F.pad(torch.cat([ids, ids[:1].expand(rows, -1)]), (left, 0), value=self.model.pad_id)
-        mask = F.pad(torch.cat([mask, mask[:1].expand(rows, -1)]), (left, 0))
+        extra, left = bucket(size) - size, -length % LENGTH_BUCKET
+        ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=self.model.pad_id)
+        mask = F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
         return self.model.hidden(ids, mask, compiled=True)[:size, left:]
 
     def _shared(
-        self, lanes: Sequence[int], rows: Sequence[int], fresh: Sequence[bool]
+        self, places: Sequence[int], row_ids: Sequence[int], fresh: Sequence[bool]
     ) -> tuple[list[int], torch.Tensor]:
-        """Which of some lanes to run, and for each of them whose result is its own: rows with the same prompt that have
-        revealed nothing yet are the same to the model."""
-        sole: list[int] = []
-        first: dict[tuple[int, ...] | int, int] = {}
-        owner = []
-        for lane in lanes:
-            same = self.prompts[rows[lane]] if self.share_first and fresh[lane] else lane
-            if same not in first:
-                first[same] = len(sole)
-                sole.append(lane)
-            owner.append(first[same])
-        return sole, self._tensor(owner)
+        """The places to run, and for each of `places` the index of its result among them.
 
-    def _block_columns(self, lanes: Lanes) -> torch.Tensor:
-        """Columns of each row's active block, [A, block_length]; of its last block where the row is done."""
-        start = self.width + lanes.block.clamp(max=self.blocks - 1) * self.block_length
+        Rows with the same prompt that have revealed nothing yet have the same input, so one of them is run.
+        """
+        run: list[int] = []
+        first: dict[tuple[int, ...] | int, int] = {}
+        source = []
+        for place in places:
+            same = self.prompts[row_ids[place]] if self.share_first and fresh[place] else place
+            if same not in first:
+                first[same] = len(run)
+                run.append(place)
+            source.append(first[same])
+        return run, self._tensor(source)
+
+    def _block_columns(self, active: ActiveRows) -> torch.Tensor:
+        """Columns of each row's active block, [A, block_length]; of its last block if the row is done."""
+        start = self.width + active.block.clamp(max=self.blocks - 1) * self.block_length
         return start[:, None] + torch.arange(self.block_length, device=start.device)
 
     def _cached(
-        self, lanes: Lanes, rows: Sequence[int], fresh: Sequence[bool], ids: torch.Tensor, mask: torch.Tensor
+        self, active: ActiveRows, row_ids: Sequence[int], fresh: Sequence[bool], ids: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Whole rows where keys and values must be renewed, else the active block (and, for "prefix", what follows)."""
+        """Hidden states of the active blocks: from whole rows where the cache is renewed, else from the active block
+        (and, for "prefix", what follows it) and the cache."""
         refresh = self.sampler.cache_refresh
-        due = lanes.age < 0
+        due = active.age < 0
         if refresh is not None:
-            due |= lanes.age + 1 >= refresh
-        renewed = due.tolist()  # the one wait for the device in a step: which rows run whole
+            due |= active.age + 1 >= refresh
+        renewed = due.tolist()  # the one wait for the device in a step
         whole = [i for i, r in enumerate(renewed) if r]
         rest = [i for i, r in enumerate(renewed) if not r]
-        columns = self._block_columns(lanes)
+        columns = self._block_columns(active)
         parts = []
         if whole:
-            run, owner = self._shared(whole, rows, fresh)
-            sole = self._tensor(run)
+            places, source = self._shared(whole, row_ids, fresh)
+            run = self._tensor(places)
             memory = KeyValueMemory()
-            hidden = self.model.hidden(ids[sole], mask[sole], memory)
-            self.memory.put(self._tensor(whole), memory.select(owner), len(rows))
-            parts.append(hidden[owner[:, None], columns[self._tensor(whole)]])
+            hidden = self.model.hidden(ids[run], mask[run], memory)
+            self.memory.put(self._tensor(whole), memory.select(source), len(row_ids))
+            parts.append(hidden[source[:, None], columns[self._tensor(whole)]])
         if rest:
             index = self._tensor(rest)
             start = columns[index, 0]
@@ -146,31 +153,31 @@ class Reader:
             memory = self.memory if not whole else self.memory.select(index)
             hidden = self.model.window_hidden(ids[index], mask[index], start, size, memory)
             if whole:
-                self.memory.put(index, memory, len(rows))
+                self.memory.put(index, memory, len(row_ids))
             parts.append(hidden[:, : self.block_length])
-        self._count(lanes, due, columns[:, 0], mask)
+        self._count(active, due, columns[:, 0], mask)
         return torch.cat(parts)[self._tensor(whole + rest).argsort()]
 
-    def _count(self, lanes: Lanes, due: torch.Tensor, start: torch.Tensor, mask: torch.Tensor) -> None:
-        """Tokens run for each row, and forwards since its last renewal."""
+    def _count(self, active: ActiveRows, due: torch.Tensor, start: torch.Tensor, mask: torch.Tensor) -> None:
+        """Update each row's tokens run, and its forwards since its cache was renewed."""
         window = self.block_length if self.sampler.cache == "dual" else mask.shape[1] - start
         window = window + int(self.model.family.shift)
-        lanes.queries += torch.where(lanes.done, 0, torch.where(due, mask.sum(-1), window))
-        lanes.age = torch.where(due, 0, lanes.age + 1)
+        active.queries += torch.where(active.done, 0, torch.where(due, mask.sum(-1), window))
+        active.age = torch.where(due, 0, active.age + 1)
 
     def _tensor(self, index: Sequence[int]) -> torch.Tensor:
-        """On the model's device, without waiting for a GPU: from pinned memory it fetches by itself."""
+        """Indices [n] int64 on the model's device. Pinned memory lets a GPU copy them without a wait."""
         on_gpu = self.model.device.type == "cuda"
         return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(self.model.device, non_blocking=on_gpu)
 
 
 def bucket(rows: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least `rows`."""
     return 1 << (rows - 1).bit_length()
 
 
 def pieces(lengths: Sequence[int], budget: int) -> list[slice]:
-    """Consecutive runs of rows whose number times longest stays within `budget` tokens (a longer row stands alone)."""
+    """Consecutive slices of rows, each with rows x longest row within `budget` tokens; a longer row stands alone."""
     found, start, longest = [], 0, 0
     for i, length in enumerate(lengths):
         if i > start and max(longest, length) * (i + 1 - start) > budget:

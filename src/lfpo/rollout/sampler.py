@@ -1,11 +1,15 @@
-"""The sampler's settings, by the field names of the samplers they come from."""
+"""The sampler's settings, under the names of the samplers they come from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative
+from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
+
+# Keys that select a reveal rule when they are given, besides `rule` and `remasking`.
+SELECTORS = ("alg", "threshold", "factor", "entropy_bound")
 
 
 @dataclass(frozen=True)
@@ -14,35 +18,40 @@ class SamplerConfig:
 
     gen_length: completion length in tokens (None: the task's own).
     block_length: semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion).
-    steps: scheduled steps in all, a multiple of the number of blocks; may exceed gen_length (None: gen_length).
+    steps: scheduled steps of the whole completion, a multiple of the number of blocks; may exceed gen_length (None:
+        gen_length).
     temperature: 0 takes the argmax; otherwise tokens are drawn from softmax(logits / temperature), in float64.
     top_k, top_p: draw only from the k most probable tokens, or from the smallest set of probability p, both taken after
-        the temperature (None: from all). At temperature 0 they only change Dream's scores.
-    cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a state.
+        the temperature (None: from all). At temperature 0 they only change the scores of Dream's `alg`.
+    cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a step.
 
-    Which positions a step reveals is said by one of these.
+    One of the next keys selects the rule that decides which positions a step reveals.
     remasking: LLaDA's: the most confident drawn tokens, or random positions.
-    alg: Dream's. "origin": every position by itself, with the probability that the schedule says. The others reveal the
-        positions that score best after temperature, top_p and top_k: "maskgit_plus" by the drawn token's probability,
-        "topk_margin" by the lead of the first token over the second, "entropy" by the least entropy.
-    alg_temp: draw those positions from softmax(score / alg_temp), without replacement; 0 takes the best.
+    alg: Dream's. "origin": each position independently, with the schedule's probability. The others reveal the
+        positions with the best score after temperature, top_p and top_k: "maskgit_plus": the drawn token's probability,
+        "topk_margin": the probability of the first token minus that of the second, "entropy": the least entropy.
+    alg_temp: draw the positions of `alg` from softmax(score / alg_temp), without replacement; 0 takes the best.
     threshold: every position whose drawn token is at least this probable, and always the most probable one
         (Fast-dLLM, arXiv 2505.22618).
     factor: the n most confident, for the largest n with (n + 1)(1 - confidence of the n-th) <= factor, at least one
         (Fast-dLLM; its code also takes a last candidate that fails).
-    entropy_bound: the n least uncertain, for the largest n whose entropies in nats, without the largest, sum to at most
-        this (EB-Sampler, arXiv 2505.24857).
-    These last three decide the number of steps themselves, so `steps` and `schedule` must be left out.
+    entropy_bound: the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at
+        most this (EB-Sampler, arXiv 2505.24857).
+    rule: a name in lfpo.rollout.reveal.REVEAL_RULES, or the dotted path of a rule of your own, my_module:my_rule (None:
+        the rule that the keys above select).
+    threshold, factor and entropy_bound decide how many positions a step reveals; leave out `steps` and `schedule`.
 
-    schedule: "llada" reveals as early as the steps allow and then idles in each block; "uniform" spreads the reveals
-        over the block's steps; "dream" takes the share (1 - eps) / steps of what its linear time from 1 to eps leaves,
-        rounded down, and the rest at the last step. None: "dream" with `alg`, else "llada".
-    early_stop: "eos" ends a row once its first EOS and everything before it is revealed; "confidence" commits a whole
-        block as soon as all its masked positions clear `early_stop_threshold`; "both" does both.
+    schedule: how many positions each step reveals. "llada": as many as `steps` require, as early as possible, then none
+        until the block's steps are spent. "uniform": spread over the block's steps. "dream": the share
+        (1 - eps) / steps of what its linear time from 1 to eps leaves, rounded down, and the rest at the last step.
+        None: "dream" with `alg`, else "llada".
+    eps: the end of Dream's linear time.
+    early_stop: "eos": a row ends once its first EOS and everything before it is revealed. "confidence": a block is
+        committed as soon as the confidence of all its masked positions reaches early_stop_threshold. "both".
 
-    cache: an approximation, off unless asked for. "prefix" keeps the keys and values of the prompt and of finished
-        blocks while a block is denoised, "dual" also those of later blocks (Fast-dLLM). They are computed when a block
-        starts and, with cache_refresh, again at every cache_refresh-th forward of it.
+    cache: an approximation, off by default. "prefix" keeps the keys and values of the prompt and of finished blocks
+        while a block is denoised, "dual" also those of later blocks (Fast-dLLM). They are computed when a block starts.
+    cache_refresh: compute them again at every cache_refresh-th forward of a block (None: only when it starts).
     """
 
     gen_length: int | None = None
@@ -59,6 +68,7 @@ class SamplerConfig:
     threshold: float | None = None
     factor: float | None = None
     entropy_bound: float | None = None
+    rule: str | None = None
     schedule: Literal["llada", "uniform", "dream"] | None = None
     early_stop: Literal["none", "eos", "confidence", "both"] = "none"
     early_stop_threshold: float = 0.9
@@ -73,7 +83,7 @@ class SamplerConfig:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        self._check_rules()
+        self._check_rule()
         if self.cache != "none" and self.cfg_scale:
             raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")
         if self.cache_refresh is not None and self.cache == "none":
@@ -82,34 +92,43 @@ class SamplerConfig:
             self._check_lengths(self.gen_length)
 
     def _check_ranges(self) -> None:
-        not_negative(self, "temperature", "cfg_scale", "alg_temp", "entropy_bound")
+        not_negative(self, "temperature", "cfg_scale")
         at_least_one(self, "top_k", "cache_refresh")
-        for name in ("threshold", "early_stop_threshold", "top_p"):
+        for name in ("early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} {value} must be above 0 and at most 1")
-        if self.factor is not None and not self.factor > 0:
-            raise ValueError(f"factor {self.factor} must be above 0")
         if not 0 < self.eps < 1:
             raise ValueError(f"eps {self.eps} must be between 0 and 1")
 
-    def _check_rules(self) -> None:
-        rules = [n for n in ("alg", "threshold", "factor", "entropy_bound") if getattr(self, n) is not None]
-        if len(rules) > 1:
-            raise ValueError(f"{' and '.join(rules)} each say which positions are revealed; give one of them")
-        if rules and self.remasking == "random":
-            raise ValueError(f"{rules[0]} says which positions are revealed; remasking 'random' does not go with it")
-        if self.paces_itself:
-            if self.steps is not None:
-                raise ValueError(f"{rules[0]} decides the number of steps itself; leave 'steps' out")
-            if self.schedule is not None:
-                raise ValueError(f"{rules[0]} decides the number of steps itself; leave 'schedule' out")
-            if self.judges_confidence:
-                raise ValueError(f"{rules[0]} and early_stop 'confidence' are two rules for the same thing; give one")
-        if self.alg == "origin" and self.schedule not in (None, "dream"):
-            raise ValueError(f"alg 'origin' follows Dream's schedule; schedule {self.schedule!r} does not go with it")
-        if self.alg_temp and self.alg in (None, "origin"):
-            raise ValueError("alg_temp needs alg 'maskgit_plus', 'topk_margin' or 'entropy'")
+    def _check_rule(self) -> None:
+        """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
+        given = [key for key in SELECTORS if getattr(self, key) is not None]
+        given += ["remasking 'random'"] if self.remasking == "random" else []
+        if self.rule is None and len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each select a reveal rule; give one of them")
+        name, rule = self.rule_name, self.reveal_rule
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default or field.name in rule.reads:
+                continue
+            # alg and remasking hold a rule's name; other keys are listed by the rules that read them.
+            readers = [r for r in REVEAL_RULES if r == value or field.name in find_rule(r).reads]
+            if readers and name not in readers:
+                raise ValueError(
+                    f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with "
+                    f"{', '.join(readers)}; leave it out"
+                )
+        if rule.schedule is None:
+            for key in ("steps", "schedule"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"the reveal rule {name!r} has no schedule; leave {key!r} out")
+            if self.stops_at_confidence:
+                raise ValueError(
+                    f"early_stop {self.early_stop!r} goes only with rules that follow a schedule, and {name!r} has none"
+                )
+        if rule.check is not None:
+            rule.check(self)
 
     def _check_lengths(self, gen_length: int) -> None:
         if gen_length < 1:
@@ -127,20 +146,31 @@ class SamplerConfig:
             )
 
     def for_length(self, default: int) -> SamplerConfig:
-        """The same settings with gen_length, block_length and (where a schedule is followed) steps filled in."""
+        """The same settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
+
+        default: gen_length if that is None. Raises ValueError if block_length or steps do not go with it.
+        """
         length = self.gen_length or default
-        steps = None if self.paces_itself else (self.steps or length)
+        steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
         return replace(self, gen_length=length, block_length=self.block_length or length, steps=steps)
 
     @property
-    def paces_itself(self) -> bool:
-        """Whether confidences, not a schedule, decide how many positions a step reveals."""
-        return any(x is not None for x in (self.threshold, self.factor, self.entropy_bound))
+    def rule_name(self) -> str:
+        """The selected reveal rule: a name in REVEAL_RULES or a dotted path."""
+        if self.rule is not None:
+            return self.rule
+        given = next((key for key in SELECTORS if getattr(self, key) is not None), None)
+        return self.alg or given or self.remasking
+
+    @property
+    def reveal_rule(self) -> Rule:
+        """The selected reveal rule. Raises UserError for a `rule` that cannot be found."""
+        return find_rule(self.rule_name)
 
     @property
     def stops_at_eos(self) -> bool:
         return self.early_stop in ("eos", "both")
 
     @property
-    def judges_confidence(self) -> bool:
+    def stops_at_confidence(self) -> bool:
         return self.early_stop in ("confidence", "both")

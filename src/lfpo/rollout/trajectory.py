@@ -1,4 +1,4 @@
-"""Trajectories: what the sampler did, without loss, as final tokens and the step each was revealed at.
+"""Trajectories: a lossless record of what the sampler did, as final tokens and the step that revealed each.
 
 The sampler commits tokens and never revises one, so the state before scheduled step t shows every completion token
 revealed earlier and masks the rest. No states are stored.
@@ -20,16 +20,18 @@ from lfpo.rollout.sampler import SamplerConfig
 
 @dataclass
 class Trajectory:
-    """B rollouts. Prompts are left-padded to P tokens, completions are C = gen_length tokens.
+    """B rollouts. Prompts are left-padded to P tokens; completions are C = gen_length tokens.
 
-    prompt_ids, prompt_mask [B, P]: prompt tokens; mask is 0 at padding.
-    tokens [B, C]: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
-    reveal_step [B, C]: scheduled step index, counted from 0 in each row, that revealed the position; -1 for never.
-    confidence [B, C]: probability of the revealed token at temperature 1 when it was revealed; 0 for never.
-    entropy [B, C]: entropy in nats of the prediction the token was drawn from, at temperature 1; 0 for never.
-    scheduled_steps [B]: steps of the schedule spent ("inference steps" in the paper), idle ones included.
-    nfe [B]: forwards really run for the row; guidance counts two a state.
-    queries [B]: tokens that went through those forwards; prompt and completion at each, fewer with a cache.
+    prompt_ids, prompt_mask [B, P] int64: prompt tokens; the mask is 0 at padding.
+    tokens [B, C] int64: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
+    reveal_step [B, C] int64: the scheduled step that revealed the position, counted from 0 in each row; -1 for never.
+    confidence [B, C] float32: probability of the token at temperature 1 when it was revealed; 0 for never.
+    entropy [B, C] float32: entropy in nats, at temperature 1, of the prediction that the token was drawn from; 0 for
+        never.
+    scheduled_steps [B] int64: scheduled steps spent ("inference steps" in the paper), also those that reveal nothing.
+    nfe [B] int64: forwards run for the row; guidance counts two a step.
+    queries [B] int64: tokens that went through those forwards: prompt and completion each time, fewer with a cache.
+    sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
     """
 
     prompt_ids: torch.Tensor
@@ -52,12 +54,12 @@ class Trajectory:
         return dataclasses.replace(self, **{name: value.to(device) for name, value in tensor_fields(self).items()})
 
     def rows(self, index: torch.Tensor) -> Trajectory:
-        """The trajectory of some rows, in the order of `index`."""
+        """The rows at index [n] int64, in that order."""
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Completion length of each row [B]: up to and including its first EOS, or C."""
+        """Completion length of each row, [B] int64: up to and including its first EOS, or C."""
         is_eos = self.tokens == self.eos_id
         first = is_eos.int().argmax(-1)
         return torch.where(is_eos.any(-1), first + 1, self.tokens.shape[1])
@@ -68,28 +70,28 @@ class Trajectory:
 
     @property
     def counted(self) -> torch.Tensor:
-        """Positions that matter [B, C]: up to and including the first EOS."""
+        """Positions up to and including the first EOS, [B, C] bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        """Which completion positions were masked when step_B[b] began, [B, C]."""
+        """Which completion positions were masked when step_B[b] began, [B, C] bool."""
         return (self.reveal_step >= step_B[:, None]) | (self.reveal_step < 0)
 
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        """The completion the sampler saw when step_B[b] began, [B, C]."""
+        """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
 
     def distinct_steps(self) -> list[torch.Tensor]:
-        """For each row, the steps that revealed something at or before its first EOS, ascending; int64, on the CPU.
+        """For each row, its N distinct steps that revealed something at or before its first EOS, ascending, [N] int64.
 
-        All rows are copied from the device at once.
+        On the CPU; all rows are copied from the device at once.
         """
         step_BC = self.reveal_step.masked_fill(~self.counted, -1).cpu()
         return [torch.unique(step_C[step_C >= 0]) for step_C in step_BC]
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
-    """Trajectories of the same sampler one after another, prompts padded on the left to a common width."""
+    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width."""
     width = max(p.prompt_ids.shape[1] for p in parts)
 
     def widened(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -101,10 +103,10 @@ def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending.
+    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.
 
-    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. With length < k some segments are empty; then
-    every index is drawn once.
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
+    result is all `length` indices.
     """
     edges = torch.arange(k + 1) * length // k
     sizes = torch.diff(edges)
@@ -113,5 +115,5 @@ def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tenso
 
 
 def uniform_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """k different indices of 0 .. length-1 (all of them when length < k), drawn alike, ascending."""
+    """k distinct indices of 0 .. length-1 (all if length < k), uniformly without replacement, ascending int64."""
     return torch.randperm(length, generator=rng)[:k].sort().values

@@ -14,15 +14,20 @@ from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass
-class Lanes:
-    """A rows in flight. Everything is per row, clocks included; rows that are done no longer change.
+class ActiveRows:
+    """The A rows in flight: entered and not yet removed. All fields are per row, on the model's device.
 
-    row [A]: index in the caller's list. seed [A]. prompt_ids, prompt_mask [A, P], padded on the left.
-    tokens, reveal_step, confidence, entropy [A, C]: see Trajectory; the mask token where nothing is revealed yet.
-    clock: scheduled steps spent. block: the active block. block_step: steps of it spent. done: whether it is finished.
-    nfe: forwards so far. queries: tokens that went through them.
-    age: forwards since the row's keys and values were all renewed, -1 when they must be.
-    plan [A, C]: the step of its block at which a position is due, where that is drawn beforehand (Dream's "origin").
+    Finished rows (`done`) no longer change; they stay until the loop looks for them.
+
+    row [A] int64: index in the caller's list. seed [A] int64.
+    prompt_ids, prompt_mask [A, P] int64, left-padded.
+    tokens [A, C] int64, reveal_step [A, C] int64, confidence, entropy [A, C] float32: see Trajectory, except that
+        unrevealed positions hold the mask token.
+    clock [A] int64: scheduled steps spent. block [A] int64: index of the active block. block_step [A] int64: steps of
+        the active block spent.
+    nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
+    age [A] int64: forwards since all keys and values of the row were computed; -1 if they must be computed next.
+    done [A] bool: whether the row is finished.
     """
 
     row: torch.Tensor
@@ -40,23 +45,23 @@ class Lanes:
     queries: torch.Tensor
     age: torch.Tensor
     done: torch.Tensor
-    plan: torch.Tensor | None = None
 
-    def select(self, index: list[int]) -> Lanes:
-        """Copies of some rows."""
+    def select(self, index: list[int]) -> ActiveRows:
+        """A copy of the rows at these places."""
         at = torch.tensor(index, dtype=torch.long, device=self.row.device)
-        return Lanes(**{name: value[at] for name, value in tensor_fields(self).items()})
+        return ActiveRows(**{name: value[at] for name, value in tensor_fields(self).items()})
 
 
-def join(parts: Sequence[Lanes]) -> Lanes:
+def join(parts: Sequence[ActiveRows]) -> ActiveRows:
+    """The rows of all parts, in order."""
     columns = [tensor_fields(p) for p in parts]
-    return Lanes(**{name: torch.cat([c[name] for c in columns]) for name in columns[0]})
+    return ActiveRows(**{name: torch.cat([c[name] for c in columns]) for name in columns[0]})
 
 
-def new_lanes(
+def unstarted(
     prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: SamplerConfig, model: MaskedDiffusionLM
-) -> Lanes:
-    """All rows before their first step."""
+) -> ActiveRows:
+    """All rows before their first step, with nothing revealed. sampler.gen_length must be set."""
     device, size = model.device, len(prompts)
     assert sampler.gen_length is not None
     ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
@@ -65,7 +70,7 @@ def new_lanes(
     def whole(value: int) -> torch.Tensor:
         return torch.full((size,), value, dtype=torch.long, device=device)
 
-    return Lanes(
+    return ActiveRows(
         row=torch.arange(size, device=device),
         seed=torch.tensor(list(seeds), dtype=torch.long, device=device),
         prompt_ids=ids,
@@ -84,19 +89,19 @@ def new_lanes(
     )
 
 
-def finished_trajectory(lanes: Lanes, sampler: SamplerConfig, model: MaskedDiffusionLM) -> Trajectory:
+def finished_trajectory(finished: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM) -> Trajectory:
     """Finished rows as a trajectory, in the caller's order."""
-    order = lanes.row.argsort()
+    order = finished.row.argsort()
     return Trajectory(
-        prompt_ids=lanes.prompt_ids[order],
-        prompt_mask=lanes.prompt_mask[order],
-        tokens=lanes.tokens.masked_fill(lanes.reveal_step < 0, model.pad_id)[order],
-        reveal_step=lanes.reveal_step[order],
-        confidence=lanes.confidence[order],
-        entropy=lanes.entropy[order],
-        scheduled_steps=lanes.clock[order],
-        nfe=lanes.nfe[order],
-        queries=lanes.queries[order],
+        prompt_ids=finished.prompt_ids[order],
+        prompt_mask=finished.prompt_mask[order],
+        tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
+        reveal_step=finished.reveal_step[order],
+        confidence=finished.confidence[order],
+        entropy=finished.entropy[order],
+        scheduled_steps=finished.clock[order],
+        nfe=finished.nfe[order],
+        queries=finished.queries[order],
         sampler=sampler,
         mask_id=model.mask_id,
         eos_id=model.eos_id,

@@ -1,0 +1,95 @@
+"""What a reveal rule is: its input (Step), its result (Reveal), and what the sampler needs to know about it (Rule)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from lfpo.base.rng import uniform
+
+# What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
+TOKENS, ORDER, PLAN = range(3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One denoising step of the A rows in flight, after their forward. C = gen_length. Tensors are on the model's
+    device.
+
+    eligible [A, C] bool: the masked positions of each row's active block. Only these can be revealed; finished rows
+        have none. The values below are meaningful at eligible positions only.
+    token [A, C] int64: the drawn tokens, which a reveal commits.
+    confidence [A, C] float64: probability of the drawn token at temperature 1.
+    entropy [A, C] float64: entropy in nats of the prediction at temperature 1.
+    score [A, C] float64: the rule's own score, see Rule; the confidence if the rule has none.
+    block_step [A] int64: steps of the active block spent so far.
+    counts [steps of a block] int64: positions that the schedule reveals at each step of a block; empty if the rule has
+        no schedule.
+    seed, nfe [A] int64: the row's seed and its forwards so far, which key the noise.
+    sampler: the SamplerConfig (typed Any, because SamplerConfig imports the rules for its checks).
+    """
+
+    eligible: torch.Tensor
+    token: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+    score: torch.Tensor
+    block_step: torch.Tensor
+    counts: torch.Tensor
+    seed: torch.Tensor
+    nfe: torch.Tensor
+    sampler: Any
+
+    def next_scheduled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next step of the block at which the schedule reveals something, and how many positions; [A] int64."""
+        steps = torch.arange(len(self.counts), device=self.counts.device)
+        pending = (self.counts > 0) & (steps >= self.block_step[:, None])
+        at_step = pending.int().argmax(-1)
+        return at_step, self.counts[at_step]
+
+    def noise(self) -> torch.Tensor:
+        """Uniform noise [A, C] float64 in [0, 1), new at each forward."""
+        return uniform(self.seed[:, None], ORDER, self.nfe[:, None], self._columns())
+
+    def fixed_noise(self) -> torch.Tensor:
+        """Uniform noise [A, C] float64 in [0, 1), the same at all steps of a row."""
+        return uniform(self.seed[:, None], PLAN, self._columns())
+
+    def _columns(self) -> torch.Tensor:
+        return torch.arange(self.eligible.shape[1], device=self.eligible.device)
+
+
+class Reveal(NamedTuple):
+    """What a rule decides. Every row with eligible positions must get at least one of them.
+
+    positions [A, C] bool: the positions to reveal.
+    at_step [A] int64: the step of the block at which they are revealed, Step.block_step or later. The steps in between
+        are counted but run no forward, and so are the steps left over when the block is complete. None: the current
+        step; the next block then starts as soon as this one is complete.
+    """
+
+    positions: torch.Tensor
+    at_step: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A reveal rule and what the sampler needs to know about it.
+
+    reveal: the rule itself.
+    check: called with a SamplerConfig that selects this rule; raises ValueError for values the rule cannot use.
+    reads: the sampler keys that only this rule and similar ones read. Setting them with any other rule is an error.
+    schedule: the schedule followed unless the sampler's `schedule` names another. None: the rule decides how many
+        positions a step reveals, so `steps` and `schedule` must be left out.
+    score: scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and
+        top_p; float64) and the tokens [T]. None: the score is the confidence.
+    """
+
+    reveal: Callable[[Step], Reveal]
+    check: Callable[[Any], None] | None = None
+    reads: tuple[str, ...] = ()
+    schedule: str | None = "llada"
+    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None

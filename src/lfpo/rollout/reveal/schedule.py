@@ -1,0 +1,27 @@
+"""Schedules: how many positions each step of a block reveals."""
+
+from __future__ import annotations
+
+import torch
+
+
+def reveal_counts(block_length: int, steps: int, schedule: str, eps: float = 1e-3) -> torch.Tensor:
+    """How many positions each of a block's `steps` reveals, [steps] int64, with sum block_length.
+
+    "llada": block_length // steps each, and one more in each of the first block_length % steps.
+    "uniform": floor((s + 1) * block_length / steps) are revealed after step s.
+    "dream": int(masked * (1 - t_next / t)) along a linear time t from 1 to eps, and the rest at the last step.
+    """
+    step = torch.arange(steps)
+    if schedule == "llada":
+        return block_length // steps + (step < block_length % steps).long()
+    if schedule == "uniform":
+        done = (step + 1) * block_length // steps
+        return torch.diff(done, prepend=torch.zeros(1, dtype=done.dtype))
+    time = torch.linspace(1, eps, steps + 1)  # float32, as in Dream's code: its rounding decides some counts
+    counts, masked = [], block_length
+    for i in range(steps):
+        k = int(masked * (1 - time[i + 1] / time[i])) if i < steps - 1 else masked
+        counts.append(k)
+        masked -= k
+    return torch.tensor(counts)
