@@ -59,7 +59,7 @@ def varlen_of_torch_2_11(*args: Any, scale: float) -> torch.Tensor:
 def test_each_row_sees_itself_alone(kernel: Any, kv_heads: int, monkeypatch: pytest.MonkeyPatch):
     (query, key, value), packed = inputs(kv_heads)
     if kernel is not None:
-        monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+        monkeypatch.setattr(attention, "_varlen_supports", lambda _: True)
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     module = torch.nn.Identity()
     found, _ = bidirectional_attention(module, query, key, value, None, scaling=0.3, packed=packed)
@@ -74,8 +74,8 @@ def test_each_row_sees_itself_alone(kernel: Any, kv_heads: int, monkeypatch: pyt
 
 def test_the_kernel_is_for_half_precision_on_a_gpu():
     query = torch.zeros(1, 1, 1, 8)
-    assert not attention._has_kernel(query)
-    assert not attention._has_kernel(query.bfloat16())
+    assert not attention._varlen_supports(query)
+    assert not attention._varlen_supports(query.bfloat16())
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

@@ -12,7 +12,7 @@ import torch
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
-from lfpo.models.four_bit import BYTES, plain, quantize, shape_of
+from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
 from lfpo.models.lora import LoraSettings, attach, factors, load_adapter
 from lfpo.models.roles import BASE
 from lfpo.train.checkpoint import latest_checkpoint
@@ -47,19 +47,19 @@ def test_the_matrices_of_the_layers_are_quantised_and_nothing_else(pair: tuple[M
     for name, p in model.backbone.named_parameters():
         kinds[isinstance(p, bitsandbytes.nn.Params4bit)].add(name.split(".")[-2])
         original = before.backbone.get_parameter(name)
-        assert shape_of(p) == original.shape
+        assert original_shape(p) == original.shape
         if isinstance(p, bitsandbytes.nn.Params4bit):
             assert p.quant_state.quant_type == "nf4"
             scales = (p.quant_state.absmax, p.quant_state.state2.absmax)
             held += p.nbytes + sum(s.nbytes for s in scales)
             numbers += original.numel()
-            error = (plain(p) - original).norm() / original.norm()
+            error = (dequantized(p) - original).norm() / original.norm()
             assert 0.08 < error < 0.1  # 16 levels for normal numbers
     linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert kinds[True] == linear
     biased = {"q_proj", "k_proj", "v_proj"} if model.family.name == "dream" else set()
     assert kinds[False] - biased == {"embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm"}
-    assert held / numbers == pytest.approx(BYTES, rel=0.05)
+    assert held / numbers == pytest.approx(BYTES_PER_WEIGHT, rel=0.05)
     lengths = torch.tensor([7, 7])
     assert forward_flops(model, lengths, 3) == forward_flops(before, lengths, 3)
 
@@ -69,7 +69,7 @@ def test_it_computes_with_the_matrices_it_stands_for(pair: tuple[MaskedDiffusion
     same, model = pair
     with torch.no_grad():
         for name, p in model.backbone.named_parameters():
-            same.backbone.get_parameter(name).copy_(plain(p))
+            same.backbone.get_parameter(name).copy_(dequantized(p))
     grads = []
     for policy in (model, same):
         reference = attach(policy, LoraSettings(r=2))

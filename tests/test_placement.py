@@ -74,7 +74,7 @@ def test_layers_go_to_the_device_and_back(llada: Path):
     policy = frozen_copy_on_cpu(model)
     assert policy.hidden(IDS.to(there)).device == there
     assert {p.device.type for p in policy.backbone.model.layers.parameters()} == {"cpu"}
-    with sampling(policy, cast=True, bring=True):
+    with sampling(policy, cast=True, move_to_device=True):
         kinds = {(p.device.type, p.ndim, p.dtype) for p in policy.backbone.model.layers.parameters()}
         assert kinds == {("meta", 2, torch.bfloat16), ("meta", 1, torch.float32)}
     for name, p in policy.backbone.model.layers.named_parameters():
@@ -94,7 +94,7 @@ def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path
     assert narrow.dtype == torch.float32
     assert 1e-3 < (narrow - wide).abs().median() < 0.1
     homes = [places(layer) for layer in layers(policy)]
-    with sampling(policy, cast=True, bring=not lora):
+    with sampling(policy, cast=True, move_to_device=not lora):
         assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
         brought = [places(layer) for layer in layers(policy)]
         assert torch.equal(policy.hidden(IDS), narrow)
@@ -108,7 +108,7 @@ def test_rollouts_under_autocast_are_those_the_update_sees(cache: Any, checkpoin
     model = load_model(checkpoint)
     model.autocast = True
     settings = SamplerConfig(gen_length=6, block_length=3, steps=6, temperature=1.0, cache=cache)
-    with sampling(model, cast=True, bring=False):
+    with sampling(model, cast=True, move_to_device=False):
         trajectory = rollout(model, [[5, 6, 7]], settings, [1])
     model.autocast = False
     wide = rollout(model, [[5, 6, 7]], settings, [1])

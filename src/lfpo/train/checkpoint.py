@@ -24,7 +24,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.lora import load_adapter, save_adapter
-from lfpo.models.tensor_files import places, read_like, write_shards
+from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.train.optim import restore, state_of
 
 CARD = "README.md"
@@ -185,7 +185,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Restore per-parameter state; hyperparameters stay as the current configuration has them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, file in places(path / "optimizer").items():
+    for name, file in tensor_paths(path / "optimizer").items():
         index, _, field = name.partition(".")
         state.setdefault(int(index), {})[field] = read_like(file, name, parameters[int(index)])
     restore(optimizer, state, path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.four_bit import shape_of
+from lfpo.models.four_bit import original_shape
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -30,7 +30,7 @@ def forward_flops(
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
     layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
-    body = sum(shape_of(p).numel() for name, p in layers if _runs(model, name))
+    body = sum(original_shape(p).numel() for name, p in layers if _runs(model, name))
     n = lengths.double()
     run = n if queries is None else queries.double()
     attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lfpo.models.four_bit import BYTES as FOUR_BIT
+from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.shapes import Sizes
