@@ -22,7 +22,7 @@ from lfpo.objectives import make_objective
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.command import PlanConfig
+from lfpo.train.plan import PlanConfig
 from lfpo.train.sft import SFTConfig
 
 COMMANDS = [

@@ -20,7 +20,8 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
-from lfpo.train.plan import estimate
+from lfpo.train.plan import Estimate, estimate
+from lfpo.train.plan.changes import suggestions
 from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
 from lfpo.train.plan.work import count
 from lfpo.train.rl import LFPOTrainer
@@ -132,19 +133,19 @@ def test_what_leaves_the_gpu_by_hand():
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
     plan = estimate(light, model_config("llada-8b"))
     assert set(plan.parts["reference"]) == {4 * sizes.outside}
-    assert list(plan.parts["bfloat16 copies to sample with"]) == [0, 2 * sizes.matrices, 0]
+    assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * sizes.matrices, 0]
     norms = sizes.layers - sizes.matrices
-    assert list(plan.parts["reference's layers brought over"]) == [0, 4 * norms, 4 * sizes.layer]
+    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer]
     assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head), rel=1e-4)  # one tensor's
     assert plan.host == {"reference": 4 * sizes.layers, "optimiser": 2 * (1 + 4 / 256) * sizes.total}
-    # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three crossings besides.
-    assert plan.crossings == 64 + 3
+    # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three transfers besides.
+    assert plan.transfers == 64 + 3
     whole = estimate(recipe(optim="adamw_8bit", **heavy), model_config("llada-8b"))
     assert whole.parts["optimiser"][2] == 2 * (1 + 4 / 256) * sizes.total
     assert whole.parts["reference"][2] == 4 * sizes.total
-    assert (whole.host, whole.crossings) == ({}, 0)
+    assert (whole.host, whole.transfers) == ({}, 0)
     split = estimate(recipe(fsdp=True, **heavy), model_config("llada-8b"), gpus=2)
-    assert "bfloat16 copies to sample with" not in split.parts
+    assert "bfloat16 copies for sampling" not in split.parts
 
 
 def test_a_base_in_four_bits_by_hand():
@@ -154,8 +155,8 @@ def test_a_base_in_four_bits_by_hand():
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
-    assert plan.parts["a matrix out of its 4 bits"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
-    assert list(plan.parts["bfloat16 copies to sample with"]) == [0, 2 * 2 * adapter, 0]
+    assert plan.parts["one dequantised matrix"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
+    assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * 2 * adapter, 0]
 
 
 def test_splitting_divides_the_layers_alone():
@@ -164,7 +165,7 @@ def test_splitting_divides_the_layers_alone():
     sizes = whole.sizes
     assert whole.parts["optimiser"][2] == 8 * sizes.total
     assert split.parts["optimiser"][2] == 8 * (sizes.layers / 4 + sizes.outside)
-    assert split.parts["layers put together"][1] == 4 * sizes.layers  # rollouts run on whole weights
+    assert split.parts["gathered layers"][1] == 4 * sizes.layers  # rollouts run on whole weights
     assert split.parts["weights"][0] == 4 * sizes.total  # and they are loaded whole
 
 
@@ -213,6 +214,20 @@ def test_the_command_says_whether_it_fits_and_what_to_change(
     changes = json.loads(output.read_text())["changes"]
     assert changes[0]["change"] == "gradient_checkpointing: true"
     assert changes[0]["bytes"] < max(plan["total"])
+
+
+def test_changes_to_a_recipe_with_8_bit_moments():
+    """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
+    tried = []
+
+    def plan(args: LFPOConfig, gpus: int) -> Estimate:
+        tried.append((gpus, args.fsdp, args.optim))
+        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+
+    args = recipe(optim="paged_adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2)
+    labels = [change.label for change in suggestions(plan, args, 1, memory=0)]
+    assert labels == ["offload_reference: true", "or lora: {r: 128}, dtype: bfloat16", "load_in_4bit: true"]
+    assert (2, True, "adamw_torch") in tried
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
