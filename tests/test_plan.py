@@ -1,4 +1,4 @@
-"""Plans against what torch really allocates, against numbers by hand, and as a user meets them."""
+"""Plans against torch's allocator, against numbers by hand, and through the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recipe(**changes: Any) -> LFPOConfig:
 
 
 def allocated(work: Any) -> int:
-    """The most bytes that torch's CPU allocator holds during `work`, above what it held before."""
+    """Peak bytes of torch's CPU allocator during `work`, above what it held before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         work()
     assert trace.profiler is not None and trace.profiler.kineto_results is not None
@@ -101,7 +101,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     def step() -> None:
         optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
 
-    step()  # now the optimiser has its state
+    step()  # creates the optimiser's state
     update = allocated(step)
     plan = estimate(args, MODEL, prompt_length=PROMPT, device="cpu")
     standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser"))
@@ -116,9 +116,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     assert plan.totals[2] - standing == pytest.approx(update, rel=TOLERANCE)
 
 
-def test_a_forward_and_a_backward_by_hand():
-    """8.02 B numbers: trained whole in float32 they weigh four bytes each, and as much again for the reference, for the
-    gradients and twice for Adam's moments."""
+def test_parameter_counts_by_hand():
     sizes = sizes_of(skeleton(model_config("llada-8b")))
     assert sizes.layers == 32 * (4 * 4096**2 + 3 * 4096 * 12288 + 2 * 4096)
     assert sizes.head == 126464 * 4096
@@ -126,8 +124,8 @@ def test_a_forward_and_a_backward_by_hand():
     assert sizes_of(skeleton(model_config("apple/DiffuCoder-7B-Instruct"))).total == 7_615_616_512
 
 
-def test_what_leaves_the_gpu_by_hand():
-    """LLaDA-8B on one GPU, theta_old away and moments paged: layers of 26 GiB in CPU memory, and there only."""
+def test_offloading_by_hand():
+    """LLaDA-8B on one GPU with an offloaded reference and paged moments: 26 GiB of layers are in CPU memory only."""
     heavy: dict[str, Any] = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
     sizes = sizes_of(skeleton(model_config("llada-8b")))
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
@@ -159,18 +157,18 @@ def test_a_base_in_four_bits_by_hand():
     assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * 2 * adapter, 0]
 
 
-def test_splitting_divides_the_layers_alone():
+def test_splitting_divides_only_the_layers():
     args = recipe(fsdp=True, prompts_per_iteration=4, optimizer_steps_per_iteration=1)
     whole, split = (estimate(args, MODEL, gpus=n, prompt_length=PROMPT, device="cpu") for n in (1, 4))
     sizes = whole.sizes
     assert whole.parts["optimiser"][2] == 8 * sizes.total
     assert split.parts["optimiser"][2] == 8 * (sizes.layers / 4 + sizes.outside)
-    assert split.parts["gathered layers"][1] == 4 * sizes.layers  # rollouts run on whole weights
-    assert split.parts["weights"][0] == 4 * sizes.total  # and they are loaded whole
+    assert split.parts["gathered layers"][1] == 4 * sizes.layers  # rollouts gather all layers
+    assert split.parts["weights"][0] == 4 * sizes.total  # each rank loads the whole model
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_every_objective_s_work_is_counted(name: str):
+def test_the_work_of_every_objective_is_counted(name: str):
     work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False)
     assert work.views > 0
     assert 0 < work.most_targets <= 12
@@ -183,7 +181,7 @@ def test_work_by_hand():
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
     work = count(lfpo, sampler, 4, True)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
-    # Two blocks of two forwards: the first of a block runs all twelve tokens, the second the block and one before it.
+    # Two blocks of two forwards: the first runs all twelve tokens, the second the block and the token before it.
     assert (work.forwards, work.tokens) == (4, 2 * (12 + 5))
     assert count(make_objective({"name": "diffu_grpo"}), sampler, 4, True).others == 2
 

@@ -31,7 +31,7 @@ def held_out(
     """Metrics, and records of the first KEPT problems' completions. A collective: each rank samples its share, and all
     return the same.
 
-    Metrics: steps, nfe, and accuracy with its 95 % interval (low, high), or the mean reward for data without a verifier.
+    Metrics: steps, nfe, and accuracy with its 95 % interval (low, high); the mean reward where there is no verifier.
     """
     rows = source.eval_rows
     correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
