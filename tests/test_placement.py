@@ -30,37 +30,31 @@ def layers(policy: MaskedDiffusionLM) -> list[nn.Module]:
     return list(policy.backbone.model.layers)
 
 
-def places(layer: nn.Module) -> list[int]:
+def addresses(layer: nn.Module) -> list[int]:
     return [p.data_ptr() for p in layer.parameters()]
 
 
 @torch.no_grad()
 def test_one_layer_at_a_time_is_loaded(checkpoint: Path):
     model = load_model(checkpoint)
-    away, homes = frozen_copy_on_cpu(model), []
-    homes = [places(layer) for layer in layers(away)]
-    assert not {p for home in homes for p in home} & {p.data_ptr() for p in model.parameters()}
-    seen: list[list[bool]] = []
+    policy = frozen_copy_on_cpu(model)
+    stored = [addresses(layer) for layer in layers(policy)]
+    assert not {a for layer in stored for a in layer} & {p.data_ptr() for p in model.parameters()}
+    loaded: list[list[bool]] = []
 
     def look(*_: Any) -> None:
-        seen.append(
-            [
-                here != home
-                for layer, at in zip(layers(away), homes, strict=True)
-                for here, home in [(places(layer), at)]
-            ]
-        )
+        loaded.append([addresses(layer) != at for layer, at in zip(layers(policy), stored, strict=True)])
 
-    for layer in layers(away):
+    for layer in layers(policy):
         layer.mlp.register_forward_hook(look)  # type: ignore[union-attr]
-    assert torch.equal(away.hidden(IDS), model.frozen_copy().hidden(IDS))
-    assert seen == [[True, False], [False, True]]
-    assert [places(layer) for layer in layers(away)] == homes
+    assert torch.equal(policy.hidden(IDS), model.frozen_copy().hidden(IDS))
+    assert loaded == [[True, False], [False, True]]
+    assert [addresses(layer) for layer in layers(policy)] == stored
     # Also after a forward that raises.
-    layers(away)[0].mlp.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[union-attr]
+    layers(policy)[0].mlp.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[union-attr]
     with pytest.raises(ZeroDivisionError):
-        away.hidden(IDS)
-    assert [places(layer) for layer in layers(away)] == homes
+        policy.hidden(IDS)
+    assert [addresses(layer) for layer in layers(policy)] == stored
 
 
 @torch.no_grad()
@@ -93,13 +87,13 @@ def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path
     narrow = policy.hidden(IDS)
     assert narrow.dtype == torch.float32
     assert 1e-3 < (narrow - wide).abs().median() < 0.1
-    homes = [places(layer) for layer in layers(policy)]
+    stored = [addresses(layer) for layer in layers(policy)]
     with sampling(policy, cast=True, move_to_device=not lora):
         assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
-        brought = [places(layer) for layer in layers(policy)]
+        copied = [addresses(layer) for layer in layers(policy)]
         assert torch.equal(policy.hidden(IDS), narrow)
-        assert [places(layer) for layer in layers(policy)] == brought  # the forward loaded nothing
-    assert [places(layer) for layer in layers(policy)] == homes
+        assert [addresses(layer) for layer in layers(policy)] == copied  # the forward loaded nothing
+    assert [addresses(layer) for layer in layers(policy)] == stored
     assert torch.equal(policy.hidden(IDS), narrow)
 
 
