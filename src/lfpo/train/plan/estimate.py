@@ -160,9 +160,13 @@ def _update_parts(setup: _Setup) -> dict[str, Phases]:
     activations = setup.activations("checkpointed" if args.gradient_checkpointing else "full", setup.rows)
     targets = min(setup.rows * setup.work.most_targets, setup.rows * setup.length)
     states = 3 * targets * width * per_weight
-    elements = min(LOSS_ELEMENTS[setup.device], targets * vocabulary)
+    logits = targets * vocabulary
+    per_logit = 4 * (4 if trained else 2) + (0 if per_weight == 4 else per_weight)
+    loss = min(LOSS_ELEMENTS[setup.device], logits) * per_logit
+    # lfpo.objectives.measures holds the log-probabilities of every policy and three more tensors of this shape.
+    measures = min(LOSS_ELEMENTS[setup.device] // 4, logits) * 4 * (1 + setup.work.others + 3)
     head_gradient = 4 * vocabulary * width if trained else 0
-    chunk = elements * (4 * (4 if trained else 2) + (0 if per_weight == 4 else per_weight)) + head_gradient
+    chunk = max(loss, measures) + head_gradient
     # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's backward
     # pass, when the head's gradient is held twice.
     at_head = max(chunk - (activations.peak - activations.kept), 2 * head_gradient)
