@@ -1,4 +1,4 @@
-"""Attention over rows that lie end to end, against the same rows padded."""
+"""Attention over packed rows, against the same rows padded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs(kv_heads: int, dtype: torch.dtype = torch.float64) -> tuple[list[torc
     return made, Packed(LENGTHS, torch.tensor([0, 3, 4, 9, 14], dtype=torch.int32))
 
 
-def varlen_by_the_book(
+def varlen_reference(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -35,7 +35,7 @@ def varlen_by_the_book(
     scale: float,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What torch.nn.attention.varlen.varlen_attn documents, [T, H, D], for which a GPU is needed."""
+    """torch.nn.attention.varlen.varlen_attn, which needs a GPU, from its documentation. query [T, H, D]."""
     assert starts.dtype == starts_k.dtype == torch.int32
     assert longest == longest_k == int((starts[1:] - starts[:-1]).max())
     groups = query.shape[1] // key.shape[1]
@@ -49,17 +49,17 @@ def varlen_by_the_book(
 
 
 def varlen_of_torch_2_11(*args: Any, scale: float) -> torch.Tensor:
-    """As it was before it could share keys among heads."""
+    """The same without grouped-query attention."""
     assert args[0].shape[1] == args[1].shape[1] == args[2].shape[1]
-    return varlen_by_the_book(*args, scale=scale)
+    return varlen_reference(*args, scale=scale)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("kernel", [None, varlen_by_the_book, varlen_of_torch_2_11])
-def test_each_row_sees_itself_alone(kernel: Any, kv_heads: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kernel", [None, varlen_reference, varlen_of_torch_2_11])
+def test_a_token_attends_to_its_own_row_only(kernel: Any, kv_heads: int, monkeypatch: pytest.MonkeyPatch):
     (query, key, value), packed = inputs(kv_heads)
     if kernel is not None:
-        monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+        monkeypatch.setattr(attention, "_varlen_supports", lambda _: True)
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     module = torch.nn.Identity()
     found, _ = bidirectional_attention(module, query, key, value, None, scaling=0.3, packed=packed)
@@ -74,8 +74,8 @@ def test_each_row_sees_itself_alone(kernel: Any, kv_heads: int, monkeypatch: pyt
 
 def test_the_kernel_is_for_half_precision_on_a_gpu():
     query = torch.zeros(1, 1, 1, 8)
-    assert not attention._has_kernel(query)
-    assert not attention._has_kernel(query.bfloat16())
+    assert not attention._varlen_supports(query)
+    assert not attention._varlen_supports(query.bfloat16())
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -87,7 +87,7 @@ def test_states_and_gradients_are_those_of_padded_rows(autocast: bool, checkpoin
         model.checkpoint_layers()
     ids = random_ids(4, 6, seed=1)
     mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1]])
-    asked = mask.bool() & (mask.cumsum(-1) > 1)  # a row's first token is never asked for
+    asked = mask.bool() & (mask.cumsum(-1) > 1)  # a row's first token is never scored
     results: list[Any] = []
     for states in (model.hidden(ids, mask)[asked], model.packed_hidden(ids, mask)[asked[mask.bool()]]):
         states.square().sum().backward()

@@ -11,7 +11,7 @@ import torch
 import tiny
 from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
-from lfpo.models.kv_cache import KeyValueMemory
+from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
@@ -77,11 +77,11 @@ def test_cached_rows_equal_two_copies_of_the_row_side_by_side(
 
 def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: MaskedDiffusionLM):
     ids, mask = left_pad([[5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34, 35]], 0)
-    memory = KeyValueMemory()
-    whole = model.hidden(ids, mask, memory)
+    cache = KeyValueCache()
+    whole = model.hidden(ids, mask, cache)
     torch.testing.assert_close(whole, model.hidden(ids, mask), rtol=0, atol=1e-10)
     for start in ([1, 4, 3], [5, 5, 5], [7, 6, 4]):  # from 7 and 6, three columns exceed the row's 8
-        found = model.window_hidden(ids, mask, torch.tensor(start), 3, memory)
+        found = model.window_hidden(ids, mask, torch.tensor(start), 3, cache)
         assert found.shape == (3, 3, whole.shape[-1])
         for row, first in enumerate(start):
             expected = whole[row, first : first + 3]
@@ -90,10 +90,10 @@ def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: Maske
 
 def test_a_filled_memory_without_padding_is_the_same(model: MaskedDiffusionLM):
     ids, mask = left_pad([[5, 6, 7, 8, 9], [20, 21, 22, 23, 24]], 0)
-    memory = KeyValueMemory()
-    whole = model.hidden(ids, mask, memory)
+    cache = KeyValueCache()
+    whole = model.hidden(ids, mask, cache)
     torch.testing.assert_close(whole, model.hidden(ids), rtol=0, atol=1e-10)
-    found = model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, memory)
+    found = model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, cache)
     torch.testing.assert_close(found, torch.stack([whole[0, 2:4], whole[1, 3:5]]), rtol=0, atol=1e-10)
 
 
@@ -102,12 +102,12 @@ def test_a_window_takes_new_tokens_and_leaves_the_rest_as_it_was():
     for family in ("llada", "dream"):
         model = shallow(family)
         ids, mask = left_pad([[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]], 0)
-        memory = KeyValueMemory()
-        model.hidden(ids, mask, memory)
+        cache = KeyValueCache()
+        model.hidden(ids, mask, cache)
         ids[:, 2:4] += 50
-        model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, memory)  # row 1's window leaves column 2 out
+        model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, cache)  # row 1's window leaves column 2 out
         ids[:, 4] += 50
-        found = model.window_hidden(ids, mask, torch.tensor([4, 4]), 2, memory)
+        found = model.window_hidden(ids, mask, torch.tensor([4, 4]), 2, cache)
         seen = ids.clone()
         if family == "llada":  # with Dream's shift the token before the window, column 2, is run too
             seen[1, 2] -= 50
@@ -167,21 +167,21 @@ def test_flops_of_a_cached_forward_by_hand(llada: Path):
 
 
 def test_a_memory_keeps_rows_apart():
-    def rows(*numbers: int) -> KeyValueMemory:
+    def rows(*numbers: int) -> KeyValueCache:
         x = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 2, 4, 3).clone()
         x[:, :, 0] = -1  # the first column
-        return KeyValueMemory({0: (x, 10 * x)})
+        return KeyValueCache({0: (x, 10 * x)})
 
-    def held(memory: KeyValueMemory) -> list[float]:
-        key, value = memory.layers[0]
+    def held(cache: KeyValueCache) -> list[float]:
+        key, value = cache.layers[0]
         assert torch.equal(value, 10 * key)
         return key[:, 0, 1, 0].tolist()
 
-    memory = KeyValueMemory()
-    memory.put(torch.tensor([0, 1]), rows(7, 8), 2)
-    memory.put(torch.tensor([3, 1]), rows(9, 5), 4)
-    assert held(memory)[:2] == [7, 5]
-    assert held(memory)[3] == 9
-    assert held(memory.select(torch.tensor([3, 0]))) == [9, 7]
-    assert memory.trim(1).layers[0][0].shape == (4, 2, 3, 3)
-    assert memory.trim(1).layers[0][0][0].eq(7).all()
+    cache = KeyValueCache()
+    cache.put(torch.tensor([0, 1]), rows(7, 8), 2)
+    cache.put(torch.tensor([3, 1]), rows(9, 5), 4)
+    assert held(cache)[:2] == [7, 5]
+    assert held(cache)[3] == 9
+    assert held(cache.select(torch.tensor([3, 0]))) == [9, 7]
+    assert cache.trim(1).layers[0][0].shape == (4, 2, 3, 3)
+    assert cache.trim(1).layers[0][0][0].eq(7).all()

@@ -22,7 +22,7 @@ from lfpo.objectives import make_objective
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.command import PlanConfig
+from lfpo.train.plan import PlanConfig
 from lfpo.train.sft import SFTConfig
 
 COMMANDS = [
@@ -270,7 +270,7 @@ def test_published_settings_compose(tmp_path: Path, model: str, algorithm: str) 
     objective = make_objective(config.objective)
     assert config.objective["name"] == algorithm
     config.sampler.for_length(512)
-    if algorithm != "lfpo":  # which alone is decoded by the paper's protocol while it trains
+    if algorithm != "lfpo":  # only lfpo trains with the paper's decoding protocol
         assert (config.sampler.schedule, config.sampler.early_stop) == ("llada", "none")
     for sampler in config.eval_samplers.values():
         assert sampler.for_length(512).gen_length == 512

@@ -1,4 +1,4 @@
-"""Adapters on a base in 4 bits: what is quantised, that it really trains, resumes and is exported."""
+"""LoRA on a 4-bit base: what is quantised, training, resuming, export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
-from lfpo.models.four_bit import BYTES, plain, quantize, shape_of
+from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
 from lfpo.models.lora import LoraSettings, attach, factors, load_adapter
 from lfpo.models.roles import BASE
 from lfpo.train.checkpoint import latest_checkpoint
@@ -34,7 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=sorted(SHAPES))
 def pair(request: pytest.FixtureRequest) -> tuple[MaskedDiffusionLM, MaskedDiffusionLM]:
-    """A model as it is, and with quantised layers."""
+    """The same model without and with quantised layers."""
     plain, model = (init_model({**SHAPES[request.param], "init_std": 0.1}, seed=0) for _ in range(2))
     quantize(model.backbone, CPU, torch.float32)
     return plain, model
@@ -47,29 +47,29 @@ def test_the_matrices_of_the_layers_are_quantised_and_nothing_else(pair: tuple[M
     for name, p in model.backbone.named_parameters():
         kinds[isinstance(p, bitsandbytes.nn.Params4bit)].add(name.split(".")[-2])
         original = before.backbone.get_parameter(name)
-        assert shape_of(p) == original.shape
+        assert original_shape(p) == original.shape
         if isinstance(p, bitsandbytes.nn.Params4bit):
             assert p.quant_state.quant_type == "nf4"
             scales = (p.quant_state.absmax, p.quant_state.state2.absmax)
             held += p.nbytes + sum(s.nbytes for s in scales)
             numbers += original.numel()
-            error = (plain(p) - original).norm() / original.norm()
+            error = (dequantized(p) - original).norm() / original.norm()
             assert 0.08 < error < 0.1  # 16 levels for normal numbers
     linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert kinds[True] == linear
     biased = {"q_proj", "k_proj", "v_proj"} if model.family.name == "dream" else set()
     assert kinds[False] - biased == {"embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm"}
-    assert held / numbers == pytest.approx(BYTES, rel=0.05)
+    assert held / numbers == pytest.approx(BYTES_PER_WEIGHT, rel=0.05)
     lengths = torch.tensor([7, 7])
     assert forward_flops(model, lengths, 3) == forward_flops(before, lengths, 3)
 
 
-def test_it_computes_with_the_matrices_it_stands_for(pair: tuple[MaskedDiffusionLM, MaskedDiffusionLM]):
-    """And so do gradients, and a forward without them in between does not change what follows."""
+def test_forward_and_gradients_use_the_dequantised_matrices(pair: tuple[MaskedDiffusionLM, MaskedDiffusionLM]):
+    """Also after a forward without gradients, which may repack the weights."""
     same, model = pair
     with torch.no_grad():
         for name, p in model.backbone.named_parameters():
-            same.backbone.get_parameter(name).copy_(plain(p))
+            same.backbone.get_parameter(name).copy_(dequantized(p))
     grads = []
     for policy in (model, same):
         reference = attach(policy, LoraSettings(r=2))
@@ -92,7 +92,7 @@ def test_it_computes_with_the_matrices_it_stands_for(pair: tuple[MaskedDiffusion
 
 @pytest.fixture
 def wide(llada: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose rows hold whole blocks."""
+    """A checkpoint whose rows are multiples of a block."""
     save_model(init_model({**SHAPES["llada"], "init_std": 0.1}, seed=0), tmp_path / "wide", load_tokenizer(llada))
     return tmp_path / "wide"
 
@@ -117,14 +117,14 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
     with torch.no_grad():
         moved = whole.model(IDS).float()
         assert not torch.allclose(whole.model.with_adapter(BASE)(IDS).float(), moved, atol=1e-3)
-        # The quantised base with its adapter, not the original weights with it.
+        # The adapter is merged into the quantised base, not into the original weights.
         torch.testing.assert_close(exported(IDS).float(), moved, atol=1e-4 if dtype == "float32" else 0.1, rtol=0.05)
         assert (load_model(wide, dtype=width)(IDS).float() - moved).abs().max() > 0.2
     checkpoint = latest_checkpoint(tmp_path / "whole")
     assert checkpoint is not None
     original = load_model(wide)
     attach(original, LoraSettings(r=2, lora_alpha=4, target_modules="as-published"))
-    load_adapter(original, checkpoint / "model")  # the adapter alone goes on the original weights too
+    load_adapter(original, checkpoint / "model")  # the adapter also loads onto the original weights
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(original), factors(whole.model), strict=True))
 
 

@@ -108,7 +108,7 @@ def test_target_names_are_those_that_exist(llada: Path, dream: Path):
     assert target_names(first, "as-published") == ["k_proj", "q_proj", "up_proj", "v_proj"]
     assert target_names(second, "as-published") == every
     assert target_names(first, ["attn_out", "q_proj", "ff_proj"]) == ["gate_proj", "o_proj", "q_proj"]
-    with pytest.raises(UserError, match=r"'o_prj' is no linear layer of this model.*o_proj"):
+    with pytest.raises(UserError, match=r"'o_prj' is not a linear layer of this model.*o_proj"):
         target_names(first, ["q_proj", "o_prj"])
     with pytest.raises(UserError, match="'all'"):
         target_names(first, "all")

@@ -1,4 +1,4 @@
-"""What runs on a GPU, on one of words: no operation mixes devices, and the results are the CPU's."""
+"""GPU code paths on a CUDA stand-in: no operation mixes devices, and the results are the CPU's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cuda_stand_in import GPU, cuda_stand_in
 from lfpo.base.config import build
 from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
@@ -25,15 +26,14 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTConfig, train_sft
-from pretend_gpu import GPU, pretending
-from test_attention import varlen_by_the_book
+from test_attention import varlen_reference
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
 
-def test_the_gpu_of_words_refuses_what_a_gpu_would():
+def test_the_stand_in_refuses_what_cuda_would():
     cpu = torch.arange(4.0)
-    with pretending() as gpu:
+    with cuda_stand_in() as gpu:
         there = cpu.to("cuda")
         assert (there.device, there.is_cuda, cpu.is_cuda) == (GPU, True, False)
         assert (
@@ -42,7 +42,7 @@ def test_the_gpu_of_words_refuses_what_a_gpu_would():
         assert not there.cpu().is_cuda and not torch.zeros(2).is_cuda
         assert torch.zeros(2, device="cuda").is_cuda and torch.zeros_like(there).is_cuda
         assert there[torch.tensor([0, 1])].is_cuda  # an index may be on the CPU
-        there[0:4] = cpu  # a copy
+        there[0:4] = cpu  # copies
         there[torch.tensor([0, 1])] = torch.tensor(0.0)
         index, mask, number = torch.arange(2, device="cuda"), there > 1, there.sum()
         for mixture in (
@@ -91,7 +91,7 @@ def test_the_gpu_of_words_refuses_what_a_gpu_would():
 def test_rollouts(settings: dict[str, Any]):
     sampler = SamplerConfig(gen_length=12, **settings)
     here = rollout(load_model("embedded"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
-    with pretending():
+    with cuda_stand_in():
         there = rollout(load_model("embedded", device="cuda"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
         assert there.tokens.is_cuda and there.reveal_step.is_cuda
     assert torch.equal(here.tokens, there.tokens)
@@ -120,8 +120,8 @@ OTHERS: list[dict[str, Any]] = [
     ids=str,
 )
 def test_training(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also resumed, on either device from the other's checkpoint."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_by_the_book)
+    """Each device also resumes from the other's checkpoint."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_reference)
     settings = {
         "task": "choice",
         "model": "embedded",
@@ -146,15 +146,15 @@ def test_training(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.M
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in trainer.run.read_metrics()]
 
     here = train(2, "here")
-    with pretending():
+    with cuda_stand_in():
         there = train(2, "there")
-    if changes.get("bf16"):  # not on the CPU, so its numbers are others
+    if changes.get("bf16"):  # not used on the CPU, so the numbers differ
         assert [row.keys() for row in here] == [row.keys() for row in there]
         return
     assert there == [pytest.approx(row, rel=1e-4, abs=1e-6, nan_ok=True) for row in here]
     same = pytest.approx(there[-1], rel=1e-4, abs=1e-6, nan_ok=True)
     weights = load_file(tmp_path / "there" / "model" / "model.safetensors")
-    for where, machine in (("here", pretending()), ("there", contextlib.nullcontext())):
+    for where, machine in (("here", cuda_stand_in()), ("there", contextlib.nullcontext())):
         shutil.rmtree(tmp_path / where / "checkpoints" / "step-2")
         with machine:
             assert train(2, where, resume=True)[-1] == same
@@ -165,9 +165,9 @@ def test_training(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.M
 def test_evaluation():
     settings = {"task": "choice", "n": 6, "n_samples": 2, "sampler": {"temperature": 1.0}}
     here = run_eval(build(EvalConfig, settings))[0]
-    with pretending():
+    with cuda_stand_in():
         there = run_eval(build(EvalConfig, settings))[0]
-    assert there["device"] == "a GPU of words"
+    assert there["device"] == "CUDA stand-in"
     times = {"device", "environment", *(k for k in here if "second" in k or "time" in k)}
     assert not {k: (v, here[k]) for k, v in there.items() if k not in times and v != here[k]}
 
@@ -176,7 +176,7 @@ def test_likelihoods():
     pairs = [Pair([5, 6, 7], [8, 9, 10, 11], 1), Pair([5], [6], 2)]
     config = LikelihoodConfig(mc_num=4, cfg_scale=0.5)
     here = likelihood_bounds(load_model("embedded"), pairs, config)
-    with pretending():
+    with cuda_stand_in():
         there = likelihood_bounds(load_model("embedded", device="cuda"), pairs, config)
     assert [b.logp for b in there] == pytest.approx([b.logp for b in here], rel=1e-5)
 
@@ -187,7 +187,7 @@ def test_straightness():
         return straightness(model, rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3]))
 
     here = measured("cpu")
-    with pretending():
+    with cuda_stand_in():
         assert measured("cuda") == pytest.approx(here, rel=1e-4)
 
 
@@ -200,14 +200,14 @@ def test_supervised_training(tmp_path: Path):
         return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
     here = train("here")
-    with pretending():
+    with cuda_stand_in():
         assert train("there") == pytest.approx(here, rel=1e-4)
 
 
-def test_how_often_python_waits():
-    """A rollout's forwards never; it looks at every fourth step who has finished. Norms of gradients once."""
+def test_how_often_the_code_synchronises():
+    """A rollout synchronises only every LOOK_EVERY steps, to find finished rows; clipping gradients once."""
     prompts = [[5, 6, 7], [8, 9, 10]]
-    with pretending() as gpu:
+    with cuda_stand_in() as gpu:
         model = load_model("embedded", device="cuda")
         waits = []
         for length in (8, 16):

@@ -1,4 +1,4 @@
-"""Layers in CPU memory, and weights cast for the time of the rollouts: the same numbers from other places."""
+"""Offloaded layers, and weights cast for rollouts, give the same numbers."""
 
 from __future__ import annotations
 
@@ -30,42 +30,36 @@ def layers(policy: MaskedDiffusionLM) -> list[nn.Module]:
     return list(policy.backbone.model.layers)
 
 
-def places(layer: nn.Module) -> list[int]:
+def addresses(layer: nn.Module) -> list[int]:
     return [p.data_ptr() for p in layer.parameters()]
 
 
 @torch.no_grad()
-def test_one_layer_at_a_time_is_here(checkpoint: Path):
+def test_one_layer_at_a_time_is_loaded(checkpoint: Path):
     model = load_model(checkpoint)
-    away, homes = frozen_copy_on_cpu(model), []
-    homes = [places(layer) for layer in layers(away)]
-    assert not {p for home in homes for p in home} & {p.data_ptr() for p in model.parameters()}
-    seen: list[list[bool]] = []
+    policy = frozen_copy_on_cpu(model)
+    stored = [addresses(layer) for layer in layers(policy)]
+    assert not {a for layer in stored for a in layer} & {p.data_ptr() for p in model.parameters()}
+    loaded: list[list[bool]] = []
 
     def look(*_: Any) -> None:
-        seen.append(
-            [
-                here != home
-                for layer, at in zip(layers(away), homes, strict=True)
-                for here, home in [(places(layer), at)]
-            ]
-        )
+        loaded.append([addresses(layer) != at for layer, at in zip(layers(policy), stored, strict=True)])
 
-    for layer in layers(away):
+    for layer in layers(policy):
         layer.mlp.register_forward_hook(look)  # type: ignore[union-attr]
-    assert torch.equal(away.hidden(IDS), model.frozen_copy().hidden(IDS))
-    assert seen == [[True, False], [False, True]]
-    assert [places(layer) for layer in layers(away)] == homes
-    # Also where a forward fails in the middle.
-    layers(away)[0].mlp.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[union-attr]
+    assert torch.equal(policy.hidden(IDS), model.frozen_copy().hidden(IDS))
+    assert loaded == [[True, False], [False, True]]
+    assert [addresses(layer) for layer in layers(policy)] == stored
+    # Also after a forward that raises.
+    layers(policy)[0].mlp.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[union-attr]
     with pytest.raises(ZeroDivisionError):
-        away.hidden(IDS)
-    assert [places(layer) for layer in layers(away)] == homes
+        policy.hidden(IDS)
+    assert [addresses(layer) for layer in layers(policy)] == stored
 
 
 @torch.no_grad()
-def test_layers_go_to_the_device_and_back(llada: Path):
-    """The meta device stands for a GPU: it refuses to compute with what is elsewhere."""
+def test_layers_are_loaded_and_released(llada: Path):
+    """The meta device stands in for a GPU: operations that mix it with the CPU raise."""
     model, there = load_model(llada), torch.device("meta")
     before = {n: p.clone() for n, p in model.backbone.model.layers.named_parameters()}
     for part in (model.backbone.model.embed_tokens, model.backbone.model.rotary_emb, model.backbone.model.norm):
@@ -74,7 +68,7 @@ def test_layers_go_to_the_device_and_back(llada: Path):
     policy = frozen_copy_on_cpu(model)
     assert policy.hidden(IDS.to(there)).device == there
     assert {p.device.type for p in policy.backbone.model.layers.parameters()} == {"cpu"}
-    with sampling(policy, cast=True, bring=True):
+    with sampling(policy, cast=True, move_to_device=True):
         kinds = {(p.device.type, p.ndim, p.dtype) for p in policy.backbone.model.layers.parameters()}
         assert kinds == {("meta", 2, torch.bfloat16), ("meta", 1, torch.float32)}
     for name, p in policy.backbone.model.layers.named_parameters():
@@ -93,13 +87,13 @@ def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path
     narrow = policy.hidden(IDS)
     assert narrow.dtype == torch.float32
     assert 1e-3 < (narrow - wide).abs().median() < 0.1
-    homes = [places(layer) for layer in layers(policy)]
-    with sampling(policy, cast=True, bring=not lora):
+    stored = [addresses(layer) for layer in layers(policy)]
+    with sampling(policy, cast=True, move_to_device=not lora):
         assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
-        brought = [places(layer) for layer in layers(policy)]
+        copied = [addresses(layer) for layer in layers(policy)]
         assert torch.equal(policy.hidden(IDS), narrow)
-        assert [places(layer) for layer in layers(policy)] == brought  # nothing moved meanwhile
-    assert [places(layer) for layer in layers(policy)] == homes
+        assert [addresses(layer) for layer in layers(policy)] == copied  # the forward loaded nothing
+    assert [addresses(layer) for layer in layers(policy)] == stored
     assert torch.equal(policy.hidden(IDS), narrow)
 
 
@@ -108,7 +102,7 @@ def test_rollouts_under_autocast_are_those_the_update_sees(cache: Any, checkpoin
     model = load_model(checkpoint)
     model.autocast = True
     settings = SamplerConfig(gen_length=6, block_length=3, steps=6, temperature=1.0, cache=cache)
-    with sampling(model, cast=True, bring=False):
+    with sampling(model, cast=True, move_to_device=False):
         trajectory = rollout(model, [[5, 6, 7]], settings, [1])
     model.autocast = False
     wide = rollout(model, [[5, 6, 7]], settings, [1])
@@ -117,7 +111,7 @@ def test_rollouts_under_autocast_are_those_the_update_sees(cache: Any, checkpoin
     views = replay(trajectory, torch.zeros(len(steps), dtype=torch.long), steps)
     apart = 0.0
     for i, step in enumerate(steps.tolist()):
-        view = views.select(torch.tensor([i]))  # alone, as it was sampled: in other shapes bfloat16 rounds otherwise
+        view = views.select(torch.tensor([i]))  # one row, as sampled: bfloat16 rounding depends on the shape
         logp = Predictions(view, {CURRENT: model, OLD: model}).logp(OLD)
         revealed = (trajectory.reveal_step[0] == step).nonzero().flatten() + 3
         at = [view.target[0].nonzero().flatten().tolist().index(c) for c in revealed.tolist() if view.target[0, c]]
@@ -134,14 +128,14 @@ def test_the_head_is_not_rounded(llada: Path):
     hidden = model.hidden(IDS)
     assert torch.equal(model(IDS), hidden @ model.head_weight.T)
     with in_bfloat16("cpu", True):
-        assert model.head(hidden).dtype == torch.bfloat16  # what it is kept from
+        assert model.head(hidden).dtype == torch.bfloat16  # inside autocast it would be
 
 
 def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
     return choice_config(folder, model, **{"ema_decay": 0.5, **settings})
 
 
-@pytest.mark.parametrize("objective", ["lfpo", "diffu_grpo"])  # the second one has a base policy too
+@pytest.mark.parametrize("objective", ["lfpo", "diffu_grpo"])  # diffu_grpo also has a base policy
 def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, tmp_path: Path):
     settings: dict[str, Any] = {"objective": {"name": objective}, "optimizer_steps_per_iteration": 1}
     near = LFPOTrainer(args=config(tmp_path / "near", llada, max_steps=2, **settings))
@@ -158,7 +152,7 @@ def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, 
     assert not torch.equal(near.model.head_weight, near.reference.head_weight)
 
 
-def test_where_it_does_not_go():
+def test_settings_it_does_not_go_with():
     for other in ({"lora": {"r": 2}}, {"fsdp": True}, {"rollout_compile": True}):
         with pytest.raises(ValueError, match=f"'offload_reference' does not go with '{next(iter(other))}'"):
             LFPOConfig(output_dir="x", offload_reference=True, **other)

@@ -1,4 +1,4 @@
-"""Plans against what torch really allocates, against numbers by hand, and as a user meets them."""
+"""Plans against torch's allocator, against numbers by hand, and through the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
-from lfpo.train.plan import estimate
+from lfpo.train.plan import Estimate, estimate
+from lfpo.train.plan.changes import suggestions
 from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
 from lfpo.train.plan.work import count
 from lfpo.train.rl import LFPOTrainer
@@ -56,7 +57,7 @@ def recipe(**changes: Any) -> LFPOConfig:
 
 
 def allocated(work: Any) -> int:
-    """The most bytes that torch's CPU allocator holds during `work`, above what it held before."""
+    """Peak bytes of torch's CPU allocator during `work`, above what it held before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         work()
     assert trace.profiler is not None and trace.profiler.kineto_results is not None
@@ -100,7 +101,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     def step() -> None:
         optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
 
-    step()  # now the optimiser has its state
+    step()  # creates the optimiser's state
     update = allocated(step)
     plan = estimate(args, MODEL, prompt_length=PROMPT, device="cpu")
     standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser"))
@@ -115,9 +116,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     assert plan.totals[2] - standing == pytest.approx(update, rel=TOLERANCE)
 
 
-def test_a_forward_and_a_backward_by_hand():
-    """8.02 B numbers: trained whole in float32 they weigh four bytes each, and as much again for the reference, for the
-    gradients and twice for Adam's moments."""
+def test_parameter_counts_by_hand():
     sizes = sizes_of(skeleton(model_config("llada-8b")))
     assert sizes.layers == 32 * (4 * 4096**2 + 3 * 4096 * 12288 + 2 * 4096)
     assert sizes.head == 126464 * 4096
@@ -125,26 +124,26 @@ def test_a_forward_and_a_backward_by_hand():
     assert sizes_of(skeleton(model_config("apple/DiffuCoder-7B-Instruct"))).total == 7_615_616_512
 
 
-def test_what_leaves_the_gpu_by_hand():
-    """LLaDA-8B on one GPU, theta_old away and moments paged: layers of 26 GiB in CPU memory, and there only."""
+def test_offloading_by_hand():
+    """LLaDA-8B on one GPU with an offloaded reference and paged moments: 26 GiB of layers are in CPU memory only."""
     heavy: dict[str, Any] = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
     sizes = sizes_of(skeleton(model_config("llada-8b")))
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
     plan = estimate(light, model_config("llada-8b"))
     assert set(plan.parts["reference"]) == {4 * sizes.outside}
-    assert list(plan.parts["bfloat16 copies to sample with"]) == [0, 2 * sizes.matrices, 0]
+    assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * sizes.matrices, 0]
     norms = sizes.layers - sizes.matrices
-    assert list(plan.parts["reference's layers brought over"]) == [0, 4 * norms, 4 * sizes.layer]
+    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer]
     assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head), rel=1e-4)  # one tensor's
     assert plan.host == {"reference": 4 * sizes.layers, "optimiser": 2 * (1 + 4 / 256) * sizes.total}
-    # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three crossings besides.
-    assert plan.crossings == 64 + 3
+    # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three transfers besides.
+    assert plan.transfers == 64 + 3
     whole = estimate(recipe(optim="adamw_8bit", **heavy), model_config("llada-8b"))
     assert whole.parts["optimiser"][2] == 2 * (1 + 4 / 256) * sizes.total
     assert whole.parts["reference"][2] == 4 * sizes.total
-    assert (whole.host, whole.crossings) == ({}, 0)
+    assert (whole.host, whole.transfers) == ({}, 0)
     split = estimate(recipe(fsdp=True, **heavy), model_config("llada-8b"), gpus=2)
-    assert "bfloat16 copies to sample with" not in split.parts
+    assert "bfloat16 copies for sampling" not in split.parts
 
 
 def test_a_base_in_four_bits_by_hand():
@@ -154,22 +153,22 @@ def test_a_base_in_four_bits_by_hand():
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
-    assert plan.parts["a matrix out of its 4 bits"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
-    assert list(plan.parts["bfloat16 copies to sample with"]) == [0, 2 * 2 * adapter, 0]
+    assert plan.parts["one dequantised matrix"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
+    assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * 2 * adapter, 0]
 
 
-def test_splitting_divides_the_layers_alone():
+def test_splitting_divides_only_the_layers():
     args = recipe(fsdp=True, prompts_per_iteration=4, optimizer_steps_per_iteration=1)
     whole, split = (estimate(args, MODEL, gpus=n, prompt_length=PROMPT, device="cpu") for n in (1, 4))
     sizes = whole.sizes
     assert whole.parts["optimiser"][2] == 8 * sizes.total
     assert split.parts["optimiser"][2] == 8 * (sizes.layers / 4 + sizes.outside)
-    assert split.parts["layers put together"][1] == 4 * sizes.layers  # rollouts run on whole weights
-    assert split.parts["weights"][0] == 4 * sizes.total  # and they are loaded whole
+    assert split.parts["gathered layers"][1] == 4 * sizes.layers  # rollouts gather all layers
+    assert split.parts["weights"][0] == 4 * sizes.total  # each rank loads the whole model
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_every_objective_s_work_is_counted(name: str):
+def test_the_work_of_every_objective_is_counted(name: str):
     work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False)
     assert work.views > 0
     assert 0 < work.most_targets <= 12
@@ -182,7 +181,7 @@ def test_work_by_hand():
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
     work = count(lfpo, sampler, 4, True)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
-    # Two blocks of two forwards: the first of a block runs all twelve tokens, the second the block and one before it.
+    # Two blocks of two forwards: the first runs all twelve tokens, the second the block and the token before it.
     assert (work.forwards, work.tokens) == (4, 2 * (12 + 5))
     assert count(make_objective({"name": "diffu_grpo"}), sampler, 4, True).others == 2
 
@@ -213,6 +212,20 @@ def test_the_command_says_whether_it_fits_and_what_to_change(
     changes = json.loads(output.read_text())["changes"]
     assert changes[0]["change"] == "gradient_checkpointing: true"
     assert changes[0]["bytes"] < max(plan["total"])
+
+
+def test_changes_to_a_recipe_with_8_bit_moments():
+    """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
+    tried = []
+
+    def plan(args: LFPOConfig, gpus: int) -> Estimate:
+        tried.append((gpus, args.fsdp, args.optim))
+        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+
+    args = recipe(optim="paged_adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2)
+    labels = [change.label for change in suggestions(plan, args, 1, memory=0)]
+    assert labels == ["offload_reference: true", "or lora: {r: 128}, dtype: bfloat16", "load_in_4bit: true"]
+    assert (2, True, "adamw_torch") in tried
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, configuration, keyed random numbers, batching, processes."""
+"""Shared by all other packages: errors, configuration, keyed random numbers, batching, ranks."""

@@ -1,4 +1,4 @@
-"""Ragged token lists to padded tensors, and long lists of rows to passes of bounded size."""
+"""Ragged token lists to padded tensors; rows to groups of bounded size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask [B, longest], each row right-aligned so that completions start at one column."""
+    """Token ids and attention mask, int64 [B, longest row] on the CPU, padded on the left so that all rows end at the
+    same column."""
     width = max(len(r) for r in rows)
     ids = torch.tensor([[pad_id] * (width - len(r)) + list(r) for r in rows])
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
@@ -20,13 +21,13 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, 
 
 
 def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Group row indices so that rows x longest row stays within `budget` tokens (a single longer row stands alone).
+    """Group row indices so that rows x longest row stays within `budget` tokens (a longer row is a group by itself).
 
-    Rows of similar length go together; the order is deterministic.
+    Rows are taken in order of length, so a group holds similar lengths; ties are taken in order of index.
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        # Sorted by length: the newcomer is the longest row of the group it joins.
+        # In order of length this row is the longest of the group.
         if groups and lengths[index] * (len(groups[-1]) + 1) <= budget:
             groups[-1].append(index)
         else:
@@ -35,23 +36,23 @@ def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Group indices so that sizes add up to at most `budget` (a larger one stands alone): the largest first, each into
-    the first group with room."""
+    """Group indices so that sizes add up to at most `budget` (a larger one is a group by itself): first-fit decreasing,
+    that is the largest first, each into the first group with room."""
     groups: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = next((g for g, free in enumerate(room) if free >= sizes[index]), None)
-        if place is None:
-            place = len(groups)
+        group = next((g for g, free in enumerate(room) if free >= sizes[index]), None)
+        if group is None:
+            group = len(groups)
             groups.append([])
             room.append(budget)
-        groups[place].append(index)
-        room[place] -= sizes[index]
+        groups[group].append(index)
+        room[group] -= sizes[index]
     return groups
 
 
 def spread(items: Sequence[T], n: int) -> list[T]:
-    """At most n items, evenly spread, first and last included."""
+    """At most n evenly spaced items, the first and the last among them (only the last if n is 1)."""
     if len(items) <= n:
         return list(items)
     if n == 1:

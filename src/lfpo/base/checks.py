@@ -1,4 +1,4 @@
-"""Checks of the values in a configuration, one sentence each. NaN passes none of them."""
+"""Checks of configuration values; each error is one sentence. NaN fails all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_unit_interval(knobs: Any, *names: str) -> None:
 
 
 def time_limits(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a time limit that is negative; 0 stands for none."""
+    """Raise ValueError for a time limit that is negative; 0 means no limit."""
     for name in names:
         if not getattr(knobs, name) >= 0:
-            raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no bound")
+            raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")

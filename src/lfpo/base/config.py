@@ -1,12 +1,13 @@
 """Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key.
 
-Nested mappings become nested dataclasses; `--sampler.steps 64` sets a nested key. A field typed `dict` is passed
-through unchecked to whoever owns its keys (an objective's knobs).
+Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key. The keys of a field typed `dict` are
+not checked here (an objective checks its own knobs).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from pathlib import Path
@@ -17,17 +18,24 @@ import yaml
 from lfpo.base.errors import UserError, nearest
 
 T = TypeVar("T")
+RECIPES = Path(__file__).parents[1] / "cli" / "recipes"  # YAML files, no code
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes for whole runs, sorted."""
+    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
 
 
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping from a file; the name of a recipe shipped with the package works without its folder.
+    """A YAML mapping from a file, or from a shipped recipe given by name.
 
-    `include: [a, b]` lays other files or recipes under this one, later ones over earlier ones; a path is looked for
-    beside the including file first. including: the files that led here.
+    `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
+    the including file. including: the chain of files whose includes led to this one.
+    Raises UserError for a missing or unreadable file, and for one that includes itself.
     """
     file = _find(Path(path), including[-1].parent if including else Path())
     if file in including:
-        raise UserError(f"{including[-1]}: includes itself by way of {' and '.join(p.name for p in including)}")
+        raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
         value = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -44,33 +52,29 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
 
 
 def _find(path: Path, beside: Path) -> Path:
-    """The file of that name in a folder, or else the shipped recipe of that name."""
+    """The file at `path` relative to the folder `beside`, or else the shipped recipe of that name."""
     for candidate in (beside / path, RECIPES / f"{path.as_posix().removesuffix('.yaml')}.yaml"):
         if candidate.is_file():
             return candidate.resolve()
     raise UserError(f"config {str(path)!r}: no such file{nearest(path.stem, recipe_names())}")
 
 
-RECIPES = Path(__file__).parents[1] / "cli" / "recipes"  # data, no code
-
-
-def recipe_names() -> list[str]:
-    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
-
-
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats: `1e-3` is a number (YAML 1.1 reads it as a string)."""
+    """Reads `1e-3` as a number, as YAML 1.2 does (PyYAML follows YAML 1.1, where it is a string)."""
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    __import__("re").compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
 
 
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:
-    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true."""
+    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML.
+
+    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
+    """
     result: dict[str, Any] = {}
     i = 0
     while i < len(arguments):
@@ -98,9 +102,10 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """`override` laid over `base`, mappings merged key by key; a mapping that `name`s something else replaces.
+    """A copy of `base` with the values of `override`; nested mappings are merged key by key.
 
-    (The knobs of one objective must not become those of another that happens to spell one alike.)
+    Where both hold a mapping with a `name` and the names differ, the override's replaces the base's, so that the knobs
+    of one objective are not passed to another.
     """
     result = dict(base)
     for name, value in override.items():
@@ -114,11 +119,12 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
-    """An instance of dataclass `cls` from a mapping, every key and type checked.
+    """An instance of dataclass `cls` from a mapping, with every key and type checked.
 
-    defaults: where keys that are left out come from (None: the class's own defaults). A nested dataclass starts from
-    the default of the field it stands in, so naming one of its keys leaves the others alone.
-    A class may list `ALIASES = {"other_name": "field"}`. Raises UserError naming the key and the nearest valid one.
+    where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults).
+    A nested dataclass takes missing keys from the default of its field. `cls` may list aliases of its fields,
+    `ALIASES = {"other_name": "field"}`.
+    Raises UserError, naming the key, for an unknown or missing key and a wrong value.
     """
     aliases: dict[str, str] = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
@@ -145,7 +151,7 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
             raise UserError(f"{where}: key {name!r} is missing")
     try:
         return cls(**arguments)
-    except ValueError as error:  # raised by __post_init__ of our own dataclasses, already one sentence
+    except ValueError as error:  # from our dataclasses' __post_init__, already one sentence
         raise UserError(f"{where}: {error}") from error
 
 
@@ -155,21 +161,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type `hint` allows, or a UserError."""
+    """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        errors = []
-        for option in options:
-            if option is type(None):
-                continue
-            try:
-                return _convert(value, option, where)
-            except UserError as error:
-                errors.append(error)
-        raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
+        return _convert_union(value, hint, where)
     if origin is typing.Literal:
         if value not in typing.get_args(hint):
             raise UserError(f"{where}: {value!r} is not valid{nearest(value, typing.get_args(hint))}")
@@ -194,8 +189,21 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a folder called 2024 is still a string
+        return str(value)  # such as a folder called 2024
     raise _wrong(value, hint, where)
+
+
+def _convert_union(value: Any, hint: Any, where: str) -> Any:
+    options = [option for option in typing.get_args(hint) if option is not type(None)]
+    if value is None and len(options) < len(typing.get_args(hint)):
+        return None
+    errors = []
+    for option in options:
+        try:
+            return _convert(value, option, where)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "key: value pairs"}
@@ -207,10 +215,10 @@ def _wrong(value: Any, hint: Any, where: str) -> UserError:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain data, ready for YAML or JSON; `build` reads it back."""
+    """A configuration as nested dicts and lists for YAML or JSON; `build` reads it back."""
     return dataclasses.asdict(config)
 
 
 def yaml_text(values: dict[str, Any]) -> str:
-    """A mapping as YAML, keys in their own order."""
+    """A mapping as YAML, with keys in insertion order."""
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""Versions and the machine: what decides numbers, written beside every result."""
+"""Package versions and hardware, saved with every result because numbers depend on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lfpo.base.version import VERSION
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides numbers."""
+    """Versions of lfpo, torch, transformers and Python."""
     import transformers
 
     return {
@@ -23,6 +23,6 @@ def versions() -> dict[str, str]:
 
 
 def describe_environment() -> str:
-    """The machine in a few words: device, threads, platform."""
+    """Device and CPU threads, in one line."""
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"CPU ({platform.machine()})"
     return f"{device}, {torch.get_num_threads()} of {os.cpu_count()} threads"

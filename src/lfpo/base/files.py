@@ -1,4 +1,4 @@
-"""Small files: JSON read with errors that name the file, text written whole or not at all."""
+"""Small files: JSON with errors that name the file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lfpo.base.errors import UserError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a UserError naming the file."""
+    """A JSON object from a file. Raises UserError, naming the file, where it is missing or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a text file atomically: under a hidden name first, then renamed."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""A command's options: its dataclass, filled from [CONFIG] --key value ..., and its help text."""
+"""Fills a command's dataclass from its arguments, [CONFIG] --key value ..., and prints its help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from lfpo.base.errors import UserError
 
 
 def configure(cls: type, rest: list[str], *, takes_file: bool, command: str) -> tuple[Any, bool]:
-    """A command's configuration from [CONFIG] --key value ..., and whether --resume was given."""
+    """A command's configuration from `rest`, its arguments, and whether --resume was given.
+
+    takes_file: whether the first argument may be a configuration file or recipe. command: the name in messages.
+    Prints the help and exits for -h and --help. Raises UserError for a wrong key or value.
+    """
     if {"-h", "--help"} & set(rest):
         print(describe(cls, command, takes_file))
         raise SystemExit(0)
@@ -26,7 +30,7 @@ def configure(cls: type, rest: list[str], *, takes_file: bool, command: str) -> 
 
 
 def describe(cls: type, command: str, takes_file: bool) -> str:
-    """The help of a command: its dataclass's docstring and a line a key."""
+    """The help of a command: the docstring of its dataclass, then one line for each key."""
     lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]", ""]
     lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
     for f in dataclasses.fields(cls):
@@ -42,7 +46,7 @@ def describe(cls: type, command: str, takes_file: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    """A default for the help text: of nested settings only what differs from their own defaults."""
+    """A default value for the help text; of nested settings only those that differ from their class's defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = type(value)()
         changed = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}

@@ -1,7 +1,7 @@
-"""Random numbers keyed by what they are for, never by position in a batch or rank.
+"""Random numbers keyed by purpose, never by position in a batch or rank.
 
-A row's noise depends on (seed, iteration, row, purpose) alone, so it does not change with batch size, block size,
-number of ranks, or after a resume.
+A row's noise depends on (seed, iteration, row, purpose) only, so it does not change with batch size, block size, number
+of ranks, or after a resume.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def key(*parts: int | str) -> int:
-    """A stable 63-bit integer for the given parts (the same on every platform and Python version)."""
+    """A 63-bit integer from the given parts, the same on every platform and Python version."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -32,21 +32,22 @@ GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
 
 
 def uniform(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Float64 in [0, 1), a pure function of int64 seeds and counters (all broadcast together, counters from 0).
+    """Float64 in [0, 1), a pure function of int64 seeds and counters (from 0), which broadcast to the result's shape.
 
-    SplitMix64's finaliser (Steele et al. 2014), chained over the counters. It needs no generator state, so that a
-    number depends on what it is for and on nothing else, and it is the same on every device.
+    SplitMix64's finaliser (Steele et al. 2014), chained over the counters. Without generator state a number depends on
+    its seed and counters only, and is the same on every device.
     """
     x = _mix(seed)
     for counter in counters:
-        if not isinstance(counter, torch.Tensor):  # filled on the device: a copy from here would wait for it
+        if not isinstance(counter, torch.Tensor):
+            # Filled on the device: a copy from the CPU would synchronise.
             counter = torch.full((), counter, dtype=torch.long, device=seed.device)
         x = _mix(x + GOLDEN * (counter + 1))
     return _shift(x, 11).double() * 2.0**-53
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser; int64 products wrap around."""
+    """SplitMix64's finaliser in int64, whose products wrap around as unsigned ones do."""
     x = (x ^ _shift(x, 30)) * -4658895280553007687
     x = (x ^ _shift(x, 27)) * -7723592293110705685
     return x ^ _shift(x, 31)

@@ -1,10 +1,9 @@
-"""Which LoRA adapter of a backbone a forward runs with."""
+"""Selects the LoRA adapter that a backbone's forward uses."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -12,26 +11,25 @@ from lfpo.models.roles import CURRENT
 
 
 @contextlib.contextmanager
-def using(backbone: nn.Module, adapter: str) -> Iterator[None]:
-    """Run with another adapter than the current one ("base": with none), then turn back. The current one is left as
-    trainable as it was: the backward pass needs it so."""
-    _switch(backbone, adapter)
+def use_adapter(backbone: nn.Module, adapter: str) -> Iterator[None]:
+    """Run the block with `adapter` (BASE: without any), then switch back to CURRENT, which is trainable again."""
+    switch_adapter(backbone, adapter)
     try:
         yield
     finally:
-        _switch(backbone, CURRENT)
+        switch_adapter(backbone, CURRENT)
 
 
-def _switch(backbone: nn.Module, adapter: str) -> None:
-    for layer in _layers(backbone):
-        if adapter in layer.lora_A:
-            layer.enable_adapters(True)
-            layer.set_adapter(adapter, inference_mode=adapter != CURRENT)
-        else:
-            layer.enable_adapters(False)
+def switch_adapter(backbone: nn.Module, adapter: str) -> None:
+    """Activate `adapter` in every LoRA layer that has one of this name, and no adapter in the others.
 
-
-def _layers(backbone: nn.Module) -> list[Any]:
+    Of all adapters only CURRENT requires gradients.
+    """
     from peft.tuners.lora import LoraLayer
 
-    return [m for m in backbone.modules() if isinstance(m, LoraLayer)]
+    for layer in backbone.modules():
+        if isinstance(layer, LoraLayer):
+            found = adapter in layer.lora_A
+            layer.enable_adapters(found)
+            if found:
+                layer.set_adapter(adapter, inference_mode=adapter != CURRENT)

@@ -1,7 +1,7 @@
 """Dream and DiffuCoder: a Qwen2 with full attention whose logits are shifted: position i predicts token i + 1.
 
-Key names are Qwen2's already. Their tokenizer class is remote code over Qwen2's vocabulary files, so Qwen2's own
-class reads it.
+Checkpoint keys already have Qwen2's names. The published tokenizer class is remote code over Qwen2's vocabulary files,
+which transformers' own Qwen2 tokenizer reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lfpo.models.family import Family
 
 
 def hf_config(config: dict[str, Any]) -> Qwen2Config:
-    """Dream's config.json as a Qwen2Config."""
+    """Dream's config.json as a Qwen2Config. Raises KeyError for a missing field."""
     return Qwen2Config(
         hidden_size=config["hidden_size"],
         num_hidden_layers=config["num_hidden_layers"],
@@ -26,7 +26,7 @@ def hf_config(config: dict[str, Any]) -> Qwen2Config:
         rope_theta=config["rope_theta"],
         rms_norm_eps=config["rms_norm_eps"],
         tie_word_embeddings=bool(config.get("tie_word_embeddings")),
-        pad_token_id=None,  # as for LLaDA: pad is EOS and must stay trainable
+        pad_token_id=None,  # as for LLaDA: pad is EOS, whose embedding must be trained
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +14,17 @@ from transformers import PretrainedConfig
 class Family:
     """One family of masked diffusion language models over one of transformers' own architectures.
 
-    name: what messages and metadata call it.
-    model_types: values of `model_type` in config.json that mean this family.
+    name: shown in messages and metadata.
+    model_types: values of `model_type` in config.json that select this family.
     architecture: name of the transformers class, e.g. "LlamaForCausalLM".
-    hf_config: turns the family's config.json into that class's configuration (a KeyError names a missing field).
-    rename: (checkpoint name, transformers name) pairs. Each is a piece of a key that ends at a dot or at the key's
-        end; the first match wins. They are applied left to right on loading and right to left on saving.
-    shift: True where logits at position i predict token i + 1 (models grown from an autoregressive one).
-    mask_token: the mask token's text, where neither config nor tokenizer names one.
-    tokenizer_class: transformers tokenizer class for checkpoints whose own one is remote code and that ship no
-        tokenizer.json (None: let AutoTokenizer decide).
+    hf_config: turns the family's config.json into that class's configuration. Raises KeyError for a missing field.
+    rename: (checkpoint prefix, transformers prefix) of parameter names; "N" stands for the layer number. A prefix
+        matches whole dotted parts, and the first match is used. Loading renames from left to right, saving from right
+        to left.
+    shift: True where logits at position i predict token i + 1 (models adapted from an autoregressive one).
+    mask_token: the mask token's text, used where neither config nor tokenizer names one.
+    tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
+        tokenizer.json (None: tokenizer.json is required).
     """
 
     name: str
@@ -45,13 +47,8 @@ class Family:
 
 def _rename(key: str, pairs: tuple[tuple[str, str], ...]) -> str:
     for old, new in pairs:
-        # Both sides of a pair may hold "N", the layer number, which is carried over.
-        if "N" in old:
-            prefix, suffix = old.split("N")
-            if key.startswith(prefix):
-                number, _, rest = key[len(prefix) :].partition(".")
-                if number.isdigit() and ("." + rest).startswith(suffix + "."):
-                    return new.replace("N", number) + ("." + rest)[len(suffix) :]
-        elif key == old or key.startswith(old + "."):
-            return new + key[len(old) :]
+        prefix = re.escape(old).replace("N", r"(\d+)")
+        renamed, count = re.subn(rf"^{prefix}(?=\.|$)", new.replace("N", r"\1"), key)
+        if count:
+            return renamed
     return key

@@ -1,7 +1,7 @@
-"""FSDP2: weights, gradients and optimiser state of the layers split over processes.
+"""FSDP2: splits the layers' weights, gradients and optimiser state over ranks.
 
-Embeddings, head and LoRA factors stay whole on every process (the head is read directly by the fused loss), and their
-gradients are summed by `distributed.sum_gradients`.
+Embeddings, head and LoRA factors stay whole on every rank, because the fused loss reads the head directly;
+`distributed.sum_gradients` sums their gradients.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from lfpo.models import MaskedDiffusionLM
 
 
 def shard(policy: MaskedDiffusionLM) -> None:
-    """Split each layer's weights over the process group, in place. Parameters are new objects afterwards."""
+    """Split each layer's weights over the ranks, in place. Replaces the layers' parameters by DTensors, so an optimiser
+    must be built afterwards."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in policy.backbone.model.layers:
         whole = {p for name, p in layer.named_parameters() if "lora_" in name}
-        # Said outright: by default a module that no other holds, as each layer is here, stays whole after a forward.
+        # By default FSDP keeps root modules gathered after a forward, and here each layer is a root.
         fully_shard(layer, ignored_params=whole, reshard_after_forward=True)
     for module in _sharded(policy):
-        # Gradients are summed, not averaged: the loss is divided by the normaliser of all processes already.
+        # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
@@ -35,7 +36,7 @@ def _sharded(policy: MaskedDiffusionLM) -> list[Any]:
 
 @contextlib.contextmanager
 def gathered(policy: MaskedDiffusionLM) -> Iterator[None]:
-    """All weights whole on every process meanwhile, so that each may run as many forwards as its rows need."""
+    """Keep all weights whole on every rank inside the block, so that ranks may run different numbers of forwards."""
     modules = _sharded(policy)
     for module in modules:
         module.unshard()

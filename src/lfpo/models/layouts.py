@@ -1,4 +1,4 @@
-"""Published models' shapes with random weights: speed and memory need no download."""
+"""Shapes of published models, and models of these shapes with random weights, to measure speed and memory."""
 
 from __future__ import annotations
 
@@ -45,15 +45,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def random_model(layout: str, layers: int | None, device: torch.device, dtype: torch.dtype) -> MaskedDiffusionLM:
-    """A randomly initialised model of a published shape, all of its layers or only the first."""
-    config = dict(LAYOUTS[layout])
-    if layers is not None:
-        config["n_layers" if "n_layers" in config else "num_hidden_layers"] = layers
-    return init_model(config, seed=0, device=device, dtype=dtype)
+    """A randomly initialised model of a published shape, with `layers` layers (None: all)."""
+    return init_model(with_layers(LAYOUTS[layout], layers), seed=0, device=device, dtype=dtype)
+
+
+def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
+    """A family's config.json with another number of layers (None: its own)."""
+    if layers is None:
+        return config
+    return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
 
 
 def random_prompts(n: int, longest: int, model: MaskedDiffusionLM) -> list[list[int]]:
-    """Random ordinary tokens, of three quarters of `longest` to all of it."""
+    """n prompts of random ordinary tokens; lengths are uniform from 3/4 of `longest` to `longest`."""
     rng = python_rng("bench prompts", n, longest)
     lengths = [rng.randint(max(1, 3 * longest // 4), longest) for _ in range(n)]
     return [[rng.randrange(100, min(100_000, model.vocab_size - 3)) for _ in range(length)] for length in lengths]

@@ -1,7 +1,7 @@
 """LLaDA: a Llama with renamed keys and full (bidirectional) attention. Logits at position i predict token i.
 
-The correspondence is exact: identical float32 logits to the published modelling code, and in bfloat16 too as long as
-the rotary embedding is applied in float32 (`rope_full_precision`), which `lfpo.models.attention` does.
+Logits equal those of the published modelling code exactly: in float32, and in bfloat16 with the rotary embedding in
+float32 (`rope_full_precision`), as in `lfpo.models.attention`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from lfpo.models.family import Family
 
 
 def hf_config(config: dict[str, Any]) -> LlamaConfig:
-    """LLaDA's config.json as a LlamaConfig. `embedding_size` (padded rows) wins over `vocab_size` when set."""
+    """LLaDA's config.json as a LlamaConfig. `embedding_size` (padded rows), when set, replaces `vocab_size`.
+
+    Raises KeyError for a missing field and UserError for an unsupported block_type.
+    """
     if config.get("block_type", "llama") != "llama":
         raise UserError(f"config.json: block_type {config['block_type']!r} is not supported, expected 'llama'")
     return LlamaConfig(
@@ -30,7 +33,7 @@ def hf_config(config: dict[str, Any]) -> LlamaConfig:
         rms_norm_eps=config["rms_norm_eps"],
         attention_bias=bool(config.get("include_qkv_bias") or config.get("include_bias")),
         tie_word_embeddings=bool(config.get("weight_tying")),
-        pad_token_id=None,  # an embedding with a padding index would never train that row, and pad is EOS here
+        pad_token_id=None,  # torch never trains an embedding's padding row, and pad is EOS here
     )
 
 

@@ -1,6 +1,6 @@
-"""Reading and writing checkpoints in each family's own layout: config.json, safetensors, tokenizer files.
+"""Reads and writes checkpoints in each family's own layout: config.json, safetensors, tokenizer files.
 
-Nothing is unpickled and no code from a checkpoint is ever run.
+Nothing is unpickled, and no code from a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -28,7 +27,7 @@ from lfpo.models.tensor_files import write_shards
 FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM}
 
 EMBEDDED = Path(__file__).parent / "embedded"
-# What is carried over unread from a loaded checkpoint to a saved one, so that other tools find what they expect.
+# Copied unread from a loaded checkpoint to a saved one, for other tools.
 _COMPANIONS = (
     "tokenizer*.json",
     "vocab.json",
@@ -42,7 +41,10 @@ _COMPANIONS = (
 
 
 def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint: a folder, `embedded` (the package's own), or a hub id (downloaded once)."""
+    """The local folder of a checkpoint: a folder, `embedded` (the package's own), or a hub id (downloaded once).
+
+    Raises UserError where there is no such folder or hub repository.
+    """
     if str(name) == "embedded":
         return EMBEDDED
     path = Path(name).expanduser()
@@ -55,16 +57,16 @@ def resolve(name: str | Path) -> Path:
         )
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))
-    except (OSError, ValueError) as error:  # the hub's errors (offline, gated, not found) are all OSErrors
+    except (OSError, ValueError) as error:  # the hub's errors (offline, gated, not found) are OSErrors
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"model {text!r}: not a local folder, and the hub could not be reached or refused it ({reason}); "
-            "download it elsewhere and give the folder"
+            f"model {text!r}: no such folder, and the download from the hub failed ({reason}); download the model on "
+            "another machine and give its folder"
         ) from error
 
 
 def family_of(config: dict[str, Any], where: object) -> Family:
-    """The family whose `model_type` a config.json names."""
+    """The family that a config.json's `model_type` selects. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")
     for family in FAMILIES.values():
         if model_type in family.model_types:
@@ -76,17 +78,17 @@ def family_of(config: dict[str, Any], where: object) -> Family:
 def load_model(
     name: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> MaskedDiffusionLM:
-    """Load a masked diffusion language model from a folder, `embedded`, or a hub id.
+    """Load a masked diffusion language model from a folder, `embedded`, or a hub id; weights are cast to `dtype`.
 
-    Raises UserError for a missing or corrupt checkpoint, an unknown family, or keys that do not match the config.
+    Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
     source = resolve(name)
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
-    backbone = _build(family, config, source / "config.json")
+    backbone = build_backbone(family, config, source / "config.json")
     state = {family.to_transformers(k): v.to(device, dtype) for k, v in _read_weights(source).items()}
     _assign(backbone, state, source)
-    backbone.to(device)  # the rotary buffers; weights are there already
+    backbone.to(device)  # the rotary buffers
     return _finish(backbone, family, config, source)
 
 
@@ -98,9 +100,13 @@ def init_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> MaskedDiffusionLM:
-    """A randomly initialised model of a family's config.json (`model_type` says which family)."""
+    """A randomly initialised model of a family's config.json: normal weights of standard deviation `init_std` (0.02),
+    unit norms, zero biases. tokenizer: supplies token ids that the config does not name.
+
+    Raises UserError for an unknown family and a missing or wrong field.
+    """
     family = family_of(config, "init config")
-    backbone = _build(family, config, "init config")
+    backbone = build_backbone(family, config, "init config")
     generator = torch.Generator(device=device).manual_seed(seed)
     std = float(config.get("init_std", 0.02))
     state = {}
@@ -117,16 +123,6 @@ def init_model(
     return _finish(backbone, family, config, None, tokenizer)
 
 
-def _build(family: Family, config: dict[str, Any], where: object) -> nn.Module:
-    try:
-        return build_backbone(family, config)
-    except KeyError as error:
-        raise UserError(f"{where}: field {error} is missing") from error
-    except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{where}: a field has a wrong value ({reason})") from error
-
-
 def _read_weights(source: Path) -> dict[str, torch.Tensor]:
     files = sorted(source.glob("*.safetensors"))
     index = source / "model.safetensors.index.json"
@@ -134,11 +130,11 @@ def _read_weights(source: Path) -> dict[str, torch.Tensor]:
         named = sorted(set(read_json(index).get("weight_map", {}).values()))
         missing = [n for n in named if not (source / n).exists()]
         if missing:
-            raise UserError(f"{source}: shard {missing[0]} named by {index.name} is missing; copy the checkpoint again")
+            raise UserError(f"{source}: {missing[0]}, named by {index.name}, is missing; copy the checkpoint again")
         files = [source / n for n in named]
     if not files:
         raise UserError(
-            f"{source}: no *.safetensors file; only safetensors checkpoints are read (nothing is unpickled)"
+            f"{source}: no *.safetensors file; pickled checkpoints are not read, convert this one to safetensors"
         )
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
@@ -151,15 +147,15 @@ def _read_weights(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) -> None:
-    """Give the meta-device backbone its weights; every key must match in name and shape."""
+    """Put weights into the meta-device backbone. Raises UserError unless all names and shapes match."""
     tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
     if tied:
         state.pop("lm_head.weight", None)
     expected = {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
     if missing := sorted(expected.keys() - state.keys()):
-        raise UserError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]!r}")
+        raise UserError(f"{where}: {len(missing)} tensors are missing, first {missing[0]!r}")
     if extra := sorted(state.keys() - expected.keys()):
-        raise UserError(f"{where}: {len(extra)} tensors are not of this architecture, the first is {extra[0]!r}")
+        raise UserError(f"{where}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
     for key, shape in expected.items():
         if state[key].shape != shape:
             raise UserError(f"{where}: {key} has shape {list(state[key].shape)}, config.json says {list(shape)}")
@@ -173,6 +169,7 @@ def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) 
 def _finish(
     backbone: nn.Module, family: Family, config: dict[str, Any], source: Path | None, tokenizer: Any = None
 ) -> MaskedDiffusionLM:
+    where = source or "init config"
     vocab_size: int = backbone.config.vocab_size  # type: ignore[union-attr,assignment]
     ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if None in ids.values():
@@ -185,9 +182,9 @@ def _finish(
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
         if value is None:
-            raise UserError(f"{source}: neither config.json nor the tokenizer says which token is the {name} token")
+            raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
         if not isinstance(value, int) or not 0 <= value < vocab_size:
-            raise UserError(f"{source}: {name}_token_id {value!r} is no number of the vocabulary's {vocab_size} tokens")
+            raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     return MaskedDiffusionLM(
         backbone,
         family,
@@ -200,9 +197,9 @@ def _finish(
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a checkpoint (a transformers fast tokenizer) with its mask token set, remote code untouched.
+    """The tokenizer of a checkpoint: a transformers fast tokenizer with its mask token set. Remote code is not run.
 
-    Raises UserError where there is no mask token: such a model cannot be a masked diffusion model.
+    name: as in `load_model`. Raises UserError for missing or corrupt tokenizer files, and for one without a mask token.
     """
     import transformers
 
@@ -228,10 +225,11 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
-    """Write a checkpoint under the family's own key names, config and tokenizer files; `load_model` reads it back.
-    Of several processes all call this, and each writes its share of the tensors.
+    """Write a checkpoint with the family's own key names, config.json and tokenizer files; `load_model` reads it back.
+    A collective: every rank calls it and writes its share of the tensors.
 
     tokenizer: saved when given; otherwise the tokenizer files of the loaded checkpoint are copied.
+    Raises OSError or SafetensorError where a file cannot be written.
     """
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
@@ -253,7 +251,7 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            # The tokenizers library raises bare Exception for a failed write.
+            # The tokenizers library raises a bare Exception for a failed write.
             raise OSError(f"{folder}: {error}") from error
     elif model.source is not None and model.source.resolve() != folder.resolve():
         for pattern in _COMPANIONS:

@@ -1,8 +1,8 @@
-"""LoRA: one base model in memory, and an adapter for each policy that differs from it.
+"""LoRA (arXiv 2106.09685): one base model in memory, and one adapter each for the current and the reference policy.
 
-The current policy and the reference are two adapters; the base policy is the model with both off. The reference's EMA
-averages the factors A and B, and the product of averages is not the average of products: between updates theta_old is
-near the EMA of the full weights, not equal to it (with ema_decay 0 it is a plain copy, and equal).
+The base policy is the model with both adapters off. The reference's EMA averages the factors A and B, and a product of
+averages is not the average of products: with ema_decay above 0, theta_old is close to the EMA of the full weights, not
+equal to it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from lfpo.base.checks import at_least_one
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.adapters import _switch
+from lfpo.models.adapters import switch_adapter
 from lfpo.models.roles import CURRENT, OLD
 
-# What d1 and those after it list, in Llama's names (arXiv 2504.12216's code).
+# The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """r, lora_alpha: rank and scale (alpha / r), d1's by default.
+    """r: rank. lora_alpha: an adapter is scaled by lora_alpha / r. Defaults are d1's.
 
-    target_modules: "all-linear" (every linear layer but the head); "as-published" (what the peers' list really adapts:
-    in LLaDA, whose output, gate and down projections have other names, only q, k, v and up); or a list of names, the
-    family's own or transformers'.
+    target_modules: "all-linear" (every linear layer but the head); "as-published" (the layers that d1's list matches:
+    in LLaDA only q, k, v and up, because its output, gate and down projections have other names); or a list of names,
+    the family's own or transformers'.
 
-    There is no dropout: it would make a policy's probabilities differ from themselves between two forwards.
+    There is no dropout: with it, two forwards of the same policy would give different probabilities.
     """
 
     r: int = 128
@@ -50,7 +50,7 @@ class LoraSettings:
 
 
 def settings_of(peft_config: Any) -> LoraSettings:
-    """The settings that a peft LoraConfig stands for. Raises UserError where it asks for what is not offered."""
+    """The settings of a peft LoraConfig. Raises UserError for dropout and for other kinds of adapters."""
     if getattr(peft_config, "lora_dropout", 0):
         raise UserError("peft_config: lora_dropout must be 0: with it a policy's probabilities change between forwards")
     if getattr(peft_config, "peft_type", None) != "LORA":
@@ -64,11 +64,11 @@ def settings_of(peft_config: Any) -> LoraSettings:
 
 
 def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -> MaskedDiffusionLM:
-    """Give `model` two new adapters that change nothing yet, freeze its own weights, and return the reference policy,
-    which shares them. Only the adapter "current" trains; its factors are float32 whatever the weights are.
+    """Add the adapters CURRENT and OLD to `model`, freeze its own weights, and return the reference policy (OLD), which
+    shares the backbone. Factors are float32, only CURRENT's are trainable.
 
-    A starts as peft's does (uniform within 1 / sqrt(inputs)) but from `seed`, B at zero.
-    Raises UserError for a target name that matches nothing.
+    A is uniform within 1 / sqrt(inputs), as in peft, drawn from `seed`; B is zero, so outputs do not change.
+    Raises UserError for a target name that matches no layer, and where peft is missing.
     """
     reference = inject(model, settings)
     for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
@@ -81,7 +81,7 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
 
 
 def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
-    """The layers of `attach` without their values, which a model on the meta device has not."""
+    """`attach` without the initial values of the factors; also works on the meta device."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -92,20 +92,23 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
     )
     model.requires_grad_(False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are what is wanted
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are intended
         for name in (CURRENT, OLD):
             inject_adapter_in_model(
                 config, model.backbone, adapter_name=name, low_cpu_mem_usage=model.device.type == "meta"
             )
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
-    _switch(model.backbone, CURRENT)
+    switch_adapter(model.backbone, CURRENT)
     return reference
 
 
 def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str]:
-    """Last parts of the linear layers' names, in transformers' spelling."""
+    """The last parts of the target layers' transformers names, sorted. targets: see LoraSettings.target_modules.
+
+    Raises UserError for a name that matches no linear layer.
+    """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
-    # The family's own name of each layer, and transformers', both say the same layer.
+    # The family's own name of each layer -> transformers' name.
     names = {model.family.to_checkpoint(n + ".weight").split(".")[-2]: n.split(".")[-1] for n in linear}
     if targets == "all-linear":
         return sorted(set(names.values()))
@@ -116,20 +119,20 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str
     known = {**names, **{n: n for n in names.values()}}
     for name in targets:
         if name not in known:
-            raise UserError(f"lora target_modules: {name!r} is no linear layer of this model{nearest(name, known)}")
+            raise UserError(f"lora target_modules: {name!r} is not a linear layer of this model{nearest(name, known)}")
     if not targets:
         raise UserError("lora target_modules: the list is empty")
     return sorted({known[name] for name in targets})
 
 
 def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:
-    """Names and values of a policy's adapter, in a fixed order; names without the adapter's own."""
+    """Parameter names (without the adapter's name) and factors of a policy's adapter, in a fixed order."""
     mark = f".{policy.adapter}."
     return [(n.replace(mark, "."), p) for n, p in policy.backbone.named_parameters() if "lora_" in n and mark in n]
 
 
 def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
-    """Write a policy's factors in peft's format; peft loads them onto the transformers model of the same weights."""
+    """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
     tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in factors(policy)}
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -139,10 +142,10 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy saved factors into a policy's, in place. Raises UserError when they are of another shape or layers."""
+    """Copy saved factors into a policy's, in place. Raises UserError if layers or shapes differ."""
     saved = load_file(folder / "adapter_model.safetensors")
     mine = {f"base_model.model.{n}": p for n, p in factors(policy)}
     if saved.keys() != mine.keys() or any(saved[n].shape != p.shape for n, p in mine.items()):
-        raise UserError(f"{folder}: holds an adapter of other layers or rank than lora in the configuration says")
+        raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
     for name, parameter in mine.items():
         parameter.data.copy_(saved[name])

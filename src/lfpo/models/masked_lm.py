@@ -1,4 +1,4 @@
-"""The model every other part of the project sees: tokens in, one prediction per position out."""
+"""The model class that all other packages use: tokens in, one prediction for each position out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
+from lfpo.base.distributed import whole
+from lfpo.base.errors import UserError
+from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import NAME as ATTENTION
 from lfpo.models.attention import FullPrecisionRope, Packed
 from lfpo.models.family import Family
-from lfpo.models.four_bit import plain, shape_of
-from lfpo.models.kv_cache import KeyValueMemory
+from lfpo.models.four_bit import dequantized, original_shape
+from lfpo.models.kv_cache import KeyValueCache
+from lfpo.models.roles import CURRENT
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -22,10 +27,11 @@ class MaskedDiffusionLM(nn.Module):
 
     The logit shift of Dream and DiffuCoder is undone here and nowhere else.
 
-    mask_id, eos_id, pad_id: token ids. max_length: the longest prompt + completion the model takes, in tokens.
-    config: the family's own config.json. source: the folder it came from (None for a fresh model).
-    adapter: which LoRA adapter of the backbone this policy is (see lfpo.models.lora); None where there are none.
-    autocast: run the body (not the head) in bfloat16, whatever the weights' dtype; states come back in the weights'.
+    mask_id, eos_id, pad_id: token ids. max_length: longest prompt + completion, in tokens.
+    config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
+    adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
+    autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
+    device, dtype: of the head's weights. Inputs must be on `device`.
     """
 
     def __init__(
@@ -69,54 +75,56 @@ class MaskedDiffusionLM(nn.Module):
         self,
         input_ids_BL: torch.Tensor,
         attention_mask_BL: torch.Tensor | None = None,
-        memory: KeyValueMemory | None = None,
+        cache: KeyValueCache | None = None,
         *,
         compiled: bool = False,
     ) -> torch.Tensor:
-        """Final hidden states [B, L, D]; `head(hidden[b, i])` are the logits of token i.
+        """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
 
-        attention_mask_BL: 1 or True for real tokens. Padding may stand left, right or both: masked keys are never
-        attended, and positions are counted from each row's first real token. None means nothing is padded.
-        memory: an empty one, to be filled with all keys and values.
-        compiled: run the body through torch.compile, which builds a program for each shape it meets.
+        input_ids_BL: int64. attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on the
+            left, on the right or on both sides: masked keys are not attended, and positions are counted from each row's
+            first real token.
+        cache: an empty cache, to be filled with all keys and values.
+        compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
-        # On a GPU looking into the mask would wait for the device; a mask without zeros is only a little slower there.
+        # On a GPU `all` would synchronise, so the mask is always used there; without zeros it costs little.
         if attention_mask_BL is not None and (attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = _positions(attention_mask_BL)
             mask = attention_mask_BL.bool()[:, None, None, :]
-        if memory is not None and mask is None:
+        if cache is not None and mask is None:
             mask = torch.ones_like(input_ids_BL, dtype=torch.bool)[:, None, None, :]
             position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
-        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
+        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = (self._compiled_body() if compiled else self.backbone.model)(
                 input_ids=input_ids_BL,
                 attention_mask=mask,
                 position_ids=position_ids,
-                past_key_values=memory,
+                past_key_values=cache,
                 use_cache=False,
             ).last_hidden_state
         if self.family.shift:
-            # Position 0 has no predecessor; its prediction is never used because completions follow a prompt.
+            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
         return hidden.to(self.dtype)
 
     def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
-        """`hidden` of the real tokens alone, one row's after the other [tokens, D]: nothing is computed for padding."""
+        """`hidden` of the real tokens only, [T, D], rows concatenated; padding is not computed."""
         real = attention_mask_BL.bool()
         lengths = real.sum(-1)
         starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
         ids = input_ids_BL[real][None]
-        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
+        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = self.backbone.model(
                 input_ids=ids,
-                attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],  # so that none is made
+                # An all-true mask keeps transformers from building its own.
+                attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
                 position_ids=_positions(attention_mask_BL)[real][None],
                 use_cache=False,
                 packed=Packed(tuple(lengths.tolist()), starts),
             ).last_hidden_state[0]
         if self.family.shift:
-            # A row's first token gets what its neighbour's last one says; as in `hidden`, it is never asked for.
+            # The shift crosses row borders, which is harmless: position 0 of a row is never scored, as in `hidden`.
             hidden = torch.cat([hidden[:1], hidden[:-1]])
         return hidden.to(self.dtype)
 
@@ -126,46 +134,46 @@ class MaskedDiffusionLM(nn.Module):
         attention_mask_BL: torch.Tensor,
         start_B: torch.Tensor,
         width: int,
-        memory: KeyValueMemory,
+        cache: KeyValueCache,
     ) -> torch.Tensor:
-        """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1, with the keys and
-        values of all other tokens as `memory` has them; it takes over those of the window.
+        """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
 
-        Columns past L, for rows whose window is shorter, give meaningless predictions and touch nothing. start_B must
-        be at least 1: with the logit shift the token before the window is run too, as it holds the first prediction.
+        Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
+        give meaningless states and change only the cache's scratch column. start_B [B], int64, must be at least 1: with
+        the logit shift the token before the window is run too, because it holds the first prediction.
         """
         length = input_ids_BL.shape[1]
         first = start_B - int(self.family.shift)
         columns = first[:, None] + torch.arange(width + int(self.family.shift), device=first.device)
         columns = columns.clamp(max=length)  # the scratch column
-        memory.columns = columns
+        cache.columns = columns
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
-        with self._as_policy(), in_bfloat16(self.device.type, self.autocast):
+        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = self.backbone.model(
                 input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
                 attention_mask=seen[:, None, None, :],
                 position_ids=_positions(seen).gather(1, columns),
-                past_key_values=memory,
+                past_key_values=cache,
                 use_cache=False,
             ).last_hidden_state
         return hidden[:, :width].to(self.dtype)
 
     def _compiled_body(self) -> Any:
-        """The body compiled for fixed shapes; on a GPU each shape's program is replayed as one CUDA graph."""
+        """The body through torch.compile with static shapes; on a GPU each shape is replayed as a CUDA graph."""
         if self._compiled is None:
             torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
             mode = "reduce-overhead" if self.device.type == "cuda" else "default"
-            # In a list: a submodule would be copied, saved and trained a second time.
+            # In a list, so that torch does not register the compiled body as a second set of parameters.
             self._compiled = [torch.compile(self.backbone.model, dynamic=False, mode=mode)]
         return self._compiled[0]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., D]."""
+        """Logits [..., V] of hidden states [..., D], in the weights' dtype."""
         return self.backbone.lm_head(hidden)
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The head [V, D]; it has no bias in any family."""
+        """The head's weights [V, D]; no family has a bias there."""
         return self.backbone.lm_head.weight
 
     def forward(
@@ -174,86 +182,92 @@ class MaskedDiffusionLM(nn.Module):
         attention_mask_BL: torch.Tensor | None = None,
         positions_BL: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits: [B, L, V], or [T, V] for the T positions (row-major) where `positions_BL` is True."""
+        """Logits [B, L, V], or [T, V] of the T positions (row-major) where `positions_BL` (bool) is True."""
         hidden = self.hidden(input_ids_BL, attention_mask_BL)
         return self.head(hidden if positions_BL is None else hidden[positions_BL])
 
-    def _as_policy(self) -> contextlib.AbstractContextManager[None]:
-        """Switches the backbone to this policy's adapter for a forward; the current one is where it rests."""
-        if self.adapter in (None, "current"):
+    def _own_adapter(self) -> contextlib.AbstractContextManager[None]:
+        """Activates this policy's adapter for a forward; between forwards CURRENT is active."""
+        if self.adapter is None or self.adapter == CURRENT:
             return contextlib.nullcontext()
-        from lfpo.models.adapters import using
-
-        assert self.adapter is not None
-        return using(self.backbone, self.adapter)
+        return use_adapter(self.backbone, self.adapter)
 
     def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
-        """The policy that another adapter makes of the same backbone, in memory once; "base" is none of them."""
+        """A policy that uses another adapter of the same backbone object (BASE: none)."""
         other = copy.copy(self)
         other.adapter = adapter
         return other
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The backbone's own parameters, split ones as they are, under the names they have without adapters; of those
-        in 4 bits only shape and dtype."""
+        """The backbone's parameters without adapters, by their names without adapters. Parameters split by FSDP are
+        DTensors; 4-bit parameters are meta tensors of their original shape, in `dtype`."""
         return {
             name.replace(".base_layer.", "."): p
-            if shape_of(p) == p.shape
-            else torch.empty(shape_of(p), dtype=self.dtype, device="meta")
+            if original_shape(p) == p.shape
+            else torch.empty(original_shape(p), dtype=self.dtype, device="meta")
             for name, p in self.backbone.named_parameters(remove_duplicate=False)
             if "lora_" not in name
         }
 
     def merged(self, name: str) -> torch.Tensor:
-        """One of `weights`, put together where it is split (every process must ask), out of its 4 bits where it is in
-        them, this policy's adapter added."""
-        from lfpo.base.distributed import whole
-
+        """The value of one of `weights`: gathered if it is split (then a collective), dequantised if it is 4-bit, with
+        this policy's adapter added."""
         module_name, _, kind = name.rpartition(".")
         module = self.backbone.get_submodule(module_name)
         if not hasattr(module, "get_delta_weight"):
-            return whole(plain(getattr(module, kind))).detach()
-        weight = whole(plain(getattr(module.base_layer, kind))).detach()
+            return whole(dequantized(getattr(module, kind))).detach()
+        weight = whole(dequantized(getattr(module.base_layer, kind))).detach()
         if kind != "weight":
             return weight
-        delta = module.get_delta_weight(self.adapter)  # in float32, as the factors are
+        delta = module.get_delta_weight(self.adapter)  # float32, as the factors
         return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
     def checkpoint_layers(self) -> None:
-        """From now on a forward keeps each layer's input only, and the backward pass runs the layer again."""
-        # transformers has renamed it.
+        """Turn on gradient checkpointing: a forward keeps each layer's input only, and the backward pass runs the layer
+        again."""
+        # The method's name depends on the version of transformers.
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
 
-    def frozen_copy(self, instead: dict[int, Any] | None = None) -> MaskedDiffusionLM:
-        """A deep copy without gradients: the reference policy. instead: id -> what takes the place of its copy."""
+    def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
+        """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
         copied = copy.copy(self)
         copied._compiled = None
-        return copy.deepcopy(copied, instead).requires_grad_(False).eval()
+        return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 
 def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:
-    """Autocast that keeps no copies: a forward uses each weight once, and bfloat16 copies of all would stay to its
-    end."""
+    """Autocast to bfloat16 if `enabled`. Without autocast's weight cache, which would hold copies of all weights until
+    the end of a forward that uses each of them once."""
     if not enabled:
         return contextlib.nullcontext()
     return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
 
 
 def _positions(attention_mask_BL: torch.Tensor) -> torch.Tensor:
-    """Places counted from each row's first real token."""
+    """Position ids [B, L], counted from each row's first real token."""
     return (attention_mask_BL.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def build_backbone(family: Family, config: dict[str, Any]) -> nn.Module:
-    """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE."""
+def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
+    """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
+    inv_freq buffer holds real values, on the CPU).
+
+    Raises UserError, beginning with `where`, for a missing field or a wrong value.
+    """
     import transformers
 
-    hf_config = family.hf_config(config)
-    hf_config.is_causal = False  # read by transformers when it builds the mask from padding
-    hf_config._attn_implementation = ATTENTION
-    with torch.device("meta"):
-        backbone: Any = getattr(transformers, family.architecture)(hf_config)
-    # inv_freq is a buffer that no checkpoint holds: rebuild it with real, float32 values.
-    backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
+    try:
+        hf_config = family.hf_config(config)
+        hf_config.is_causal = False  # read by transformers when it builds the mask from padding
+        hf_config._attn_implementation = ATTENTION
+        with torch.device("meta"):
+            backbone: Any = getattr(transformers, family.architecture)(hf_config)
+        # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
+        backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
+    except KeyError as error:
+        raise UserError(f"{where}: field {error} is missing") from error
+    except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{where}: a field has a wrong value ({reason})") from error
     return backbone

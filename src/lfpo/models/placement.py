@@ -1,6 +1,6 @@
-"""Where a policy's layers are and in what precision: kept in CPU memory between uses, or made ready to sample with.
+"""Device and precision of a policy's layers: kept in CPU memory between uses, or prepared for sampling.
 
-Only the layers move. Embeddings and head stay on the device, since the loss reads the head directly.
+Only the layers move. Embeddings and head stay on the device, because the loss reads the head directly.
 """
 
 from __future__ import annotations
@@ -16,67 +16,71 @@ from lfpo.models import MaskedDiffusionLM
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
-    """A frozen copy whose layers live in CPU memory, pinned beside a GPU. A forward brings over one layer at a time and
-    lets it go again: it holds one layer on the device, and costs one transfer of them all."""
-    homes = {
-        id(p): nn.Parameter(_home(p.data, model.device), requires_grad=False)
+    """A frozen copy whose layers are stored in CPU memory (pinned if the model is on a GPU).
+
+    During a forward each layer is copied to the device before it runs and released after it, so one layer is on the
+    device at a time, and a forward transfers all layers once.
+    """
+    stored = {
+        id(p): nn.Parameter(_cpu_copy(p.data, model.device), requires_grad=False)
         for p in model.backbone.model.layers.parameters()
     }
-    policy = model.frozen_copy(homes)
+    policy = model.frozen_copy(stored)
     for layer in policy.backbone.model.layers:
-        visit = _Visit(layer, policy.device)
-        layer.register_forward_pre_hook(visit.come)
-        layer.register_forward_hook(visit.go, always_call=True)
+        loader = _LayerLoader(layer, policy.device)
+        layer.register_forward_pre_hook(loader.load)
+        layer.register_forward_hook(loader.release, always_call=True)
     return policy
 
 
-def _home(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    home = torch.empty_like(weight, device="cpu", pin_memory=device.type == "cuda")
-    return home.copy_(weight)
+def _cpu_copy(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    copy = torch.empty_like(weight, device="cpu", pin_memory=device.type == "cuda")
+    return copy.copy_(weight)
 
 
-class _Visit:
-    """A layer's stay on the device for one forward; nothing happens where `sampling` has brought it already."""
+class _LayerLoader:
+    """Copies a layer's weights to the device before its forward and releases them after it. Does nothing while
+    `sampling` has replaced the weights."""
 
     def __init__(self, layer: nn.Module, device: torch.device):
         self.slots, self.device = _slots(layer), device
-        self.came = False
+        self.loaded = False
 
-    def come(self, *_: Any) -> None:
-        self.came = all(held[name] is home for held, name, home in self.slots)
-        for held, name, home in self.slots if self.came else []:
-            held[name] = _frozen(home.detach().to(self.device, non_blocking=True, copy=True))
+    def load(self, *_: Any) -> None:
+        self.loaded = all(parameters[name] is stored for parameters, name, stored in self.slots)
+        for parameters, name, stored in self.slots if self.loaded else []:
+            parameters[name] = _frozen(stored.detach().to(self.device, non_blocking=True, copy=True))
 
-    def go(self, *_: Any) -> None:
-        for held, name, home in self.slots if self.came else []:
-            held[name] = home
+    def release(self, *_: Any) -> None:
+        for parameters, name, stored in self.slots if self.loaded else []:
+            parameters[name] = stored
 
 
 @contextlib.contextmanager
-def sampling(policy: MaskedDiffusionLM, *, cast: bool, bring: bool) -> Iterator[None]:
-    """A policy made ready for many forwards without gradients.
+def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool) -> Iterator[None]:
+    """Prepare a policy for many forwards without gradients; the stored weights are put back at the end.
 
-    cast: the layers' matrices in bfloat16, as autocast would make them at every forward: the same results, and half
-        of the weights' size in copies, which go before gradients come.
-    bring: the layers, which live in CPU memory, all on the device.
+    cast: hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them at every
+        forward. The copies take half of the memory of float32 weights.
+    move_to_device: copy all layers, which are stored in CPU memory, to the device.
     """
     slots = _slots(policy.backbone.model.layers)
     try:
-        for held, name, home in slots:
-            here = home.detach().to(policy.device, non_blocking=True, copy=bring)
-            if cast and home.ndim == 2 and home.is_floating_point():
-                # On the device; at once with the transfer it would be done on the CPU.
-                here = here.to(torch.bfloat16)
-            if here.dtype != home.dtype or bring:
-                held[name] = _frozen(here)
+        for parameters, name, stored in slots:
+            weight = stored.detach().to(policy.device, non_blocking=True, copy=move_to_device)
+            if cast and stored.ndim == 2 and stored.is_floating_point():
+                # A second call, so that the device casts; `to` with both arguments would cast on the CPU.
+                weight = weight.to(torch.bfloat16)
+            if weight.dtype != stored.dtype or move_to_device:
+                parameters[name] = _frozen(weight)
         yield
     finally:
-        for held, name, home in slots:
-            held[name] = home
+        for parameters, name, stored in slots:
+            parameters[name] = stored
 
 
 def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
-    """Where parameters are looked up, by what name, and what is there."""
+    """(parameter dict of a submodule, name, parameter) of every parameter of `module`."""
     return [(m._parameters, name, p) for m in module.modules() for name, p in m._parameters.items() if p is not None]
 
 

@@ -1,6 +1,6 @@
-"""The policies of a run, by name.
+"""Names of a run's policies.
 
-CURRENT: theta, the one that is trained. OLD: theta_old, which sampled the rollouts. BASE: where training started.
+CURRENT: theta, the trained policy. OLD: theta_old, which samples the rollouts. BASE: the policy before training.
 """
 
 CURRENT, OLD, BASE = "current", "old", "base"

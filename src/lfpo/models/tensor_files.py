@@ -1,7 +1,7 @@
-"""Tensors as safetensors files, written by all processes at once, of which none ever holds more than a file.
+"""Tensors as safetensors files, written by all ranks in parallel; no rank holds more than one file at a time.
 
-A tensor that FSDP split is put together on its own, for the process that writes its file. The files are Hugging Face's:
-one, or several with an index; so any tool reads them, and any number of processes.
+A tensor split by FSDP is gathered on its own, for the rank that writes its file. The files have Hugging Face's layout
+(one file, or several shard files with an index), so other tools and any number of ranks can read them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch.distributed.tensor import DTensor
 from lfpo.base import distributed
 
 FILE_BYTES = 5 * 10**9
-FORMAT = {"format": "pt"}  # some readers insist
+FORMAT = {"format": "pt"}  # metadata that some readers require
 
 
 def write_shards(
     tensors: Mapping[str, torch.Tensor], whole: Callable[[str], torch.Tensor], folder: Path, stem: str
 ) -> None:
-    """Write `stem`.safetensors into an existing folder that all processes see, or files stem-00001-of-0000N with their
-    index. All processes call this alike; where one cannot write, all stop (see distributed.each_writes).
+    """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
+    ranks see. A collective: every rank calls it with the same arguments.
 
-    tensors: names and shapes of what to write, perhaps split. whole(name): the values, all of them, on any device; what
-        it needs of other processes they give by calling it too.
+    tensors: names and shapes of what to write; values may be split. whole(name): the whole tensor on any device; a
+        collective. Where a rank cannot write its file, all ranks stop (see distributed.each_writes).
     """
     rank, world = distributed.rank(), distributed.world()
     sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
@@ -45,7 +45,7 @@ def write_shards(
             for name in file:
                 tensor = whole(name)
                 if writer == rank:
-                    mine[name] = alone(tensor.detach().contiguous().cpu())
+                    mine[name] = _with_own_storage(tensor.detach().contiguous().cpu())
         path = folder / names[first + rank] if first + rank < len(files) else None
         distributed.each_writes(functools.partial(_write, mine, path))
     if len(files) > 1:
@@ -61,7 +61,10 @@ def _write(tensors: dict[str, torch.Tensor], path: Path | None) -> None:
 
 
 def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in their order, file by file; a file holds `limit` bytes at most, or one larger tensor. At least one."""
+    """Names in order, split into at least one file of at most `limit` bytes each (a larger tensor has its own file).
+
+    sizes: bytes of each tensor.
+    """
     files: list[list[str]] = [[]]
     room = limit
     for name, size in sizes.items():
@@ -73,13 +76,13 @@ def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return files
 
 
-def alone(tensor: torch.Tensor) -> torch.Tensor:
-    """With storage of its own: weights that FSDP put together are views of a padded buffer, which cannot be saved."""
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy if the tensor is a view: FSDP gathers into views of a padded buffer, which safetensors refuses to save."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def places(folder: Path) -> dict[str, Path]:
-    """Which file of a folder each tensor is in."""
+def tensor_paths(folder: Path) -> dict[str, Path]:
+    """The file that holds each tensor of a folder's safetensors files, by tensor name."""
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -88,7 +91,8 @@ def places(folder: Path) -> dict[str, Path]:
 
 
 def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """A tensor from a file: of one that has a split parameter's shape only this process's rows, split likewise."""
+    """Read a tensor from a file. If it belongs to a split parameter (same shape, a DTensor), read only this rank's rows
+    and return them as a DTensor split like `parameter`; otherwise return the whole tensor on the CPU."""
     with safe_open(path, framework="pt") as file:
         found = file.get_slice(name)
         if not isinstance(parameter, DTensor) or found.get_shape() != list(parameter.shape):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.kv_cache import KeyValueMemory
+from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
 
@@ -40,12 +40,12 @@ class BlockForward:
         self.share_first, self.compiled = share_first, compiled
         self.block_length, self.blocks = sampler.block_length, sampler.gen_length // sampler.block_length
         self.started: set[int] = set()  # rows that have had their first forward
-        self.memory = KeyValueMemory()
+        self.cache = KeyValueCache()
         self.width = self.longest  # prompt columns in use: those of the longest prompt in flight
 
     def keep(self, index: list[int]) -> None:
         """Drop the cache of all rows in flight but those at these places."""
-        self.memory = self.memory.select(self._tensor(index))
+        self.cache = self.cache.select(self._tensor(index))
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
@@ -53,7 +53,7 @@ class BlockForward:
         row_ids: active.row as a list, so that the device need not be asked. Updates active.queries and active.age.
         """
         width = max(len(self.prompts[r]) for r in row_ids)
-        self.memory = self.memory.trim(self.width - width) if width < self.width else self.memory
+        self.cache = self.cache.trim(self.width - width) if width < self.width else self.cache
         self.width = width
         skip = self.longest - width
         ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
@@ -140,9 +140,9 @@ class BlockForward:
         if whole:
             places, source = self._shared(whole, row_ids, fresh)
             run = self._tensor(places)
-            memory = KeyValueMemory()
-            hidden = self.model.hidden(ids[run], mask[run], memory)
-            self.memory.put(self._tensor(whole), memory.select(source), len(row_ids))
+            cache = KeyValueCache()
+            hidden = self.model.hidden(ids[run], mask[run], cache)
+            self.cache.put(self._tensor(whole), cache.select(source), len(row_ids))
             parts.append(hidden[source[:, None], columns[self._tensor(whole)]])
         if rest:
             index = self._tensor(rest)
@@ -150,10 +150,10 @@ class BlockForward:
             size = self.block_length
             if self.sampler.cache == "prefix":
                 size = ids.shape[1] - int(start.min())
-            memory = self.memory if not whole else self.memory.select(index)
-            hidden = self.model.window_hidden(ids[index], mask[index], start, size, memory)
+            cache = self.cache if not whole else self.cache.select(index)
+            hidden = self.model.window_hidden(ids[index], mask[index], start, size, cache)
             if whole:
-                self.memory.put(index, memory, len(row_ids))
+                self.cache.put(index, cache, len(row_ids))
             parts.append(hidden[:, : self.block_length])
         self._count(active, due, columns[:, 0], mask)
         return torch.cat(parts)[self._tensor(whole + rest).argsort()]

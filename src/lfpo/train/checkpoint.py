@@ -1,10 +1,9 @@
 """Checkpoints: written atomically, verified by checksum, safetensors and JSON only.
 
-A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), optionally `reference/`,
-`optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file and is written last. It is
-prepared under a hidden name and renamed, so a folder called `step-N` with a good manifest is always whole. Of several
-processes, which must see one file system, each writes and hashes its share; tensors are whole in the files, so any
-number of processes reads them.
+A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), `reference/` (optional),
+`optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file. It is written under a
+hidden name, the manifest last, and then renamed, so a folder called `step-N` is complete. All ranks must see the same
+file system: each writes and hashes its share. The files hold whole tensors, so any number of ranks can read them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.lora import load_adapter, save_adapter
-from lfpo.models.tensor_files import places, read_like, write_shards
+from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.train.optim import restore, state_of
 
 CARD = "README.md"
@@ -42,10 +41,11 @@ def save_checkpoint(
     card: str = "",
     keep: int = 2,
 ) -> Path:
-    """Write `checkpoints/step-N` and remove all but the newest `keep`. Raises UserError when it cannot be written.
+    """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
+    it.
 
-    state: JSON data of the caller (step counters, data position, seeds). card: the README.md of `model/`. Of several
-        processes all call this.
+    state: JSON data of the caller (counters). card: text of `model/README.md`.
+    Raises UserError where a file cannot be written; the checkpoints before it are not touched.
     """
     root = run_dir / "checkpoints"
     final, partial = root / f"step-{step}", root / f".step-{step}.partial"
@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def _prepare(root: Path, partial: Path) -> None:
-    """An empty folder to write to, and none of those that a kill left behind."""
+    """Create the folder `partial`, and remove the partial folders of interrupted saves."""
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".*.partial"):
         shutil.rmtree(leftover)
@@ -80,26 +80,30 @@ def _prepare(root: Path, partial: Path) -> None:
 
 
 def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
-    """The manifest, the checkpoint's name, and the end of older ones."""
+    """Write the manifest, rename the checkpoint to its final name, and remove old checkpoints."""
     _write_json(partial / "manifest.json", manifest)
     for path in [partial / "manifest.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _sync(path)
-    if final.exists():  # the same step saved again after a resume
+    if final.exists():  # a resumed run saves the same step again
         shutil.rmtree(final)
     partial.rename(final)
     _sync(root)
-    # A checkpoint numbered higher is one that a resume had to pass over as damaged.
-    older = [p for p in _numbered(root) if _number(p) <= _number(final)]
-    for old in [*older[:-keep], *(p for p in _numbered(root) if _number(p) > _number(final))]:
-        # Renamed first: a deletion cut short must not leave half a folder under a checkpoint's name.
-        doomed = root / f".{old.name}.partial"
-        old.rename(doomed)
-        shutil.rmtree(doomed)
+    # A later step is a damaged checkpoint that the resume skipped.
+    steps = _numbered(root)
+    up_to_final = [p for p in steps if _number(p) <= _number(final)]
+    for old in [*up_to_final[:-keep], *steps[len(up_to_final) :]]:
+        # Renamed first, so that an interrupted deletion leaves no incomplete folder under a checkpoint's name.
+        hidden = root / f".{old.name}.partial"
+        old.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, card: str = "") -> Path:
-    """Write the trained model to `run_dir/model`, replacing an earlier one only once the new one is whole. Of several
-    processes all call this."""
+    """Write the trained model to `run_dir/model` and return that folder; an earlier model is replaced once the new one
+    is complete. A collective: every rank calls it.
+
+    card: text of README.md. Raises UserError where a file cannot be written.
+    """
     final, partial = run_dir / "model", run_dir / ".model.partial"
 
     def publish() -> None:
@@ -119,7 +123,8 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, car
 
 
 def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
-    """The newest checkpoint whose files all match its manifest; damaged ones are passed over and reported."""
+    """The newest checkpoint whose files match its manifest, or None. report: called with a sentence for each damaged
+    checkpoint that is skipped."""
     for path in reversed(_numbered(run_dir / "checkpoints")):
         damage = verify(path)
         if damage is None:
@@ -130,7 +135,7 @@ def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
 
 
 def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when every file matches its manifest."""
+    """What is wrong with a checkpoint; None if every file matches its manifest."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
     except (OSError, ValueError):
@@ -147,11 +152,12 @@ def verify(path: Path) -> str | None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
+    """The `state` that `save_checkpoint` was given, and `step`."""
     return read_json(path / "state.json")
 
 
 def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
-    """All weights, or of a LoRA policy only its adapter: the base does not change."""
+    """Write all weights, or of a LoRA policy only its adapter, since the base does not change. A collective."""
     if policy.adapter is None:
         save_model(policy, folder, tokenizer)
     else:
@@ -159,13 +165,16 @@ def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> Non
 
 
 def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Per-parameter state, as `number.field`; the number counts parameters through all groups."""
+    """Write per-parameter state as tensors `number.field`; numbers count parameters over all groups. A collective."""
     tensors = state_of(optimizer)
     write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "optimizer")
 
 
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy a saved policy's weights into `model`, in place (optimisers keep their parameters)."""
+    """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects.
+
+    Raises UserError where the folder holds an adapter and the model has none, the reverse, or other shapes.
+    """
     if (folder / "adapter_config.json").exists() != (model.adapter is not None):
         found = (
             "all weights, and the configuration has" if model.adapter else "an adapter, and the configuration has no"
@@ -182,10 +191,11 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Restore per-parameter state; hyperparameters stay as the current configuration has them."""
+    """Restore per-parameter state from a checkpoint; hyperparameters keep their current values. A rank reads only its
+    rows of split parameters. Raises UserError for the state of another kind of optimiser."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, file in places(path / "optimizer").items():
+    for name, file in tensor_paths(path / "optimizer").items():
         index, _, field = name.partition(".")
         state.setdefault(int(index), {})[field] = read_like(file, name, parameters[int(index)])
     restore(optimizer, state, path)
@@ -209,7 +219,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:
-    """Flush and hash this process's share of the files in a folder: name -> SHA-256."""
+    """Flush this rank's share of a folder's files to disk, and return name -> SHA-256."""
     rank, world = distributed.rank(), distributed.world()
     mine = sorted(p for p in folder.rglob("*") if p.is_file())[rank::world]
     for path in mine:

@@ -1,4 +1,4 @@
-"""Model FLOPs: the arithmetic a method needs, whatever the machine or the batching (padding is not counted)."""
+"""Model FLOPs: the arithmetic that a method needs. Padding and recomputation are not counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.four_bit import shape_of
+from lfpo.models.four_bit import original_shape
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -22,15 +22,16 @@ class Meter:
 def forward_flops(
     model: MaskedDiffusionLM, lengths: torch.Tensor, predicted: int, queries: torch.Tensor | None = None
 ) -> float:
-    """FLOPs of one forward over rows of the given lengths [B], with the head at `predicted` positions.
+    """FLOPs of one forward over rows of the given lengths [B], int64, with the head at `predicted` positions in all.
 
-    queries: tokens of each row that are run, the others being known from a cache (None: all).
-    Two for each weight and token in the body, 4 L D a token and layer for attention, two for each weight of the head.
+    queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
+    Counts 2 for each weight of the body and token, 4 L D for attention a token and layer, and 2 for each weight of the
+    head and predicted position.
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
     layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
-    body = sum(shape_of(p).numel() for name, p in layers if _runs(model, name))
+    body = sum(original_shape(p).numel() for name, p in layers if _runs(model, name))
     n = lengths.double()
     run = n if queries is None else queries.double()
     attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())
@@ -38,32 +39,32 @@ def forward_flops(
 
 
 def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
-    """FLOPs of predicting the targets of some views; a backward pass costs two forwards."""
+    """FLOPs of predicting the targets of `views`, and of the backward pass if there is one: two forwards, or one with
+    LoRA."""
     once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
     if not backward:
         return once
-    return 3 * once if model.adapter is None else 2 * once  # frozen weights have no gradient of their own
+    return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients
 
 
 def _runs(model: MaskedDiffusionLM, name: str) -> bool:
-    """Whether a parameter takes part in this policy's forward: of several adapters only its own does."""
+    """Whether this policy's forward uses a parameter: it uses no adapter but its own."""
     return "lora_" not in name or f".{model.adapter}." in name
 
 
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
-    """FLOPs of the forwards that made a trajectory; each predicts the masked positions of the row's active block."""
+    """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks."""
     t, c = trajectory, trajectory.tokens.shape[1]
     lengths = t.prompt_mask.sum(-1) + c
     block = t.sampler.block_length or c
     predicted = 0.0
     for start in range(0, c, block):
-        # A position is predicted once at each distinct step of its block up to its own.
+        # A position is predicted at each distinct step of its block up to its own, or at all if it is never revealed.
         steps = t.reveal_step[:, start : start + block]
-        # A position that is never revealed is predicted at every step of its block.
         own = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
         earlier = steps[:, None, :] <= own[:, :, None]
         first = torch.ones_like(earlier).tril(-1) & (steps[:, None, :] == steps[:, :, None])
-        distinct = ~first.any(-1)  # the first position of each step stands for it
+        distinct = ~first.any(-1)  # the first position of each step
         predicted += float((earlier & distinct[:, None, :] & (steps >= 0)[:, None, :]).sum())
     guidance = 2 if t.sampler.cfg_scale else 1
     return forward_flops(model, lengths, guidance * int(predicted), t.queries)

@@ -1,4 +1,4 @@
-"""Held-out problems during training: what a sampler makes of them, in numbers and as it was written."""
+"""Evaluation on held-out problems during training: metrics, and some completions to look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lfpo.rewards import score
 from lfpo.rollout.collect import completion_record
 from lfpo.rollout.sampler import SamplerConfig
 
-KEPT = 16  # problems whose completions are kept at each evaluation
+KEPT = 16  # problems whose completions are recorded at each evaluation
 
 
 def held_out(
@@ -28,9 +28,10 @@ def held_out(
     seed: int,
     rollout_tokens: int,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics (steps, nfe; accuracy with low and high, or the mean reward where nothing verifies), and KEPT records.
+    """Metrics, and records of the first KEPT problems' completions. A collective: each rank samples its share, and all
+    return the same.
 
-    Of several processes each does its share; all return the same.
+    Metrics: steps, nfe, and accuracy with its 95 % interval (low, high); the mean reward where there is no verifier.
     """
     rows = source.eval_rows
     correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
@@ -49,7 +50,7 @@ def held_out(
 
 
 def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float], timeout: float) -> float:
-    """The mean total reward, each process scoring its share; NaN if a function failed."""
+    """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
     rows = source.eval_rows
     mine = distributed.share(len(rows))
     own, ids = [rows[i] for i in mine], result.trajectory.completion_ids()

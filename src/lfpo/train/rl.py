@@ -199,7 +199,7 @@ class LFPOTrainer:
             return gathered(policy)
         # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
         cast = policy.autocast and not self.args.rollout_compile
-        return sampling(policy, cast=cast, bring=self.args.offload_reference and policy is self.reference)
+        return sampling(policy, cast=cast, move_to_device=self.args.offload_reference and policy is self.reference)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         args = self.args

@@ -1,7 +1,7 @@
-"""What a forward and a backward pass hold in memory, counted by running them on tensors that have no data.
+"""Memory of a forward and a backward pass, measured by running them on tensors without data.
 
-torch's fake tensors go through the very code of training, layer by layer, and allocate nothing; a few layers are run
-and the rest follows, since layers are alike.
+torch's fake tensors run the training code itself and allocate nothing. One and two rows, two and three layers are run;
+larger numbers are extrapolated, because memory grows linearly in both.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import LoraSettings, factors, inject
 from lfpo.train.plan.shapes import skeleton
 
-Kind = Literal["kept", "checkpointed", "forward"]
+Kind = Literal["full", "checkpointed", "forward"]
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes above weights and gradients: between a forward pass and its backward pass, and at the peak of both."""
+class Activations:
+    """Bytes beside weights and gradients. kept: held from the forward to its backward pass. peak: the most in both."""
 
-    between: float
+    kept: float
     peak: float
 
 
@@ -43,39 +43,43 @@ def measure(
     dtype: torch.dtype,
     lora: LoraSettings | None,
     autocast: bool,
-) -> Held:
-    """The body's passes over `rows` rows of `length` tokens, for a family's config.json with so many layers: forward
-    and backward, the same with gradient checkpointing, or a forward alone."""
+) -> Activations:
+    """Activations of the body for `rows` rows of `length` tokens, with `layers` layers of a family's config.json.
+
+    kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
+    without gradients.
+    """
     model = (json.dumps(config), dtype, json.dumps(asdict(lora)) if lora else "", kind == "checkpointed")
-    # One row or two, two layers or three (the first one's input stays): from there on both only repeat.
-    one, two = (_two_and_three_layers(kind, n, length, autocast, *model) for n in (1, 2))
+    measured = [_two_and_three_layers(kind, n, length, autocast, *model) for n in (1, 2)]
 
-    def extended(field: str) -> float:
-        first, second = (
-            getattr(a, field) + (getattr(b, field) - getattr(a, field)) * (layers - 2) for a, b in (one, two)
-        )
-        return first + (second - first) * (rows - 1)
+    def extrapolated(field: str) -> float:
+        pairs = [(getattr(two, field), getattr(three, field)) for two, three in measured]
+        one_row, two_rows = (two + (layers - 2) * (three - two) for two, three in pairs)
+        return one_row + (rows - 1) * (two_rows - one_row)
 
-    return Held(extended("between"), extended("peak"))
+    return Activations(extrapolated("kept"), extrapolated("peak"))
 
 
 @functools.cache
 def _two_and_three_layers(
     kind: Kind, rows: int, length: int, autocast: bool, config: str, dtype: torch.dtype, lora: str, checkpointed: bool
-) -> tuple[Held, Held]:
-    model, fake = _small(config, dtype, lora, checkpointed)
+) -> tuple[Activations, Activations]:
+    model, fake = _three_layers(config, dtype, lora, checkpointed)
     model.autocast = autocast
     body = model.backbone.model
-    found, whole = [], body.layers
+    found, all_layers = [], body.layers
+    # Not one layer: the input of the first is kept in any case.
     for layers in (2, 3):
-        body.layers = whole[:layers]
-        found.append(_held(model, fake, rows, length, backward=kind != "forward"))
+        body.layers = all_layers[:layers]
+        found.append(_run(model, fake, rows, length, backward=kind != "forward"))
     return found[0], found[1]
 
 
 @functools.lru_cache(maxsize=4)
-def _small(config: str, dtype: torch.dtype, lora: str, checkpointed: bool) -> tuple[MaskedDiffusionLM, FakeTensorMode]:
-    """A model of three layers that trains without data."""
+def _three_layers(
+    config: str, dtype: torch.dtype, lora: str, checkpointed: bool
+) -> tuple[MaskedDiffusionLM, FakeTensorMode]:
+    """A trainable model of three layers whose parameters are fake tensors."""
     model = skeleton(json.loads(config), layers=3, dtype=dtype)
     if lora:
         for policy in (model, inject(model, LoraSettings(**json.loads(lora)))):
@@ -85,50 +89,54 @@ def _small(config: str, dtype: torch.dtype, lora: str, checkpointed: bool) -> tu
         model.checkpoint_layers()
     fake = FakeTensorMode()
     with fake:
-        _without_data(model.backbone)
+        _make_fake(model.backbone)
+    # Gradients of parameters are not activations: drop them, and do not compute the embedding's, which is large.
     for p in model.parameters():
         if p.requires_grad:
-            p.register_post_accumulate_grad_hook(_drop)  # gradients are counted elsewhere
+            p.register_post_accumulate_grad_hook(_drop_gradient)
     model.train()
-    model.backbone.model.embed_tokens.requires_grad_(False)  # a gradient the size of a vocabulary, likewise
+    model.backbone.model.embed_tokens.requires_grad_(False)
     return model, fake
 
 
-def _held(model: MaskedDiffusionLM, fake: FakeTensorMode, rows: int, length: int, *, backward: bool) -> Held:
+def _run(model: MaskedDiffusionLM, fake: FakeTensorMode, rows: int, length: int, *, backward: bool) -> Activations:
     with fake:
         ids = torch.zeros(rows, length, dtype=torch.long)
-        with _Live(model.parameters()) as live, torch.set_grad_enabled(backward):
+        with _LiveBytes(model.parameters()) as live, torch.set_grad_enabled(backward):
             hidden = model.hidden(ids)
-            between = live.now
+            kept = live.now
             if hidden.requires_grad:
                 hidden.backward(torch.empty_like(hidden))
-    return Held(between, live.peak)
+    return Activations(kept, live.peak)
 
 
-def _drop(parameter: torch.Tensor) -> None:
+def _drop_gradient(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
 
-def _without_data(backbone: nn.Module) -> None:
-    """Parameters of the meta device become fake ones of the CPU, whose kernels save what a GPU's do."""
-    made: dict[int, nn.Parameter] = {}
+def _make_fake(backbone: nn.Module) -> None:
+    """Replace meta parameters and buffers by fake CPU ones: CPU kernels save the same tensors as a GPU's."""
+    fakes: dict[int, nn.Parameter] = {}
     for module in backbone.modules():
         for name, p in module._parameters.items():
             if p is not None:
-                made.setdefault(id(p), nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad))
-                module._parameters[name] = made[id(p)]
+                fakes.setdefault(id(p), nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad))
+                module._parameters[name] = fakes[id(p)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-class _Live(TorchDispatchMode):
-    """Adds up the bytes of storages from their making to their end; `known` ones do not count."""
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of live storages that operations create. now: at present. peak: the most so far.
 
-    def __init__(self, known: Any):
+    excluded: tensors whose storages do not count.
+    """
+
+    def __init__(self, excluded: Any):
         super().__init__()
         self.now = self.peak = 0
-        self.seen = weakref.WeakSet(p.untyped_storage() for p in known)
+        self.seen = weakref.WeakSet(p.untyped_storage() for p in excluded)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -138,8 +146,8 @@ class _Live(TorchDispatchMode):
                 self.seen.add(storage)
                 self.now += storage.nbytes()
                 self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._end, storage.nbytes())
+                weakref.finalize(storage, self._freed, storage.nbytes())
         return out
 
-    def _end(self, size: int) -> None:
+    def _freed(self, size: int) -> None:
         self.now -= size

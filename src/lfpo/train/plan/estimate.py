@@ -1,7 +1,8 @@
-"""Memory of one GPU in each phase of a run, and the time of an iteration, from a recipe and a model's shape alone."""
+"""Memory of one GPU in each phase of a run, and FLOPs of an iteration, from a recipe and a model's config.json."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,35 +14,35 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.forward import PIECE_TOKENS
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.activations import measure
-from lfpo.train.plan.shapes import Sizes, adapter_size, shape_of
-from lfpo.train.plan.standing import standing
+from lfpo.train.plan.activations import Activations, Kind, measure
+from lfpo.train.plan.model_states import Phases, model_states
+from lfpo.train.plan.shapes import Sizes, adapter_size, model_shape
 from lfpo.train.plan.work import Work, count, forward_flops
 
 PHASES = ("start", "rollout", "update")
-CONTEXT = {"cuda": 2**30, "cpu": 0}  # what CUDA itself takes, about
+CONTEXT = {"cuda": 2**30, "cpu": 0}  # bytes that CUDA itself takes, approximately
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """parts: name -> bytes of one GPU in each phase (start, rollout, update).
-    rows: of one update pass, each of `length` tokens. trained: numbers that are.
-    host: name -> bytes of CPU memory of each process. crossings: of the reference's layers to or from it an iteration.
-    rollout_flops, update_flops: of one iteration, all GPUs together; the latter with what checkpointing runs again."""
+    """parts: name -> bytes of one GPU in each of PHASES. host: name -> bytes of CPU memory of each rank.
+    rows: views in one update pass, each of `length` tokens. trained: number of trained weights.
+    transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
+    rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included."""
 
-    parts: dict[str, tuple[float, float, float]]
+    parts: dict[str, Phases]
     rows: int
     length: int
     sizes: Sizes
     trained: int
     host: dict[str, float]
-    crossings: int
+    transfers: int
     work: Work
     rollout_flops: float
     update_flops: float
 
     @property
-    def totals(self) -> tuple[float, float, float]:
+    def totals(self) -> Phases:
         start, rollout, update = (sum(column) for column in zip(*self.parts.values(), strict=True))
         return start, rollout, update
 
@@ -57,101 +58,145 @@ def gen_length(args: LFPOConfig) -> int:
     return get_task(args.task).gen_length if args.task is not None else 128
 
 
+class _Setup:
+    """A recipe on a model and a machine.
+
+    adapter: weights of one LoRA adapter, 0 without LoRA. per_weight: bytes. split: whether FSDP splits the layers.
+    step_views: views of one optimiser step on one rank. rows: views of one update pass.
+    """
+
+    def __init__(self, args: LFPOConfig, config: dict[str, Any], gpus: int, prompt_length: int, device: str):
+        self.args, self.config, self.gpus, self.device = args, config, gpus, device
+        self.sizes, self.hf, shift = model_shape(config)
+        self.objective = make_objective(args.objective)
+        self.sampler = args.sampler.for_length(gen_length(args))
+        assert self.sampler.gen_length and self.sampler.block_length
+        self.block_length = self.sampler.block_length
+        self.length = prompt_length + self.sampler.gen_length
+        self.work = count(self.objective, self.sampler, prompt_length, shift)
+        self.dtype: torch.dtype = getattr(torch, args.dtype)
+        self.per_weight = self.dtype.itemsize
+        self.autocast = args.bf16 and device == "cuda"
+        self.split = args.fsdp and gpus > 1
+        self.adapter = 0 if args.lora is None else self.hf.num_hidden_layers * adapter_size(config, args.lora)
+        self.rollouts = args.prompts_per_iteration * args.num_generations
+        self.step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
+        # As many as update_tokens allows, but no more than there are, and whole units.
+        self.rows = max(self.work.unit, min(args.update_tokens // self.length, math.ceil(self.step_views)), 1)
+
+    def activations(self, kind: Kind, rows: int) -> Activations:
+        layers, lora = self.hf.num_hidden_layers, self.args.lora
+        shape: dict[str, Any] = {"layers": layers, "rows": rows, "length": self.length}
+        return measure(kind, self.config, **shape, dtype=self.dtype, lora=lora, autocast=self.autocast)
+
+
 def estimate(
     args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
 ) -> Estimate:
-    """The plan of a recipe for a model with this config.json. device: "cuda" or "cpu", whose chunks differ."""
-    sizes, hf, shift = shape_of(config)
-    width, vocabulary, layers = hf.hidden_size, hf.vocab_size, hf.num_hidden_layers
-    objective = make_objective(args.objective)
-    sampler = args.sampler.for_length(gen_length(args))
-    assert sampler.gen_length and sampler.block_length
-    length = prompt_length + sampler.gen_length
-    work = count(objective, sampler, prompt_length, shift)
-    dtype = getattr(torch, args.dtype)
-    autocast = args.bf16 and device == "cuda"
-    per_value = dtype.itemsize
-    share = 1 / gpus if args.fsdp else 1.0
+    """The estimate of a recipe for a model with this config.json.
 
-    adapter = layers * adapter_size(config, args.lora) if args.lora is not None else 0
-    trained = adapter if args.lora is not None else sizes.total
-    needs_base = objective.needs_base
-    kept_on = standing(args, sizes, adapter=adapter, share=share, autocast=autocast, needs_base=needs_base)
-
-    # Rows of one pass: as many as the budget allows, but whole units and no more views than there are.
-    mine = args.prompts_per_iteration * args.num_generations / gpus / args.optimizer_steps_per_iteration
-    rows = max(work.unit, min(args.update_tokens // length, int(-(-mine * work.views // 1))), 1)
-    alike: Any = {"layers": layers, "length": length, "dtype": dtype, "lora": args.lora, "autocast": autocast}
-    kept = measure(
-        "checkpointed" if args.gradient_checkpointing else "kept",
-        config,
-        rows=rows,
-        **alike,
+    gpus: ranks, one for each GPU. prompt_length: tokens. device: "cuda" or "cpu", whose chunk sizes differ.
+    """
+    setup = _Setup(args, config, gpus, prompt_length, device)
+    states = model_states(
+        args,
+        setup.sizes,
+        adapter=setup.adapter,
+        share=1 / gpus if args.fsdp else 1.0,
+        autocast=setup.autocast,
+        needs_base=setup.objective.needs_base,
     )
-
-    in_flight = max(1, args.rollout_tokens // length)
-    piece = max(1, min(PIECE_TOKENS[device] // length, in_flight))
-    alone = measure("forward", config, rows=piece, **alike).peak
-    alone += 2 * in_flight * sampler.block_length * width * per_value  # states of the active blocks
-    drawn = min(DRAW_ELEMENTS, in_flight * sampler.block_length * vocabulary) * (3 * 8 + per_value)
-    head_dim = getattr(hf, "head_dim", None) or width // hf.num_attention_heads
-    cache = 0
-    if sampler.cache != "none":  # twice: while rows leave, those that stay are copied
-        cached = 2 if autocast else per_value
-        cache = 2 * in_flight * (length + 1) * 2 * hf.num_key_value_heads * head_dim * layers * cached
-
-    split = args.fsdp and gpus > 1
-    # One layer put together, twice while it is copied; trained ones with their gradient before it is split again.
-    together = 2 * sizes.layer * per_value + (0 if args.lora else 2 * sizes.layer * 4) if split else 0
-    whole = per_value * sizes.layers if split else 0
-    exchanged = 0 if gpus == 1 else 4 * (adapter if args.lora else sizes.outside if split else sizes.total)
-    states, chunk, gradient = _head(args, min(rows * work.most_targets, rows * length), width, vocabulary, device)
-    # The chunk's logits are gone when the body's backward pass begins.
-    at_head = max(chunk - (kept.peak - kept.between), gradient)
     parts = {
-        **kept_on.parts,
-        "layers put together": (0, whole, together),
-        "forward, or logits to draw from": (0, max(alone, drawn), 0),
-        "keys and values": (0, cache, 0),
-        "activations of a pass": (0, 0, kept.peak),
-        "states at the targets": (0, 0, states),
-        "logits chunk, head's gradient": (0, 0, at_head),
-        "exchange of gradients": (0, 0, max(0, exchanged - kept.peak - states - at_head)),  # when these are gone
-        "context": (CONTEXT[device],) * 3,
+        **states.parts,
+        "gathered layers": _gathered(setup),
+        **_rollout_parts(setup),
+        **_update_parts(setup),
+        "CUDA context": (CONTEXT[device],) * 3,
     }
-    parts = {name: values for name, values in parts.items() if any(values)}
-
-    shape = {"width": width, "vocabulary": vocabulary, "layers": layers}
-    counted = replace(sizes, layers=sizes.layers + adapter)
-    per_rollout = forward_flops(
-        counted, tokens=work.tokens, length=length, at=work.forwards * sampler.block_length, **shape
-    )
-    once = forward_flops(counted, tokens=work.views * length, length=length, at=work.targets, **shape)
-    times = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
-    rollouts = args.prompts_per_iteration * args.num_generations
-    # Once for the rollouts, forth and back for the average, and once a pass.
-    passes = -(-mine * work.views // rows) * args.optimizer_steps_per_iteration * objective.num_iterations
-    crossings = 3 + int(passes) if args.offload_reference else 0
+    rollout_flops, update_flops = _flops(setup)
     return Estimate(
-        parts=parts,
-        rows=rows,
-        length=length,
-        sizes=sizes,
-        trained=trained,
-        host=kept_on.host,
-        crossings=crossings,
-        work=work,
-        rollout_flops=rollouts * per_rollout,
-        update_flops=rollouts * objective.num_iterations * times * once,
+        parts={name: values for name, values in parts.items() if any(values)},
+        rows=setup.rows,
+        length=setup.length,
+        sizes=setup.sizes,
+        trained=setup.adapter if args.lora is not None else setup.sizes.total,
+        host=states.host,
+        transfers=_transfers(setup),
+        work=setup.work,
+        rollout_flops=rollout_flops,
+        update_flops=update_flops,
     )
 
 
-def _head(args: LFPOConfig, targets: int, width: int, vocabulary: int, device: str) -> tuple[float, float, float]:
-    """Bytes of the states at the targets; of a chunk of their logits, with the head's gradient; and of that gradient,
-    twice, later."""
-    per_value = getattr(torch, args.dtype).itemsize
-    elements = min(LOSS_ELEMENTS[device], targets * vocabulary)
-    trained = args.lora is None
-    buffers = 4 * (4 if trained else 2) + (0 if per_value == 4 else per_value)
-    gradient = 4 * vocabulary * width if trained else 0
-    return 3 * targets * width * per_value, elements * buffers + gradient, 2 * gradient
+def _gathered(setup: _Setup) -> Phases:
+    """Layers gathered by FSDP: all of them in rollouts; in the update one, twice while it is copied, and if it is
+    trained its gradient before that is split."""
+    if not setup.split:
+        return (0, 0, 0)
+    gradient = 0 if setup.args.lora else 2 * setup.sizes.layer * 4
+    return (0, setup.per_weight * setup.sizes.layers, 2 * setup.sizes.layer * setup.per_weight + gradient)
+
+
+def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
+    hf, length = setup.hf, setup.length
+    in_flight = max(1, setup.args.rollout_tokens // length)
+    active = in_flight * setup.block_length  # positions in the active blocks
+    piece = max(1, min(PIECE_TOKENS[setup.device] // length, in_flight))
+    forward = setup.activations("forward", piece).peak + 2 * active * hf.hidden_size * setup.per_weight
+    # Logits, and three float64 tensors of their shape.
+    drawing = min(DRAW_ELEMENTS, active * hf.vocab_size) * (3 * 8 + setup.per_weight)
+    cache = 0
+    if setup.sampler.cache != "none":
+        head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+        per_token = 2 * hf.num_key_value_heads * head_dim * hf.num_hidden_layers  # numbers
+        cache = in_flight * (length + 1) * per_token * (2 if setup.autocast else setup.per_weight)
+        cache *= 2  # when rows finish, the others are copied
+    return {"forward, or logits for drawing": (0, max(forward, drawing), 0), "keys and values": (0, cache, 0)}
+
+
+def _update_parts(setup: _Setup) -> dict[str, Phases]:
+    args, sizes, width, vocabulary = setup.args, setup.sizes, setup.hf.hidden_size, setup.hf.vocab_size
+    per_weight, trained = setup.per_weight, args.lora is None
+    activations = setup.activations("checkpointed" if args.gradient_checkpointing else "full", setup.rows)
+    targets = min(setup.rows * setup.work.most_targets, setup.rows * setup.length)
+    states = 3 * targets * width * per_weight
+    logits = targets * vocabulary
+    per_logit = 4 * (4 if trained else 2) + (0 if per_weight == 4 else per_weight)
+    loss = min(LOSS_ELEMENTS[setup.device], logits) * per_logit
+    # lfpo.objectives.measures holds the log-probabilities of every policy and three more tensors of this shape.
+    measures = min(LOSS_ELEMENTS[setup.device] // 4, logits) * 4 * (1 + setup.work.others + 3)
+    head_gradient = 4 * vocabulary * width if trained else 0
+    chunk = max(loss, measures) + head_gradient
+    # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's backward
+    # pass, when the head's gradient is held twice.
+    at_head = max(chunk - (activations.peak - activations.kept), 2 * head_gradient)
+    # The all-reduce copies the gradients of whole parameters after activations, states and chunk are freed.
+    reduced = 0
+    if setup.gpus > 1:
+        reduced = 4 * (setup.adapter if args.lora else sizes.outside if setup.split else sizes.total)
+    return {
+        "activations of a pass": (0, 0, activations.peak),
+        "hidden states at targets": (0, 0, states),
+        "logits chunk, head's gradient": (0, 0, at_head),
+        "gradient all-reduce": (0, 0, max(0, reduced - activations.peak - states - at_head)),
+    }
+
+
+def _flops(setup: _Setup) -> tuple[float, float]:
+    """Of the rollouts and of the updates of one iteration."""
+    args, work, length = setup.args, setup.work, setup.length
+    sizes = replace(setup.sizes, layers=setup.sizes.layers + setup.adapter)
+    sampled = forward_flops(sizes, setup.hf, work.tokens, length, work.forwards * setup.block_length)
+    once = forward_flops(sizes, setup.hf, work.views * length, length, work.targets)
+    # A backward pass costs two forwards, or one where the weights are frozen.
+    forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
+    return setup.rollouts * sampled, setup.rollouts * setup.objective.num_iterations * forwards * once
+
+
+def _transfers(setup: _Setup) -> int:
+    """One for the rollouts, two for the EMA, and one for each update pass."""
+    args = setup.args
+    if not args.offload_reference:
+        return 0
+    passes = -(-setup.step_views // setup.rows) * args.optimizer_steps_per_iteration * setup.objective.num_iterations
+    return 3 + int(passes)

@@ -1,4 +1,4 @@
-"""A model's shape without its weights: from a folder, the hub's config.json, or a published layout by name."""
+"""A model's shape without its weights, from a folder, the hub's config.json, or the name of a published layout."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.layouts import LAYOUTS
+from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.loading import EMBEDDED, family_of
 from lfpo.models.lora import LoraSettings, factors, inject
 from lfpo.models.masked_lm import build_backbone
 
-# Published checkpoints whose layout is known here, so that a plan for them needs no network.
+# Published checkpoints of a known layout: a plan for them needs no network.
 PUBLISHED = {
     "GSAI-ML/LLaDA-8B-Base": "llada-8b",
     "GSAI-ML/LLaDA-8B-Instruct": "llada-8b",
@@ -34,8 +34,8 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters: of all layers, of one, of all matrices in them, of the largest of those, of the head, of all else
-    (embeddings and norms; tied ones counted once)."""
+    """Numbers of parameters. layers: all layers. layer: one layer. matrices: all matrices of the layers. matrix: the
+    largest of these. head: the head, 0 if it is tied to the embeddings. rest: embeddings and the last norm."""
 
     layers: int
     layer: int
@@ -46,7 +46,7 @@ class Sizes:
 
     @property
     def outside(self) -> int:
-        """What FSDP leaves whole on every process."""
+        """Parameters that FSDP leaves whole on every rank."""
         return self.head + self.rest
 
     @property
@@ -55,7 +55,10 @@ class Sizes:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json of a model, its weights left where they are. Raises UserError where there is none."""
+    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded.
+
+    Raises UserError where there is none.
+    """
     if name in LAYOUTS or name in PUBLISHED:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
@@ -70,22 +73,18 @@ def model_config(name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"model {name!r}: its config.json could not be had from the hub ({reason}); give a folder that holds one, "
-            f"or a layout: {', '.join(LAYOUTS)}"
+            f"model {name!r}: its config.json could not be downloaded from the hub ({reason}); give a folder that "
+            f"holds one, or a layout: {', '.join(LAYOUTS)}"
         ) from error
 
 
 def skeleton(
     config: dict[str, Any], *, layers: int | None = None, dtype: torch.dtype = torch.float32
 ) -> MaskedDiffusionLM:
-    """The model on the meta device, all of its layers or only the first."""
-    if layers is not None:
-        config = {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    """The model on the meta device, with `layers` layers (None: its own number)."""
+    config = with_layers(config, layers)
     family = family_of(config, "config.json")
-    try:
-        backbone: Any = build_backbone(family, config)
-    except KeyError as error:
-        raise UserError(f"config.json: field {error} is missing") from error
+    backbone: Any = build_backbone(family, config)
     if backbone.config.tie_word_embeddings:
         backbone.lm_head.weight = backbone.model.embed_tokens.weight
     for p in backbone.parameters():
@@ -94,7 +93,7 @@ def skeleton(
 
 
 def sizes_of(model: MaskedDiffusionLM) -> Sizes:
-    """Counts of a skeleton's parameters."""
+    """Parameter counts of a model that is not split."""
     backbone = model.backbone
     stack = backbone.model.layers
     layers = sum(p.numel() for p in stack.parameters())
@@ -112,19 +111,19 @@ def sizes_of(model: MaskedDiffusionLM) -> Sizes:
     )
 
 
-def shape_of(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
-    """Counts, transformers' configuration and logit shift of a config.json's model."""
-    return _shape_of(json.dumps(config))
+def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
+    """Parameter counts, transformers configuration and logit shift of a config.json's model."""
+    return _model_shape(json.dumps(config))
 
 
 @functools.cache
-def _shape_of(config: str) -> tuple[Sizes, Any, bool]:
+def _model_shape(config: str) -> tuple[Sizes, Any, bool]:
     model = skeleton(json.loads(config))
     return sizes_of(model), model.backbone.config, model.family.shift
 
 
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
-    """Numbers of an adapter in one layer."""
+    """The number of weights of one adapter in one layer."""
     return _adapter_size(json.dumps(config), json.dumps(asdict(settings)))
 
 

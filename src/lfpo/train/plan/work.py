@@ -1,8 +1,9 @@
-"""What an iteration of a recipe computes, counted on toy rollouts: forwards, views, targets, and whose predictions."""
+"""What one iteration of a recipe computes (forwards, views, targets, policies), counted on two toy rollouts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,9 +22,9 @@ TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_s
 
 @dataclass(frozen=True)
 class Work:
-    """views, targets: of one rollout, in one pass through the batch; most_targets: of one view. unit: views that must
-    share a pass. others: policies beside the current one that the loss asks. forwards: of one rollout, at most; tokens:
-    that go through them, for a prompt of the planned length."""
+    """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
+    unit: views that must share a pass. others: policies beside CURRENT whose predictions the loss uses.
+    forwards: of one rollout, at most. tokens: all tokens of these forwards, for the planned prompt length."""
 
     views: float
     targets: float
@@ -35,7 +36,10 @@ class Work:
 
 
 def count(objective: Objective, sampler: SamplerConfig, prompt_length: int, shift: bool) -> Work:
-    """The work that an objective makes of rollouts that never stop early. sampler: with its lengths filled in."""
+    """The work of an objective on rollouts that do not stop early.
+
+    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift.
+    """
     trajectory = _toy(sampler)
     signal = objective.signal(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     views = objective.views(trajectory, torch.ones_like(signal), [1, 2], 0)
@@ -57,11 +61,11 @@ def count(objective: Objective, sampler: SamplerConfig, prompt_length: int, shif
     )
 
 
-def forward_flops(
-    sizes: Sizes, width: int, vocabulary: int, layers: int, tokens: float, length: float, at: float
-) -> float:
-    """FLOPs of running `tokens` tokens of rows of `length` and predicting `at` of them; as lfpo.train.flops counts."""
-    return 2 * sizes.layers * tokens + 4 * layers * width * tokens * length + 2 * vocabulary * width * at
+def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted: float) -> float:
+    """FLOPs of running `tokens` tokens in rows of `length`, with the head at `predicted` positions, counted as in
+    lfpo.train.flops. hf: transformers configuration."""
+    attention = 4 * hf.num_hidden_layers * hf.hidden_size * tokens * length
+    return 2 * sizes.layers * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
 
 
 def _special() -> dict[str, int]:
@@ -69,8 +73,8 @@ def _special() -> dict[str, int]:
 
 
 def _toy(sampler: SamplerConfig) -> Trajectory:
-    """Two rollouts of one prompt token, revealed from left to right as the schedule says, or one a step where
-    confidences decide."""
+    """Two rollouts with a prompt of one token, revealed from left to right by the sampler's schedule, or one token a
+    step where it has none."""
     assert sampler.gen_length and sampler.block_length
     length, block = sampler.gen_length, sampler.block_length
     counts = reveal_schedule(sampler)
@@ -95,7 +99,8 @@ def _toy(sampler: SamplerConfig) -> Trajectory:
 
 
 def _tokens(sampler: SamplerConfig, prompt_length: int, forwards: int, shift: bool) -> int:
-    """Tokens run for one rollout: whole rows, or with a cache the window, but whole where a block starts or is due."""
+    """Tokens run for one rollout: the whole row in every forward, or, with a cache, in those that renew it, and the
+    window in the others."""
     assert sampler.gen_length and sampler.block_length
     whole = prompt_length + sampler.gen_length
     if sampler.cache == "none":

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import lfpo.models.tensor_files
 from lfpo.models import load_model, save_model
-from lfpo.models.tensor_files import pack_files, places, read_like, write_shards
+from lfpo.models.tensor_files import pack_files, read_like, tensor_paths, write_shards
 
 
 def test_packing_by_hand():
@@ -31,7 +31,7 @@ def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pyt
     ]
     index = json.loads((tmp_path / "t.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_size": 24 + 32 + 4}
-    found = places(tmp_path)
+    found = tensor_paths(tmp_path)
     assert {name: path.name for name, path in found.items()} == index["weight_map"]
     plain = torch.nn.Parameter(torch.zeros(3, 2))
     for name, tensor in tensors.items():

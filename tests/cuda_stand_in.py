@@ -1,9 +1,8 @@
-"""A GPU of words: tensors that live in CPU memory, say that they are on `cuda`, and may not be mixed with others.
+"""A CUDA stand-in: tensors in CPU memory that report the device `cuda` and may not be mixed with CPU tensors.
 
-What a GPU would refuse (operands on two devices, numpy of its memory, a CPU generator) is refused here too, and what is
-done on a GPU only is done. Arithmetic is the CPU's, so results can be compared with it. A storage is marked, not a
-tensor: views, parameters and `.data` share the mark. Gradients are where their parameters are. What runs inside a
-backward pass is not looked at.
+It raises where CUDA would (operands on two devices, `numpy` of GPU memory, a CPU generator), and code branches for GPUs
+run. The arithmetic is the CPU's, so results can be compared. The mark is on a tensor's storage, so views, parameters
+and `.data` share it, and gradients take it from their parameters. Operations inside a backward pass are not checked.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
-# May take tensors of two devices; what is indexed is looked at more closely.
+# Operations that may take tensors of two devices. Indexing has checks of its own.
 CROSSING = {"copy_", "to", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
 INDEXING = {"__getitem__", "__setitem__", "index_put_"}
 JOINING = {"cat", "concat", "stack"}
 READS = {"numpy", "__array__"}
-# Python waits for a value, or for how many there are.
+# Operations that synchronise: Python needs a value or a number of elements.
 WAITS = {
     "item",
     "tolist",
@@ -38,12 +37,12 @@ WAITS = {
 }
 
 
-class PretendGPU(TorchFunctionMode):
-    """Active inside `pretending`. waits: how often Python asked for a value, which waits for a real GPU."""
+class CudaStandIn(TorchFunctionMode):
+    """Active inside `cuda_stand_in`. waits: how often an operation would synchronise with a real GPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        # By a storage's address, which no other storage takes as long as there is a reference to it.
+        # Keyed by the storage's address; the weak reference keeps other storages from getting the same address.
         self.marked: dict[int, StorageWeakRef] = {}
         self.waits = 0
 
@@ -53,7 +52,7 @@ class PretendGPU(TorchFunctionMode):
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
         if name == "__get__" and owner in ("device", "is_cuda", "is_cpu", "grad"):
             return self._attribute(owner, args[0], function)
-        # (a copy's second argument is all that was copied before)
+        # deepcopy's second argument is the memo of earlier copies.
         tensors = list(_tensors((args[:1] if name == "__deepcopy__" else args, kwargs)))
         on_gpu = [t for t in tensors if self.has(t)]
         if name in READS and on_gpu:
@@ -75,7 +74,7 @@ class PretendGPU(TorchFunctionMode):
         known = {_address(t) for t in tensors}
         moved = asked is not None and tensors and self.has(tensors[0]) != target
         for made in _tensors(result):
-            if moved and _address(made) in known:  # .to() had nothing to do here, but a GPU would have copied
+            if moved and _address(made) in known:  # `to` did nothing on the CPU; to or from a GPU it copies
                 return self._copied(result, target)
             if _address(made) not in known:
                 self._mark(made, target)
@@ -109,18 +108,18 @@ class PretendGPU(TorchFunctionMode):
         return self.has(tensor) == (owner == "is_cuda")
 
     def _check_mixture(self, function: Any, tensors: list[torch.Tensor]) -> None:
-        """A number in CPU memory may stand beside tensors on the GPU, where they are not joined; nothing else may."""
+        """All tensors must be on one device, but a CPU scalar may be combined (not concatenated) with GPU tensors."""
         joined = getattr(function, "__name__", "") in JOINING
-        here = [t for t in tensors if t.device.type != "meta" and (joined or t.dim() or self.has(t))]
-        if len({self.has(t) for t in here}) > 1:
+        checked = [t for t in tensors if t.device.type != "meta" and (joined or t.dim() or self.has(t))]
+        if len({self.has(t) for t in checked}) > 1:
             self._refuse(function, tensors)
 
     def _check_index(self, function: Any, args: tuple[Any, ...]) -> None:
-        """An index may be in CPU memory, but not on the GPU beside a CPU's tensor; values are where they are put."""
+        """A CPU index may select from a GPU tensor, not the reverse; assigned values must be on the tensor's device."""
         index, values = list(_tensors(args[1])), list(_tensors(args[2:]))
         if any(self.has(t) for t in index) and not self.has(args[0]):
             self._refuse(function, [args[0], *index])
-        if index:  # a slice is copied to, from any device
+        if index:  # assignment to a slice copies from any device
             self._check_mixture(function, [args[0], *values])
 
     def _refuse(self, function: Any, tensors: list[torch.Tensor]) -> None:
@@ -146,7 +145,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _asked_device(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], has: Callable[[torch.Tensor], bool]
 ) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
-    """The device that a call names, and its arguments as a CPU takes them."""
+    """The device that a call names, and its arguments with that device replaced by the CPU."""
     if name == "cpu":
         return CPU, args, kwargs
     kwargs.pop("pin_memory", None)
@@ -166,21 +165,21 @@ def _asked_device(
 
 
 @contextlib.contextmanager
-def pretending() -> Iterator[PretendGPU]:
-    """A machine with one GPU, as far as Python can tell."""
+def cuda_stand_in() -> Iterator[CudaStandIn]:
+    """Inside the block Python sees a machine with one GPU."""
     with contextlib.suppress(ImportError):
-        import bitsandbytes  # noqa: F401  (chooses its kernels when imported, and there is no such GPU)
+        import bitsandbytes  # noqa: F401  (imported before, because its import looks for CUDA kernels)
     autocast = torch.autocast
 
     def on_cpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return autocast("cpu", *args, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch, PretendGPU() as mode:
+    with pytest.MonkeyPatch.context() as patch, CudaStandIn() as mode:
         patch.setattr(torch, "autocast", on_cpu)
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
-        patch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU of words")
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "CUDA stand-in")
         yield mode
