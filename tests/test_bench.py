@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 import tiny
-from lfpo.base.measure import matmul_peak, peak_memory, spread, timed
+from lfpo.base.measure import matmul_peak, timed
 from lfpo.bench.iteration import Iteration, measure_iteration
+from lfpo.bench.measure import median_and_range, peak_memory, timed_in_turn
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
 from lfpo.bench.table import print_groups
@@ -235,7 +236,7 @@ def test_shapes_that_cannot_be_are_told_at_once(key: str, value: str, said: str,
 
 @pytest.mark.parametrize("missing", ["STATUS", "CLEAR"])
 def test_where_memory_cannot_be_told_time_is(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(f"lfpo.base.measure.{missing}", tmp_path / "none" / "such")
+    monkeypatch.setattr(f"lfpo.bench.measure.{missing}", tmp_path / "none" / "such")
     case = Iteration(timesteps=4, rollouts=2, update_tokens=256, vocabulary=512, width=32, repeats=1, threads=1)
     found = measure_iteration(case)
     assert found["peak_memory"] is None and found["seconds"] > found["update_seconds"] > 0
@@ -251,9 +252,15 @@ def test_a_table_is_never_cut_short():
     assert [line for line in lines if line == ["s", "MiB"]] == [["s", "MiB"]] * 2
 
 
-def test_clocks_and_spreads():
+def test_times_of_cases():
     result, seconds = timed(lambda: "done", CPU)
     assert result == "done"
     assert 0 <= seconds < 1
-    assert spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0)
+    assert median_and_range([3.0, 1.0, 2.0, 10.0]) == {"seconds": 2.5, "seconds_least": 1.0, "seconds_most": 10.0}
+    ran: list[str] = []
+    cases = {name: lambda name=name: ran.append(name) or len(ran) for name in "ab"}  # type: ignore[func-returns-value]
+    results, times = timed_in_turn(cases, CPU, 2)
+    assert "".join(ran) == "abab"
+    assert results == {"a": 3, "b": 4}
+    assert {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14

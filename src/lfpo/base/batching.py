@@ -50,7 +50,7 @@ def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def spread(items: Sequence[T], n: int) -> list[T]:
+def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
     """At most n items, evenly spread, first and last included."""
     if len(items) <= n:
         return list(items)
