@@ -8,7 +8,7 @@ from typing import Any
 
 from lfpo.compare.grid import read_result
 from lfpo.compare.settings import BASE, Cell, CompareConfig
-from lfpo.eval.statistics import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.eval.estimates import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
 
 
 @dataclass

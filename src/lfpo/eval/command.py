@@ -13,13 +13,13 @@ from rich.console import Console
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
+from lfpo.eval.accuracy import scores
 from lfpo.eval.choices import Options, bounds_of, chosen, options_of, pairs_of
 from lfpo.eval.evaluate import costs
 from lfpo.eval.fewshot import asked, cut, examples, stop_text
 from lfpo.eval.generation import Answer, generate, grade
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import DTYPES, EvalConfig
-from lfpo.eval.statistics import scores
 from lfpo.eval.store import Journal, data_sha256, file_sha256, find, write_lines, write_result
 from lfpo.eval.table import open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer

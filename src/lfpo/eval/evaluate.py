@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.eval.accuracy import scores
 from lfpo.eval.generation import Answer, Verdict, answers_of, generate
-from lfpo.eval.statistics import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 from lfpo.rollout.sampler import SamplerConfig
