@@ -112,10 +112,12 @@ def test_labels_from_the_command_line():
     ("changes", "said"),
     [
         ({"objectives": {"a": {"beta": 1.0}}, "ablation": [], "target": None}, "no 'name'"),
-        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "'base' cannot be"),
+        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "must not be 'base'"),
         ({"target": "agrpo"}, "'target' 'agrpo'"),
         ({"ablation": ["spg"]}, "'ablation' names 'spg'"),
-        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "not told apart"),
+        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "different file names"),
+        ({"learning_rates": [1e-4, 0.0001]}, "one or more different values"),
+        ({"learning_rates": []}, "one or more different values"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
@@ -182,8 +184,8 @@ def test_where_a_curve_crosses_a_level():
 
 
 def test_best_is_bold_and_second_underlined():
-    ranks = tables._ranks([0.5, 0.9, 0.9, 0.7])
-    assert ranks == [0, 1, 1, 2]
+    ranks = tables._ranks([0.5, 0.9, None, 0.9, 0.7])
+    assert ranks == [0, 1, 0, 1, 2]
     table = tables.Table("A_b", ["x", "y"], [[tables.Entry("a_b"), tables.Entry("9 %", "1 to 2", 1)]], "50 %")
     assert "| a_b | **9 %** <sub>1 to 2</sub> |" in tables.markdown(table)
     tex = tables.latex(table)

@@ -1,4 +1,4 @@
-"""One cell of a comparison, run in a process of its own: train (or resume), evaluate, write result.json last."""
+"""One cell of a comparison, in a process of its own: train or resume, evaluate, then write result.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
+from lfpo.base.files import read_json, replace_file
 from lfpo.eval import evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -29,7 +29,7 @@ VALIDATION_SEED = 7919
 
 def main(folder: Path) -> None:
     """Run the cell described by `folder/cell.json` and `folder/config.yaml`."""
-    cell = json.loads((folder / "cell.json").read_text())
+    cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
     if cell["train"]:
         from lfpo.train.rl import LFPOTrainer
@@ -85,7 +85,7 @@ def under_sampler(
     if result.not_judged:
         raise UserError(
             f"task {task.name!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
-            "machine, and a comparison needs them all; `lfpo doctor` says what is missing"
+            "machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
         )
     return {
         "accuracy": result.accuracy,
@@ -97,7 +97,7 @@ def under_sampler(
 
 
 def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:
-    """Accuracy under the comparison's main sampler on rows of the training split drawn with another seed."""
+    """Accuracy under the comparison's main sampler on training problems drawn with another seed."""
     assert config.task is not None
     task = get_task(config.task)
     rows = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
@@ -107,7 +107,7 @@ def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell:
 
 
 def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Accuracy of each evaluation during training, with the seconds and FLOPs spent until then."""
+    """Accuracy of each evaluation during training, with the training seconds and FLOPs up to that step."""
     points, seconds, flops = [], 0.0, 0.0
     for m in metrics:
         seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
