@@ -16,7 +16,7 @@ from rich.console import Console
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.eval import job, scoring
+from lfpo.eval import command, scoring
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, read_partial
@@ -211,7 +211,7 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
+    monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 
 def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_path: Path):

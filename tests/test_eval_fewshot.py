@@ -10,8 +10,8 @@ import pytest
 
 import tiny
 from lfpo.cli.command_line import main
+from lfpo.eval.command import prepare
 from lfpo.eval.fewshot import asked, cut, examples, stop_text
-from lfpo.eval.job import prepare
 from lfpo.eval.settings import EvalConfig
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.tasks import get_task

@@ -22,24 +22,25 @@ T = TypeVar("T")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def timed_in_turn(
+def measured(
     cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int
-) -> tuple[dict[K, T], dict[K, list[float]]]:
-    """The last result of each case, and its wall times in seconds.
+) -> tuple[dict[K, T], dict[K, dict[str, Any]]]:
+    """The last result of each case, and the fields of its row: peak memory and wall times.
 
     The cases run in turn, so that a slow moment of the machine falls on all of them.
     """
     results: dict[K, T] = {}
+    memory = {name: peak_memory(work, device) for name, work in cases.items()}  # also the warm-up
     seconds: dict[K, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, work in cases.items():
             results[name], taken = timed(work, device)
             seconds[name].append(taken)
-    return results, seconds
+    return results, {name: {"peak_memory": memory[name], **median_and_range(seconds[name])} for name in cases}
 
 
 def median_and_range(seconds: Sequence[float]) -> dict[str, float]:
-    """The median, least and most of a case's wall times, as the fields of its row."""
+    """The median, least and most of a case's wall times, as fields of its row."""
     return {"seconds": statistics.median(seconds), "seconds_least": min(seconds), "seconds_most": max(seconds)}
 
 

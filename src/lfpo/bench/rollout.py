@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from lfpo.base.checks import at_least_one
 from lfpo.base.measure import matmul_peak
 from lfpo.bench.figure import speedup_figure
-from lfpo.bench.measure import median_and_range, peak_memory, timed_in_turn, write_results
+from lfpo.bench.measure import measured, write_results
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.table import print_groups
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -27,6 +28,7 @@ from lfpo.train.flops import forward_flops, rollout_flops
 
 # Of a mode: what the engine returns, or tokens [B, C] and forwards of the plain loop.
 Result = Trajectory | tuple[torch.Tensor, int]
+Run = Callable[[], Result]
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Mode:
 
     group: str
     label: str
-    run: Callable[[], Result]
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,13 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
     modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
     device = problem.model.device
     peak = matmul_peak(device, problem.model.dtype)
-    memory = {mode: peak_memory(mode.run, device) for mode in modes}  # also the warm-up
-    results, seconds = timed_in_turn({mode: mode.run for mode in modes}, device, config.repeats)
+    results, taken = measured({mode: mode.run for mode in modes}, device, config.repeats)
     first = {mode.group: mode for mode in reversed(modes)}
-    rows = [
-        describe(problem, mode, results[mode], results[first[mode.group]], seconds[mode], memory[mode], peak)
-        for mode in modes
-    ]
-    baseline = {row["group"]: row["seconds"] for row in reversed(rows)}
-    rows = [{**row, "speedup": baseline[row["group"]] / row["seconds"]} for row in rows]
+    rows = []
+    for mode in modes:
+        base = first[mode.group]
+        row = describe(problem, mode, results[mode], results[base], taken[mode], peak)
+        rows.append({**row, "speedup": taken[base]["seconds"] / row["seconds"]})
     _print(rows, peak, console or Console())
     path = write_results(config, "rollout", rows, matmul_peak=peak)
     speedup_figure(rows, path.with_suffix(".svg"))
@@ -136,26 +136,16 @@ def layout_problem(config: BenchRolloutConfig) -> Problem:
     return Problem(model, [p for p in prompts for _ in range(config.generations)], config.gen_length or 256, None)
 
 
-def _engine(
-    config: BenchRolloutConfig, problem: Problem, *, share_first: bool = True, **settings: Any
-) -> Callable[[], Result]:
+def _engine(config: BenchRolloutConfig, problem: Problem, share_first: bool = True, **settings: Any) -> Run:
     sampler = SamplerConfig(gen_length=problem.gen_length, block_length=config.block_length, **settings)
-    seeds = list(range(len(problem.prompts)))
-    tokens = config.rollout_tokens
-    return lambda: rollout(
-        problem.model, problem.prompts, sampler, seeds, rollout_tokens=tokens, share_first=share_first
-    )
+    prompts, tokens = problem.prompts, config.rollout_tokens
+    work = partial(rollout, problem.model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens)
+    return partial(work, share_first=share_first)
 
 
-def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Callable[[], Result]:
-    return lambda: plain_rollout(
-        problem.model,
-        problem.prompts,
-        gen_length=problem.gen_length,
-        block_length=config.block_length,
-        steps=steps,
-        **switches,
-    )
+def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Run:
+    lengths: dict[str, Any] = {"gen_length": problem.gen_length, "block_length": config.block_length, "steps": steps}
+    return partial(plain_rollout, problem.model, problem.prompts, **lengths, **switches)
 
 
 def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
@@ -164,7 +154,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
     for factor in (1, 4):
         steps = factor * problem.gen_length
         group = f"exact, {steps} steps for {problem.gen_length} tokens"
-        ladder: list[tuple[str, Callable[[], Result]]] = [
+        ladder: list[tuple[str, Run]] = [
             ("plain loop", _plain(config, problem, steps)),
             ("+ no forward for idle steps", _plain(config, problem, steps, skip_idle=True)),
             ("+ logits where masked", _plain(config, problem, steps, skip_idle=True, masked_logits=True)),
@@ -209,18 +199,11 @@ def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
 
 
 def describe(
-    problem: Problem,
-    mode: Mode,
-    result: Result,
-    reference: Result,
-    seconds: list[float],
-    memory: int | None,
-    peak: float,
+    problem: Problem, mode: Mode, result: Result, reference: Result, taken: dict[str, Any], peak: float
 ) -> dict[str, Any]:
-    """The row of one mode.
+    """The row of one mode. taken: its measured fields. peak: FLOP/s of the device.
 
-    seconds: its wall times. memory: its peak in bytes. peak: FLOP/s of the device. In the row `same` is the share of
-    the reference's tokens, up to its first EOS, that are equal, and `share_of_peak` is model FLOP/s over `peak`.
+    same: share of the reference's tokens, up to its first EOS, that are equal. share_of_peak: model FLOP/s over `peak`.
     """
     model = problem.model
     tokens, expected = _tokens(result), _tokens(reference)
@@ -232,17 +215,15 @@ def describe(
         size, longest = len(problem.prompts), max(len(p) for p in problem.prompts) + problem.gen_length
         nfe = float(result[1])
         flops = nfe * forward_flops(model, torch.full((size,), longest), 0)
-    times = median_and_range(seconds)
     return {
         "group": mode.group,
         "mode": mode.label,
-        **times,
-        "tokens_per_second": float(lengths.sum()) / times["seconds"],
+        **taken,
+        "tokens_per_second": float(lengths.sum()) / taken["seconds"],
         "nfe": nfe,
         "same": float((tokens == expected)[counted].double().mean()),
         "accuracy": problem.score(tokens) if problem.score else None,
-        "peak_memory": memory,
-        "share_of_peak": flops / times["seconds"] / peak,
+        "share_of_peak": flops / taken["seconds"] / peak,
     }
 
 

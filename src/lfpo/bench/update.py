@@ -14,7 +14,7 @@ from lfpo.base.checks import at_least_one
 from lfpo.base.rng import key
 from lfpo.bench.figure import update_figure
 from lfpo.bench.iteration import Iteration, measure_iterations
-from lfpo.bench.measure import against_first, median_and_range, peak_memory, timed_in_turn, write_results
+from lfpo.bench.measure import against_first, measured, write_results
 from lfpo.bench.table import print_groups
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.roles import CURRENT, OLD
@@ -91,20 +91,9 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
 
 def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: int) -> list[dict[str, Any]]:
     """The row of each case, with ratios to the group's first. Each case returns its loss."""
-    memory = {label: peak_memory(work, device) for label, work in cases.items()}  # also the warm-up
-    losses, seconds = timed_in_turn(cases, device, repeats)
-    return against_first(
-        [
-            {
-                "group": group,
-                "case": label,
-                "loss": losses[label],
-                "peak_memory": memory[label],
-                **median_and_range(seconds[label]),
-            }
-            for label in cases
-        ]
-    )
+    losses, taken = measured(cases, device, repeats)
+    rows = [{"group": group, "case": label, "loss": losses[label], **taken[label]} for label in cases]
+    return against_first(rows)
 
 
 def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
-from lfpo.eval import evaluate
+from lfpo.eval import EvalResult, evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
@@ -52,17 +53,13 @@ def main(folder: Path) -> None:
 
 def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dict[str, Any]:
     """Held-out results under every eval sampler, problem by problem, and straightness."""
-    assert config.task is not None  # checked before any cell runs
-    task = get_task(config.task)
-    samplers = {name: under_sampler(model, tokenizer, config, s) for name, s in config.eval_samplers.items()}
-    greedy = SamplerConfig(block_length=config.sampler.block_length).for_length(task.gen_length)
+    task = _task(config)
     few = task.test_rows(config.eval_size)[:STRAIGHT_PROBLEMS]
-    trajectory = evaluate(
-        model, tokenizer, few, task.correct_all, greedy, rollout_tokens=config.rollout_tokens
-    ).trajectory
+    greedy = SamplerConfig(block_length=config.sampler.block_length)
+    trajectory = _evaluate(model, tokenizer, config, greedy, few).trajectory
     return {
         "task": task.name,
-        "eval": samplers,
+        "eval": {name: under_sampler(model, tokenizer, config, s) for name, s in config.eval_samplers.items()},
         "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
     }
 
@@ -70,21 +67,12 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dic
 def under_sampler(
     model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, sampler: SamplerConfig
 ) -> dict[str, Any]:
-    """Held-out results under one sampler, problem by problem."""
-    assert config.task is not None
-    task = get_task(config.task)
-    result = evaluate(
-        model,
-        tokenizer,
-        task.test_rows(config.eval_size),
-        task.correct_all,
-        sampler.for_length(task.gen_length),
-        seed=config.seed,
-        rollout_tokens=config.rollout_tokens,
-    )
+    """Held-out results under one sampler, problem by problem. Raises UserError when a verdict is missing."""
+    rows = _task(config).test_rows(config.eval_size)
+    result = _evaluate(model, tokenizer, config, sampler, rows, seed=config.seed)
     if result.not_judged:
         raise UserError(
-            f"task {task.name!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
+            f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
             "machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
         )
     return {
@@ -98,12 +86,26 @@ def under_sampler(
 
 def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:
     """Accuracy under the comparison's main sampler on training problems drawn with another seed."""
-    assert config.task is not None
-    task = get_task(config.task)
-    rows = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
-    sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length)
-    result = evaluate(model, tokenizer, rows, task.correct_all, sampler, rollout_tokens=config.rollout_tokens)
-    return result.accuracy or 0.0
+    rows = [_task(config).row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
+    return _evaluate(model, tokenizer, config, config.eval_samplers[cell["sampler"]], rows).accuracy or 0.0
+
+
+def _task(config: LFPOConfig) -> Task | DataTask:
+    assert config.task is not None  # checked before any cell runs
+    return get_task(config.task)
+
+
+def _evaluate(
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    config: LFPOConfig,
+    sampler: SamplerConfig,
+    rows: Sequence[Row],
+    seed: int = 0,
+) -> EvalResult:
+    task, tokens = _task(config), config.rollout_tokens
+    sampler = sampler.for_length(task.gen_length)
+    return evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=seed, rollout_tokens=tokens)
 
 
 def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:

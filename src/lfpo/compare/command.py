@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +153,7 @@ def _relative(result: dict[str, Any], config: CompareConfig) -> str:
 def as_json(results: Results, made: list[tables.Table]) -> dict[str, Any]:
     """The tables as data, and the result and folder of every cell they are made from."""
     return {
-        "tables": [
-            {
-                "title": t.title,
-                "caption": t.caption,
-                "columns": t.columns,
-                "rows": [[vars(entry) for entry in row] for row in t.rows],
-            }
-            for t in made
-        ],
+        "tables": [asdict(table) for table in made],
         "gradients": results.gradients,
         "bases": results.bases,
         "cells": [cell for cells in results.cells.values() for cell in cells],

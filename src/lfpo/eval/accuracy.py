@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +30,7 @@ def mean_interval(hits: Sequence[int], tries: Sequence[int]) -> tuple[float, flo
     shares = [h / t for h, t in zip(hits, tries, strict=True)]
     if len(set(shares)) == 1:  # no variance to estimate from: as if with one completion a problem
         return wilson_interval(round(sum(shares)), n)
-    mean = sum(shares) / n
-    variance = sum((s - mean) ** 2 for s in shares) / max(1, n - 1)
-    half = Z * math.sqrt(variance / n)
+    mean, half = sum(shares) / n, Z * statistics.stdev(shares) / math.sqrt(n)
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
@@ -51,19 +50,18 @@ def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> dict[str
     for problem, verdict in zip(problems, verdicts, strict=True):
         if verdict is not None:
             judged[problem].append(verdict)
-    tried = [v for v in judged.values() if v]
-    hits, tries = [sum(v) for v in tried], [len(v) for v in tried]
+    tried = [(sum(v), len(v)) for v in judged.values() if v]
     n_samples = len(problems) // max(1, len(judged))
     passes = {}
     for k in (2, 4, 8, 16, 32, 64, 128):
-        enough = [(h, t) for h, t in zip(hits, tries, strict=True) if t >= k]
-        if k <= n_samples and enough:
-            passes[k] = sum(pass_at_k(t, h, k) for h, t in enough) / len(enough)
+        estimates = [pass_at_k(t, h, k) for h, t in tried if t >= k]
+        if k <= n_samples and estimates:
+            passes[k] = sum(estimates) / len(estimates)
     return {
         "n": len(judged),
         "n_samples": n_samples,
-        "accuracy": sum(h / t for h, t in zip(hits, tries, strict=True)) / len(tried) if tried else None,
-        "interval": mean_interval(hits, tries) if tried else None,
+        "accuracy": sum(h / t for h, t in tried) / len(tried) if tried else None,
+        "interval": mean_interval(*zip(*tried, strict=True)) if tried else None,
         "pass_at_k": passes,
         "not_judged": sum(v is None for v in verdicts),
     }

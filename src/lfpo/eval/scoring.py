@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,19 +12,39 @@ from rich.console import Console
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, versions
 from lfpo.eval.accuracy import scores
-from lfpo.eval.choices import bounds_of, chosen
+from lfpo.eval.choices import Options, bounds_of, chosen
 from lfpo.eval.evaluate import costs
 from lfpo.eval.fewshot import cut
 from lfpo.eval.generation import Answer, generate, grade
-from lfpo.eval.job import Job
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, pair_of, partial_files, write_result
 from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.tasks import DataTask, Row, Task
+from lfpo.rollout.sampler import SamplerConfig
 
 Wanted = tuple[int, int]  # (problem, sample)
 Record = dict[str, Any]
 Keep = Callable[[list[Record]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of an evaluation.
+
+    rows: the problems for the grader. asked: the same with the prompts that the model gets. options: used instead for
+    scoring by likelihood. stop: text that ends a completion for grading. settings: everything that decides the result.
+    path: file of the result.
+    """
+
+    task: Task | DataTask
+    rows: list[Row]
+    asked: list[Row]
+    options: list[Options]
+    sampler: SamplerConfig
+    stop: str | None
+    settings: dict[str, Any]
+    path: Path | None
 
 
 def sample_and_grade(

@@ -113,9 +113,9 @@ def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
 def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
     found: dict[str, dict[str, float]] = {}
-    for key in sorted(key for key in metrics if key.startswith("eval/")):
-        _, sampler, name = key.split("/")
-        found.setdefault(sampler, {})[name] = metrics[key]
+    for key in sorted(metrics):
+        if key.startswith("eval/"):
+            found.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
     return found
 
 
