@@ -52,7 +52,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
             results.append(found)
             continue
         evaluate_job = compare_likelihoods if config.scoring == "likelihood" else sample_and_grade
-        results.append(evaluate_job(job, config, model, tokenizer, console))
+        results.append(evaluate_job(job, model, tokenizer, console))
     show(results, console)
     return results
 
@@ -81,7 +81,7 @@ def prepare(name: str, config: EvalConfig, weights: str) -> Job:
     device = torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else "cpu"
     decided |= {"num_fewshot": config.num_fewshot, "seed": config.seed, "dtype": config.dtype, "device": device}
     decided["versions"] = {k: v for k, v in versions().items() if k != "python"}
-    return Job(task, rows, asked_rows, options, sampler, stop, decided, result_path(config, task.name))
+    return Job(config, task, rows, asked_rows, options, sampler, stop, decided, result_path(config, task.name))
 
 
 def result_path(config: EvalConfig, task: str) -> Path | None:

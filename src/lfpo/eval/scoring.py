@@ -18,14 +18,14 @@ from lfpo.eval.fewshot import cut
 from lfpo.eval.generation import Answer, generate, grade
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig
-from lfpo.eval.store import Journal, pair_of, partial_files, write_result
+from lfpo.eval.store import Journal, Record, pair_of, partial_files, write_result
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rollout.sampler import SamplerConfig
 
 Wanted = tuple[int, int]  # (problem, sample)
-Record = dict[str, Any]
 Keep = Callable[[list[Record]], None]
+Work = Callable[[list[Wanted], Keep], None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Job:
     path: file of the result.
     """
 
+    config: EvalConfig
     task: Task | DataTask
     rows: list[Row]
     asked: list[Row]
@@ -47,9 +48,7 @@ class Job:
     path: Path | None
 
 
-def sample_and_grade(
-    job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
-) -> Record:
+def sample_and_grade(job: Job, model: MaskedDiffusionLM, tokenizer: Any, console: Console) -> Record:
     """Sample completions and grade them; writes and returns the result."""
 
     def sample(pending: list[Wanted], keep: Keep) -> None:
@@ -59,12 +58,12 @@ def sample_and_grade(
             job.asked,
             pending,
             job.sampler,
-            seed=config.seed,
-            rollout_tokens=config.rollout_tokens,
+            seed=job.config.seed,
+            rollout_tokens=job.config.rollout_tokens,
             finished=lambda answers: keep([asdict(a) for a in answers]),
         )
 
-    wanted = [(i, j) for i in range(len(job.rows)) for j in range(config.n_samples)]
+    wanted = [(i, j) for i in range(len(job.rows)) for j in range(job.config.n_samples)]
     records, seconds = _complete(job, wanted, sample, "completions", console)
     answers = [Answer(**record) for record in records]
     texts = [cut(a.completion, job.stop) for a in answers]
@@ -77,34 +76,29 @@ def sample_and_grade(
     samples = None
     if hasattr(job.task, "sample_record"):
         samples = [job.task.sample_record(job.rows[a.problem], t) for a, t in zip(answers, texts, strict=True)]
-    return _finish(job, config, found, lines, samples)
+    return _finish(job, found, lines, samples)
 
 
-def compare_likelihoods(
-    job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
-) -> Record:
+def compare_likelihoods(job: Job, model: MaskedDiffusionLM, tokenizer: Any, console: Console) -> Record:
     """Take the most likely option of each problem; writes and returns the result."""
     # Enough problems at once to fill forwards with rows of similar length.
-    copies = max((len(o.contexts) for o in job.options), default=1) * config.likelihood.mc_num
-    size = max(1, 4 * config.rollout_tokens // (copies * 64))
+    config, tokens = job.config.likelihood, job.config.rollout_tokens
+    copies = max((len(o.contexts) for o in job.options), default=1) * config.mc_num
+    size = max(1, 4 * tokens // (copies * 64))
 
     def bound(pending: list[Wanted], keep: Keep) -> None:
         for start in range(0, len(pending), size):
             part = [problem for problem, _ in pending[start : start + size]]
-            options, tokens = [job.options[i] for i in part], config.rollout_tokens
-            found = bounds_of(model, tokenizer, options, config.likelihood, seed=config.seed, tokens=tokens)
-            keep(
-                [
-                    {"problem": i, "logp": [b.logp for b in bounds], "nfe": sum(b.nfe for b in bounds)}
-                    for i, bounds in zip(part, found, strict=True)
-                ]
-            )
+            options = [job.options[i] for i in part]
+            found = bounds_of(model, tokenizer, options, config, seed=job.config.seed, tokens=tokens)
+            numbers = [{"logp": [b.logp for b in bounds], "nfe": sum(b.nfe for b in bounds)} for bounds in found]
+            keep([{"problem": i, **both} for i, both in zip(part, numbers, strict=True)])
 
     records, seconds = _complete(job, [(i, 0) for i in range(len(job.options))], bound, "problems", console)
     problems = [r["problem"] for r in records]
-    picks = [chosen(job.options[r["problem"]], r["logp"]) for r in records]
-    right = [job.options[i].right for i in problems]
-    plain, norm = (scores(problems, [p[k] == r for p, r in zip(picks, right, strict=True)]) for k in (0, 1))
+    options = [job.options[i] for i in problems]
+    picks = [chosen(o, r["logp"]) for o, r in zip(options, records, strict=True)]
+    plain, norm = (scores(problems, [p[k] == o.right for p, o in zip(picks, options, strict=True)]) for k in (0, 1))
     found = {
         **{k: plain[k] for k in ("n", "accuracy", "interval")},
         **{f"{k}_norm": norm[k] for k in ("accuracy", "interval")},
@@ -112,19 +106,13 @@ def compare_likelihoods(
         "seconds_per_problem": seconds / len(records),
     }
     lines = [
-        {**asdict(job.options[r["problem"]]), **r, "chosen": pick[0], "chosen_norm": pick[1]}
-        for r, pick in zip(records, picks, strict=True)
+        {**asdict(o), **r, "chosen": pick[0], "chosen_norm": pick[1]}
+        for o, r, pick in zip(options, records, picks, strict=True)
     ]
-    return _finish(job, config, found, lines)
+    return _finish(job, found, lines)
 
 
-def _complete(
-    job: Job,
-    wanted: list[Wanted],
-    work: Callable[[list[Wanted], Keep], None],
-    unit: str,
-    console: Console,
-) -> tuple[list[Record], float]:
+def _complete(job: Job, wanted: list[Wanted], work: Work, unit: str, console: Console) -> tuple[list[Record], float]:
     """The records of all wanted pairs from all ranks, in order, and the wall time of the slowest rank in seconds.
 
     work: called with this rank's pairs that no journal holds yet, and with a function for records as they are finished.
@@ -151,20 +139,18 @@ def _complete(
     return sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of), seconds
 
 
-def _finish(
-    job: Job, config: EvalConfig, found: Record, completions: list[Record], samples: list[Record] | None = None
-) -> Record:
+def _finish(job: Job, found: Record, completions: list[Record], samples: list[Record] | None = None) -> Record:
     """The result: the numbers found and everything needed to reproduce them.
 
     Rank 0 writes it, and only then the partial files are deleted.
     """
-    about = {"task": job.settings["task"], "scoring": job.settings["scoring"], "model": config.model}
+    about = {"task": job.settings["task"], "scoring": job.settings["scoring"], "model": job.config.model}
     result = {
         **about,
         **found,
-        "protocol": config.protocol,
+        "protocol": job.config.protocol,
         **{k: v for k, v in job.settings.items() if k not in about},
-        "rollout_tokens": config.rollout_tokens,
+        "rollout_tokens": job.config.rollout_tokens,
         "processes": distributed.world(),
         "environment": describe_environment(),
         "python": versions()["python"],

@@ -18,6 +18,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 
 Settings = dict[str, Any]
+Record = dict[str, Any]  # of one completion, or of one problem's likelihoods
 
 
 class Journal:
@@ -30,7 +31,7 @@ class Journal:
         self._before = 0.0
         self._started = self._last = time.perf_counter()
 
-    def load(self) -> list[dict[str, Any]]:
+    def load(self) -> list[Record]:
         """The records of a stopped evaluation that any rank finds, each once. Collective."""
         found, spent = [], 0.0
         for file in partial_files(self.result):
@@ -43,7 +44,7 @@ class Journal:
         unique = {pair_of(r): r for records, _ in parts for r in records}
         return [unique[k] for k in sorted(unique)]
 
-    def add(self, records: Sequence[dict[str, Any]]) -> None:
+    def add(self, records: Sequence[Record]) -> None:
         """Append finished records to the file. Raises UserError when it cannot be written."""
         now = time.perf_counter()
         spent, self._last = now - self._last, now
@@ -73,7 +74,7 @@ class Journal:
         return self._before + max(distributed.gather(time.perf_counter() - self._started))
 
 
-def pair_of(record: dict[str, Any]) -> tuple[int, int]:
+def pair_of(record: Record) -> tuple[int, int]:
     """The (problem, sample) of a record."""
     return record["problem"], record.get("sample", 0)
 
@@ -89,7 +90,7 @@ def partial_files(result: Path | None) -> list[Path]:
     return sorted(p for p in result.parent.iterdir() if p.name.startswith(start) and p.name.endswith(".jsonl"))
 
 
-def read_partial(file: Path) -> tuple[Settings, list[dict[str, Any]]]:
+def read_partial(file: Path) -> tuple[Settings, list[Record]]:
     """Settings and records of a partial file, without an unfinished last line. Raises UserError for a damaged file."""
     try:
         *lines, _ = file.read_text(encoding="utf-8").split("\n")
@@ -141,12 +142,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:8]}..."
 
 
-def write_result(
-    path: Path,
-    result: dict[str, Any],
-    completions: list[dict[str, Any]],
-    samples: list[dict[str, Any]] | None,
-) -> None:
+def write_result(path: Path, result: Record, completions: list[Record], samples: list[Record] | None) -> None:
     """Write the JSONL files, then the result. Raises UserError when a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
