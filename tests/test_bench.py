@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 import tiny
-from lfpo.base.measure import matmul_peak, peak_memory, spread, timed
+from lfpo.base.measure import matmul_peak, timed
 from lfpo.bench.iteration import Iteration, measure_iteration
+from lfpo.bench.measure import measured, median_and_range, peak_memory
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
 from lfpo.bench.table import print_groups
@@ -114,12 +115,12 @@ def test_the_numbers_of_a_mode_by_hand(llada: Path):
     mode = Mode("group", "mode", lambda: (torch.zeros(0), 0))
     reference = torch.tensor([[8, eos, 1, 1], [1, 2, 3, 4]])
     result = torch.tensor([[8, eos, 2, 2], [1, 2, eos, 4]])
-    row = describe(problem, mode, (result, 3), (reference, 5), [2.0, 4.0, 9.0], 77, 1e6)
+    taken = {"seconds": 4.0, "peak_memory": 77}
+    row = describe(problem, mode, (result, 3), (reference, 5), taken, 1e6)
     # Up to the reference's first EOS six tokens count, and one of them differs.
     assert row["same"] == pytest.approx(5 / 6)
     assert row["tokens_per_second"] == pytest.approx((2 + 3) / 4.0)
-    assert (row["seconds"], row["seconds_least"], row["seconds_most"]) == (4.0, 2.0, 9.0)
-    assert (row["nfe"], row["accuracy"], row["peak_memory"]) == (3.0, None, 77)
+    assert (row["seconds"], row["nfe"], row["accuracy"], row["peak_memory"]) == (4.0, 3.0, None, 77)
     # The plain loop's rows are all as long as the longest.
     flops = 3 * forward_flops(model, torch.tensor([6, 6]), 0)
     assert row["share_of_peak"] == pytest.approx(flops / 4.0 / 1e6)
@@ -235,7 +236,7 @@ def test_shapes_that_cannot_be_are_told_at_once(key: str, value: str, said: str,
 
 @pytest.mark.parametrize("missing", ["STATUS", "CLEAR"])
 def test_where_memory_cannot_be_told_time_is(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(f"lfpo.base.measure.{missing}", tmp_path / "none" / "such")
+    monkeypatch.setattr(f"lfpo.bench.measure.{missing}", tmp_path / "none" / "such")
     case = Iteration(timesteps=4, rollouts=2, update_tokens=256, vocabulary=512, width=32, repeats=1, threads=1)
     found = measure_iteration(case)
     assert found["peak_memory"] is None and found["seconds"] > found["update_seconds"] > 0
@@ -251,9 +252,16 @@ def test_a_table_is_never_cut_short():
     assert [line for line in lines if line == ["s", "MiB"]] == [["s", "MiB"]] * 2
 
 
-def test_clocks_and_spreads():
+def test_times_of_cases():
     result, seconds = timed(lambda: "done", CPU)
     assert result == "done"
     assert 0 <= seconds < 1
-    assert spread([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0)
+    assert median_and_range([3.0, 1.0, 2.0, 10.0]) == {"seconds": 2.5, "seconds_least": 1.0, "seconds_most": 10.0}
+    ran: list[str] = []
+    cases = {name: lambda name=name: ran.append(name) or len(ran) for name in "ab"}  # type: ignore[func-returns-value]
+    results, rows = measured(cases, CPU, 2)
+    assert "".join(ran) == "ababab"  # the first time for memory
+    assert results == {"a": 5, "b": 6}
+    assert 0 <= rows["a"]["seconds_least"] <= rows["a"]["seconds"] <= rows["a"]["seconds_most"] < 1
+    assert rows["a"].keys() == {"peak_memory", "seconds", "seconds_least", "seconds_most"}
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14

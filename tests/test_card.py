@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCard
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.runs.card import model_card
-from lfpo.runs.directory import open_run
+from lfpo.runs.directory import Run, open_run
 from lfpo.train.sft import SFTConfig, train_sft
 
 
@@ -49,6 +50,31 @@ def test_a_card_names_a_hub_base_and_not_a_folder_of_this_machine(tmp_path):
     assert str(tmp_path) not in local
     assert "base_model" not in local
     assert "base_model: org/name" in model_card(run, {"model": "org/name", "data_file": "d.jsonl"}, "sft")
+
+
+def test_a_card_names_no_folder_of_this_machine(tmp_path: Path):
+    config: dict[str, Any] = {"model": "embedded", "output_dir": "/home/ann/run", "data_file": "/home/ann/rows.jsonl"}
+    config |= {"task": None, "reward_funcs": ["/home/ann/rewards.py:short", "length"]}
+    text = model_card(Run(tmp_path), config, "train")
+    assert "/home" not in text
+    assert "- Data: `rows.jsonl`" in text
+    assert "- rewards.py:short" in text
+    text = model_card(Run(tmp_path), {"task": "gsm8k@train=/home/ann/a.jsonl,test=~/b.jsonl"}, "train")
+    assert "- Data: `gsm8k@train=a.jsonl,test=b.jsonl`" in text
+
+
+def test_a_sampler_added_on_resuming_has_no_first_result(tmp_path: Path):
+    def evaluation(step: int, *samplers: str) -> dict[str, float]:
+        found = {"accuracy": step / 4, "low": 0.0, "high": 1.0, "nfe": 8.0}
+        return {"step": step, **{f"eval/{name}/{key}": value for name in samplers for key, value in found.items()}}
+
+    run = Run(tmp_path)
+    for row in (evaluation(1, "old"), {"step": 2, "reward": 0.5}, evaluation(3, "old", "new")):
+        run.log(row)
+    text = model_card(run, {"task": "choice"}, "train")
+    assert "at step 1 and step 3" in text
+    assert "| `old` | 25.0 % (0.0 to 100.0) | 75.0 % (0.0 to 100.0) | 8.0 |" in text
+    assert "| `new` | - | 75.0 % (0.0 to 100.0) | 8.0 |" in text
 
 
 def test_supervised_training_leaves_a_card_too(tmp_path: Path):

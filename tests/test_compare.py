@@ -16,7 +16,7 @@ from lfpo.compare.command import check, pick_objectives, run_compare
 from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
 from lfpo.compare.settings import Cell, CompareConfig, cell_config
-from lfpo.eval.statistics import average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.eval.estimates import average_over_tasks, over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
 from lfpo.rollout.sampler import SamplerConfig
@@ -112,10 +112,12 @@ def test_labels_from_the_command_line():
     ("changes", "said"),
     [
         ({"objectives": {"a": {"beta": 1.0}}, "ablation": [], "target": None}, "no 'name'"),
-        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "'base' cannot be"),
+        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "must not be 'base'"),
         ({"target": "agrpo"}, "'target' 'agrpo'"),
         ({"ablation": ["spg"]}, "'ablation' names 'spg'"),
-        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "not told apart"),
+        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "different file names"),
+        ({"learning_rates": [1e-4, 0.0001]}, "one or more different values"),
+        ({"learning_rates": []}, "one or more different values"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
@@ -156,8 +158,8 @@ def test_intervals_of_means_over_seeds_and_problems():
     # Equal seeds add nothing: the interval is that of one run on 200 problems, 0.5 -+ 1.96 sqrt(0.25 / 200).
     assert half.mean == 0.5
     assert (half.low, half.high) == pytest.approx((0.5 - 0.0693, 0.5 + 0.0693), abs=0.012)
-    spread = over_seeds_and_problems([[0.0] * 100, [1.0] * 100])
-    assert (spread.low, spread.high) == pytest.approx((0.0, 1.0))  # seeds that disagree are not averaged away
+    apart = over_seeds_and_problems([[0.0] * 100, [1.0] * 100])
+    assert (apart.low, apart.high) == pytest.approx((0.0, 1.0))  # seeds that disagree are not averaged away
     paired = over_seeds_and_problems([[1.0, 0.0] * 50], [0.0, 0.0] * 50)
     assert paired.mean == 0.5
     same = over_seeds_and_problems([[1.0, 0.0] * 50], [1.0, 0.0] * 50)
@@ -168,7 +170,9 @@ def test_intervals_of_means_over_seeds_and_problems():
 def test_the_interval_of_a_few_seeds_is_students():
     estimate = over_seeds([1.0, 2.0, 3.0])
     assert estimate.mean == 2.0
-    assert estimate.high - 2.0 == pytest.approx(4.303 / 3**0.5)
+    assert estimate.high - 2.0 == pytest.approx(4.303 / 3**0.5, rel=1e-4)
+    eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
+    assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
 
 
@@ -180,8 +184,8 @@ def test_where_a_curve_crosses_a_level():
 
 
 def test_best_is_bold_and_second_underlined():
-    ranks = tables._ranks([0.5, 0.9, 0.9, 0.7])
-    assert ranks == [0, 1, 1, 2]
+    ranks = tables._ranks([0.5, 0.9, None, 0.9, 0.7])
+    assert ranks == [0, 1, 0, 1, 2]
     table = tables.Table("A_b", ["x", "y"], [[tables.Entry("a_b"), tables.Entry("9 %", "1 to 2", 1)]], "50 %")
     assert "| a_b | **9 %** <sub>1 to 2</sub> |" in tables.markdown(table)
     tex = tables.latex(table)

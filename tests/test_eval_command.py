@@ -16,7 +16,7 @@ from rich.console import Console
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.eval import command
+from lfpo.eval import command, scoring
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, read_partial
@@ -124,7 +124,7 @@ def test_other_settings_are_never_mixed(
 
 def test_a_finished_evaluation_is_not_run_again(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert run(llada, tmp_path / "out", task="choice") == 0
-    monkeypatch.setattr(command, "generate", lambda *a, **k: pytest.fail("evaluated again"))
+    monkeypatch.setattr(scoring, "generate", lambda *a, **k: pytest.fail("evaluated again"))
     assert run(llada, tmp_path / "out", task="choice") == 0
 
 
@@ -263,8 +263,8 @@ def launch(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     both = ("eval", "--model", str(llada), "--limit", "5", "--output")
-    for scoring in ("generation", "likelihood"):
-        arguments = SAMPLED if scoring == "generation" else ("--scoring", "likelihood")
+    for how in ("generation", "likelihood"):
+        arguments = SAMPLED if how == "generation" else ("--scoring", "likelihood")
         assert run(llada, tmp_path / "one.json", *arguments, "--overwrite", "true") == 0
         process = launch(2, *both, str(tmp_path / "two.json"), "--task", "choice", *arguments, "--overwrite", "true")
         assert process.returncode == 0, process.stderr

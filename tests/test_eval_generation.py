@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from lfpo.eval.accuracy import scores
 from lfpo.eval.generation import Answer, answers_of, generate, grade
-from lfpo.eval.statistics import scores
 from lfpo.models import load_model, load_tokenizer
 from lfpo.rollout.sampler import SamplerConfig
 

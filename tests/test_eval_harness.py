@@ -150,8 +150,8 @@ def test_rolling_likelihood_covers_a_text_longer_than_the_context(llada: Path):
         likelihood_bounds(load_model(llada), [Pair([256], [97], 0)], LikelihoodConfig(mc_num=1))[0].logp
     )
     seen: list[int] = []
-    bounds = lm._bounds
-    lm._bounds = lambda pairs: (seen.extend(len(p.answer) for p in pairs), bounds(pairs))[1]  # type: ignore[method-assign, func-returns-value]
+    logp = lm._logp
+    lm._logp = lambda pairs: (seen.extend(len(p.answer) for p in pairs), logp(pairs))[1]  # type: ignore[method-assign, func-returns-value]
     (value,) = lm.loglikelihood_rolling([Request("abcde" * 200)])
     assert sum(seen) == 1000  # every token once, BOS not counted
     assert len(seen) > 1

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_one_error(llada: Path):
     with pytest.raises(UserError, match="mask token"):
         text_pair("a<|mdm_mask|>", "b", tokenizer, model, 0)
     assert text_pair("", "b", tokenizer, model, 0).prompt == [256]  # a text without context starts after BOS
-    with pytest.raises(UserError, match="not multiple choice"):
+    with pytest.raises(UserError, match="needs multiple choice"):
         options_of(get_task("sudoku"), [], [])
 
 

@@ -16,7 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
-from lfpo.train.optim import SMALL, TABLES, Optim, build_adamw, moment_bytes
+from lfpo.train.optim import SMALL, TABLES, Optim, build_adamw, lr_at, moment_bytes
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTConfig, train_sft
 from small_runs import choice_config as config
@@ -29,6 +29,16 @@ needs_it = pytest.mark.skipif(not installed, reason="bitsandbytes is not install
 
 def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:
     return build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99), optim=optim)
+
+
+def test_learning_rates_by_hand():
+    def rates(schedule: str) -> list[float]:
+        return [lr_at(step, total=6, peak=8.0, schedule=schedule, warmup_steps=2) for step in range(7)]
+
+    assert rates("constant") == [4.0, *[8.0] * 6]
+    assert rates("linear") == pytest.approx([4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0])
+    half = 8.0 * (1 + 0.5**0.5) / 2  # the cosine of an eighth of a turn
+    assert rates("cosine") == pytest.approx([4.0, 8.0, 8.0, half, 4.0, 8.0 - half, 0.0])
 
 
 @needs_it

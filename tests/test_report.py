@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.batching import spread
+from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
 from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
@@ -118,9 +118,9 @@ def test_histogram_by_hand():
 
 
 def test_spread_keeps_the_ends():
-    assert spread(list(range(100)), 4) == [0, 33, 66, 99]
-    assert spread([1, 2], 4) == [1, 2]
-    assert spread([1, 2, 3], 1) == [3]
+    assert evenly_spaced(list(range(100)), 4) == [0, 33, 66, 99]
+    assert evenly_spaced([1, 2], 4) == [1, 2]
+    assert evenly_spaced([1, 2, 3], 1) == [3]
 
 
 def test_sudoku_grids_are_found_where_they_are_written():

@@ -51,7 +51,7 @@ def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def spread(items: Sequence[T], n: int) -> list[T]:
+def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
     """At most n evenly spaced items, the first and the last among them (only the last if n is 1)."""
     if len(items) <= n:
         return list(items)

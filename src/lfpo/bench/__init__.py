@@ -1,1 +1,1 @@
-"""Benchmarks: `lfpo bench NAME`, or `python -m lfpo.bench NAME`, which needs torch and transformers only."""
+"""Benchmarks of speed and memory: `lfpo bench NAME`, or `python -m lfpo.bench NAME`."""

@@ -1,4 +1,4 @@
-"""`python -m lfpo.bench NAME`: a benchmark without the rest of the command line."""
+"""`python -m lfpo.bench NAME`: a benchmark without the rest of the `lfpo` command."""
 
 import sys
 

@@ -7,7 +7,7 @@ from lfpo.base.options import configure
 
 
 def run_bench(rest: list[str]) -> None:
-    """Run the benchmark that the first argument names, with the settings that follow."""
+    """Run the benchmark named by the first argument. Raises UserError for another name or wrong settings."""
     name = rest[0] if rest else ""
     if name == "rollout":
         from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
@@ -25,4 +25,4 @@ def run_bench(rest: list[str]) -> None:
         config, _ = configure(BenchSandboxConfig, rest[1:], takes_file=False, command="bench sandbox")
         print(f"wrote {run_bench_sandbox(config)}")
     else:
-        raise UserError(f"lfpo bench needs the name of a benchmark, rollout, update or sandbox, found {name!r}")
+        raise UserError(f"lfpo bench: expected rollout, update or sandbox, found {name!r}")

@@ -22,12 +22,12 @@ def speedup_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def update_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Peak memory and time of each case, a pair of panels for each group; what is held at rest is darker."""
+    """Peak memory and time of each case, two panels a group; memory held between iterations is darker."""
     with _groups(rows, path, columns=2) as groups:
         for (left, right), group, own in groups:
             peaks = [(r["peak_memory"] or 0) / 2**20 for r in own]
             cases = [r["case"] for r in own]
-            _bars(left, cases, peaks, [f"{p:,.0f} MiB" if p else "not known" for p in peaks], room=1.3)
+            _bars(left, cases, peaks, [f"{p:,.0f} MiB" if p else "unknown" for p in peaks], room=1.3)
             left.barh(range(len(own)), [(r.get("at_rest") or 0) / 2**20 for r in own], color="#1a365d", height=0.7)
             seconds = [r["seconds"] for r in own]
             _bars(right, cases, seconds, [f"{s:.2f} s" for s in seconds], room=1.3)
@@ -42,7 +42,7 @@ def update_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def _groups(
     rows: Sequence[dict[str, Any]], path: Path, *, columns: int
 ) -> Iterator[list[tuple[Any, str, list[dict[str, Any]]]]]:
-    """Panels, name and rows of each group, one below the other on a figure that is saved in the end."""
+    """Panels, name and rows of each group, from top to bottom; the figure is saved on exit."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -65,7 +65,7 @@ def _groups(
 
 
 def _bars(axes: Any, names: Sequence[str], values: Sequence[float], texts: Sequence[str], *, room: float) -> None:
-    """Bars with a text at the end of each; room: the axis over the longest bar, for the texts."""
+    """Bars with a text at the end of each. room: length of the axis, in lengths of the longest bar."""
     place = range(len(names))
     axes.barh(place, values, color="#63a4d8", height=0.7)
     axes.set_yticks(place, names)

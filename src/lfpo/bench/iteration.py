@@ -1,12 +1,13 @@
-"""Peak memory and time of whole training iterations over more and more states, each case in a process of its own.
+"""Peak memory and time of whole training iterations at growing sizes, each case in a process of its own.
 
-What one case leaves behind in a process, memory that the allocator keeps and what libraries set up when first used,
-would otherwise be there for the next one, and hide or feign a growth of a few per cent.
+A process keeps memory after a case (the allocator's, and what libraries set up on first use). The next case in the same
+process would reuse it, which changes its peak by a few per cent.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from lfpo.base.config import build
-from lfpo.base.measure import against_first, held_memory, peak_memory, spread
+from lfpo.bench.measure import against_first, held_memory, median_and_range, peak_memory
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.train.config import LFPOConfig
@@ -28,10 +29,10 @@ PROMPT = "What is the sum of these numbers? 12 + 30 = "
 class Iteration:
     """One case.
 
-    timesteps, rollouts: K and N of its one optimiser step; the rollouts are of one prompt.
-    update_tokens: the budget of an update's pass, and of rollouts that run at once.
-    vocabulary, width: of a random model of two layers.
-    repeats: iterations to time, after a first one that makes the optimiser's state.
+    timesteps, rollouts: K and N of its one optimiser step; all rollouts are of one prompt.
+    update_tokens: tokens in one pass of the update, and in rollouts that run at once.
+    vocabulary, width: those of a random model of two layers.
+    repeats: iterations to time, after a first one that creates the optimiser's state.
     """
 
     timesteps: int
@@ -44,8 +45,8 @@ class Iteration:
 
 
 def measure_iterations(cases: dict[str, Iteration]) -> list[dict[str, Any]]:
-    """Peak memory and time of each case, and both against the first's."""
-    # Spawned: a forked process would begin with this one's memory.
+    """The row of each case (label -> case), with ratios of time and peak memory to the first one's."""
+    # Spawned, since a forked process would start with this one's memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         found = [processes.submit(measure_iteration, case).result() for case in cases.values()]
     rows = [{"group": "training iteration", "case": label, **row} for label, row in zip(cases, found, strict=True)]
@@ -53,10 +54,10 @@ def measure_iterations(cases: dict[str, Iteration]) -> list[dict[str, Any]]:
 
 
 def measure_iteration(case: Iteration) -> dict[str, Any]:
-    """Rollouts, rewards, one optimiser step of LFPO and the reference's, on a random model.
+    """Rollouts, rewards, one optimiser step of LFPO and one update of the reference, on a random model.
 
-    peak_memory: bytes above what the process holds with everything imported and used once; weights and optimiser
-    count. at_rest: of these, bytes held between two iterations.
+    peak_memory: bytes above what the process holds once everything has been imported and used; weights and optimiser
+    count. at_rest: the part of them that is held between two iterations.
     """
     if case.threads:
         torch.set_num_threads(case.threads)
@@ -68,10 +69,10 @@ def measure_iteration(case: Iteration) -> dict[str, Any]:
     def work() -> None:
         trainer = _trainer(_random_model(case, device), case, case.rollouts)
         metrics = _iterations(trainer, 1 + case.repeats)[1:]
-        median, least, most = spread([sum(m[f"time/{part}"] for part in PARTS) for m in metrics])
-        result.update(loss=metrics[-1]["loss"], seconds=median, seconds_least=least, seconds_most=most)
-        result.update(update_seconds=spread([m["time/update"] for m in metrics])[0])
-        after = held_memory(device)  # while there is a trainer to hold it
+        result["loss"] = metrics[-1]["loss"]
+        result.update(median_and_range([sum(m[f"time/{part}"] for part in PARTS) for m in metrics]))
+        result["update_seconds"] = statistics.median(m["time/update"] for m in metrics)
+        after = held_memory(device)  # the trainer still holds its weights here
         result["at_rest"] = None if before is None or after is None else after - before
 
     return {"peak_memory": peak_memory(work, device), **result}
@@ -109,7 +110,7 @@ def _trainer(model: MaskedDiffusionLM, case: Iteration, rollouts: int) -> LFPOTr
 
 
 def _spaced(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    """Rewards from 0 to 1, so that every r occurs."""
+    """Rewards evenly spaced from 0 to 1, so that r takes many values."""
     return [i / (len(completions) - 1) for i in range(len(completions))]
 
 

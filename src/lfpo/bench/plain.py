@@ -1,6 +1,6 @@
-"""LLaDA's published sampling loop, transcribed plainly: whole padded rows, every step, logits everywhere.
+"""LLaDA's published sampling loop: whole padded rows, a forward at every step, logits at every position.
 
-What the engine is measured against, and checked against in the tests. Two of its shortcuts can be switched on alone.
+Benchmarks and tests compare the engine with it. Two of the engine's techniques can be switched on.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def plain_rollout(
     skip_idle: bool = False,
     masked_logits: bool = False,
 ) -> tuple[torch.Tensor, int]:
-    """Greedy low-confidence remasking of all prompts in one batch: tokens [B, gen_length], and forwards run.
+    """Greedy low-confidence remasking of all prompts in one batch; returns tokens [B, gen_length] and forwards run.
 
-    Departures from the published code: padding is masked; confidences are float64, so that the order of near-certain
-    tokens is not left to rounding; the mask token is never chosen.
-    skip_idle: no forward for steps that reveal nothing. masked_logits: the head only where a mask can be revealed.
+    Differences from the published code: padding is masked; confidences are float64, since rounding would decide the
+    order of near-certain tokens; the mask token is never chosen.
+    skip_idle: no forward for steps that reveal nothing. masked_logits: run the head only at positions that a step can
+        reveal.
     """
     prompt_ids, prompt_mask = (x.to(model.device) for x in left_pad(prompts, model.pad_id))
     blank = torch.full((len(prompts), gen_length), model.mask_id, device=model.device)

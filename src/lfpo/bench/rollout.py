@@ -1,10 +1,10 @@
-"""`lfpo bench rollout`: the plain loop, each exact technique added in turn, and each approximation, side by side."""
+"""`lfpo bench rollout`: the plain sampling loop, each exact technique added in turn, and the approximations."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 
 from lfpo.base.checks import at_least_one
-from lfpo.base.config import to_dict
-from lfpo.base.environment import describe_environment, versions
-from lfpo.base.files import replace_file
-from lfpo.base.measure import matmul_peak, peak_memory, spread, timed
+from lfpo.base.measure import matmul_peak
+from lfpo.bench.figure import speedup_figure
+from lfpo.bench.measure import measured, write_results
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.table import print_groups
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -27,19 +26,23 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import forward_flops, rollout_flops
 
+# Of a mode: what the engine returns, or tokens [B, C] and forwards of the plain loop.
+Result = Trajectory | tuple[torch.Tensor, int]
+Run = Callable[[], Result]
+
 
 @dataclass
 class BenchRolloutConfig:
     """Configuration of `lfpo bench rollout`.
 
-    model: checkpoint folder, hub id, "embedded", or a layout with random weights: llada-8b, dream-7b. A random model
-        never clears a threshold nor ends with EOS, so only fixed numbers of tokens a step are measured there.
+    model: checkpoint folder, hub id, "embedded", or a layout with random weights (llada-8b, dream-7b). A random model
+        clears no threshold and writes no EOS, so a layout is measured with fixed numbers of tokens a step only.
     layers: keep only the first layers of a layout, to try it where the whole does not fit.
-    tasks: prompts are taken from these in turn (layouts: random tokens, of 3/4 to all of prompt_length). n: how many.
-    generations: completions of each prompt.
-    gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks).
+    tasks: prompts come from these in turn. A layout has random tokens instead, 3/4 to all of prompt_length.
+    n: number of prompts. generations: completions of each prompt.
+    gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks; 256 for a layout).
     tokens_per_step: for layouts, how many tokens each step reveals.
-    repeats: timings of each mode, taken in turn so that a slow moment of the machine falls on all; the median counts.
+    repeats: timings of each mode, in turn so that a slow moment of the machine falls on all; the table has the median.
     rollout_tokens, threads, dtype: as in training. output: folder for rollout.json and rollout.svg.
     """
 
@@ -68,11 +71,11 @@ class BenchRolloutConfig:
 
 @dataclass(frozen=True)
 class Mode:
-    """One row of the table. group: rows are compared with the first of their group."""
+    """One row of the table. group: rows are compared with the first row of their group."""
 
     group: str
     label: str
-    run: Callable[[], Trajectory | tuple[torch.Tensor, int]]
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -93,25 +96,21 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
     modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
     device = problem.model.device
     peak = matmul_peak(device, problem.model.dtype)
-    memory = {mode: peak_memory(mode.run, device) for mode in modes}  # the warm-up, too
-    seconds: dict[Mode, list[float]] = {mode: [] for mode in modes}
-    results = {}
-    for _ in range(config.repeats):
-        for mode in modes:
-            results[mode], taken = timed(mode.run, device)
-            seconds[mode].append(taken)
+    results, taken = measured({mode: mode.run for mode in modes}, device, config.repeats)
     first = {mode.group: mode for mode in reversed(modes)}
-    rows = [
-        describe(problem, mode, results[mode], results[first[mode.group]], seconds[mode], memory[mode], peak)
-        for mode in modes
-    ]
-    for row, mode in zip(rows, modes, strict=True):
-        row["speedup"] = spread(seconds[first[mode.group]])[0] / row["seconds"]
+    rows = []
+    for mode in modes:
+        base = first[mode.group]
+        row = describe(problem, mode, results[mode], results[base], taken[mode], peak)
+        rows.append({**row, "speedup": taken[base]["seconds"] / row["seconds"]})
     _print(rows, peak, console or Console())
-    return write(config, rows, peak)
+    path = write_results(config, "rollout", rows, matmul_peak=peak)
+    speedup_figure(rows, path.with_suffix(".svg"))
+    return path
 
 
 def task_problem(config: BenchRolloutConfig) -> Problem:
+    """Test problems of the tasks in turn, scored by the task that each one belongs to."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(config.model, dtype=getattr(torch, config.dtype), device=device)
     tokenizer = load_tokenizer(config.model)
@@ -130,34 +129,23 @@ def task_problem(config: BenchRolloutConfig) -> Problem:
 
 
 def layout_problem(config: BenchRolloutConfig) -> Problem:
+    """Random prompts for a published layout with random weights."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = random_model(config.model, config.layers, device, getattr(torch, config.dtype))
     prompts = random_prompts(config.n, config.prompt_length, model)
     return Problem(model, [p for p in prompts for _ in range(config.generations)], config.gen_length or 256, None)
 
 
-def _engine(config: BenchRolloutConfig, problem: Problem, *, share_first: bool = True, **settings: Any) -> Callable:
+def _engine(config: BenchRolloutConfig, problem: Problem, share_first: bool = True, **settings: Any) -> Run:
     sampler = SamplerConfig(gen_length=problem.gen_length, block_length=config.block_length, **settings)
-    seeds = list(range(len(problem.prompts)))
-    return lambda: rollout(
-        problem.model,
-        problem.prompts,
-        sampler,
-        seeds,
-        rollout_tokens=config.rollout_tokens,
-        share_first=share_first,
-    )
+    prompts, tokens = problem.prompts, config.rollout_tokens
+    work = partial(rollout, problem.model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens)
+    return partial(work, share_first=share_first)
 
 
-def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Callable:
-    return lambda: plain_rollout(
-        problem.model,
-        problem.prompts,
-        gen_length=problem.gen_length,
-        block_length=config.block_length,
-        steps=steps,
-        **switches,
-    )
+def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Run:
+    lengths: dict[str, Any] = {"gen_length": problem.gen_length, "block_length": config.block_length, "steps": steps}
+    return partial(plain_rollout, problem.model, problem.prompts, **lengths, **switches)
 
 
 def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
@@ -166,7 +154,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
     for factor in (1, 4):
         steps = factor * problem.gen_length
         group = f"exact, {steps} steps for {problem.gen_length} tokens"
-        ladder: list[tuple[str, Callable]] = [
+        ladder: list[tuple[str, Run]] = [
             ("plain loop", _plain(config, problem, steps)),
             ("+ no forward for idle steps", _plain(config, problem, steps, skip_idle=True)),
             ("+ logits where masked", _plain(config, problem, steps, skip_idle=True, masked_logits=True)),
@@ -175,7 +163,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
             ("+ EOS stop", _engine(config, problem, steps=steps, early_stop="eos")),
         ]
         if config.generations == 1:
-            del ladder[4]
+            del ladder[4]  # no two rollouts have a first forward in common
         modes += [Mode(group, label, run) for label, run in ladder]
     group = "approximate, against the exact engine"
     approximations: dict[str, dict[str, Any]] = {
@@ -195,6 +183,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
 
 
 def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
+    """The plain loop, the engine and both caches, at each number of tokens a step."""
     modes = []
     for tokens in config.tokens_per_step:
         blocks = problem.gen_length // config.block_length
@@ -210,15 +199,12 @@ def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
 
 
 def describe(
-    problem: Problem,
-    mode: Mode,
-    result: Trajectory | tuple[torch.Tensor, int],
-    reference: Trajectory | tuple[torch.Tensor, int],
-    seconds: list[float],
-    memory: int | None,
-    peak: float,
+    problem: Problem, mode: Mode, result: Result, reference: Result, taken: dict[str, Any], peak: float
 ) -> dict[str, Any]:
-    """The numbers of one mode. same: share of the reference's tokens, up to its first EOS, that are equal."""
+    """The row of one mode. taken: its measured fields. peak: FLOP/s of the device.
+
+    same: share of the reference's tokens, up to its first EOS, that are equal. share_of_peak: model FLOP/s over `peak`.
+    """
     model = problem.model
     tokens, expected = _tokens(result), _tokens(reference)
     lengths = _lengths(tokens, model.eos_id)
@@ -229,27 +215,24 @@ def describe(
         size, longest = len(problem.prompts), max(len(p) for p in problem.prompts) + problem.gen_length
         nfe = float(result[1])
         flops = nfe * forward_flops(model, torch.full((size,), longest), 0)
-    median, least, most = spread(seconds)
     return {
         "group": mode.group,
         "mode": mode.label,
-        "seconds": median,
-        "seconds_least": least,
-        "seconds_most": most,
-        "tokens_per_second": float(lengths.sum()) / median,
+        **taken,
+        "tokens_per_second": float(lengths.sum()) / taken["seconds"],
         "nfe": nfe,
         "same": float((tokens == expected)[counted].double().mean()),
         "accuracy": problem.score(tokens) if problem.score else None,
-        "peak_memory": memory,
-        "share_of_peak": flops / median / peak,
+        "share_of_peak": flops / taken["seconds"] / peak,
     }
 
 
-def _tokens(result: Trajectory | tuple[torch.Tensor, int]) -> torch.Tensor:
+def _tokens(result: Result) -> torch.Tensor:
     return result.tokens if isinstance(result, Trajectory) else result[0]
 
 
 def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
+    """Tokens of each row up to and including its first EOS [B]."""
     ends = tokens_BC == eos_id
     return torch.where(ends.any(-1), ends.int().argmax(-1) + 1, tokens_BC.shape[1])
 
@@ -270,23 +253,8 @@ def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> Non
         ]
 
     columns = ("", "s", "x", "tok/s", "NFE", "same", "correct", "MiB", "util")
-    caption = f"util: of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
+    caption = (
+        "x: speed against the group's first row; same: share of its tokens that are equal; "
+        f"util: share of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
+    )
     print_groups(console, "Rollout", columns, [(row["group"], cells(row)) for row in rows], caption)
-
-
-def write(config: BenchRolloutConfig, rows: list[dict[str, Any]], peak: float) -> Path:
-    from lfpo.bench.figure import speedup_figure
-
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    result = {
-        "config": to_dict(config),
-        "matmul_peak": peak,
-        "rows": rows,
-        "environment": describe_environment(),
-        "versions": versions(),
-    }
-    path = folder / "rollout.json"
-    replace_file(path, json.dumps(result, indent=1) + "\n")
-    speedup_figure(rows, folder / "rollout.svg")
-    return path

@@ -1,8 +1,7 @@
-"""`lfpo bench sandbox`: verdicts a second on programs that take no time of their own, on each rung of this machine."""
+"""`lfpo bench sandbox`: verdicts a second on programs that do almost no work, on each rung this machine has."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
@@ -10,16 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from lfpo.base.checks import at_least_one, not_negative
-from lfpo.base.config import to_dict
-from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
-from lfpo.base.measure import spread
+from lfpo.bench.measure import median_and_range, write_results
+from lfpo.bench.table import print_groups
 from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
 PROGRAM = "def add(a, b):\n    return a + b + {} - {}\n"
@@ -32,9 +27,9 @@ SUITE = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_add(
 class BenchSandboxConfig:
     """Configuration of `lfpo bench sandbox`.
 
-    verdicts: a timing. workers: verdicts at a time (0: the cores of this process). repeats: timings of each case, taken
-        in turn; the median counts.
-    rungs: which of the ladder (all that this machine has, when left out).
+    verdicts: number in one timing. workers: verdicts at a time (0: the cores of this process).
+    repeats: timings of each case, in turn; the table has the median.
+    rungs: names of the rungs to measure (default: all that this machine has).
     output: folder for sandbox.json.
     """
 
@@ -59,16 +54,11 @@ def run_bench_sandbox(config: BenchSandboxConfig, console: Console | None = None
     }
     rows = [row for sandbox in sandboxes.values() for row in measure(sandbox, config)]
     _print(rows, console)
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "sandbox.json"
-    result = {"config": to_dict(config), "rows": rows, "environment": describe_environment(), "versions": versions()}
-    replace_file(path, json.dumps(result, indent=1) + "\n")
-    return path
+    return write_results(config, "sandbox", rows)
 
 
 def cases(number: int) -> dict[str, Job]:
-    """Right programs, a different one for each number."""
+    """Right programs, whose source text differs with the number."""
     return {
         "two assertions": Job(PROGRAM.format(number, number), tests=TESTS),
         "with numpy": Job(NUMPY.format(number, number), tests=TESTS),
@@ -77,7 +67,8 @@ def cases(number: int) -> dict[str, Job]:
 
 
 def measure(sandbox: Sandbox, config: BenchSandboxConfig) -> list[dict[str, Any]]:
-    """Verdicts a second, and CPU time a verdict of all processes, for each case."""
+    """Verdicts a second of each case (median and slowest timing), and milliseconds of CPU time a verdict, summed over
+    all processes. Raises UserError when a program fails."""
     seconds: dict[str, list[float]] = {name: [] for name in cases(0)}
     cpu = dict.fromkeys(seconds, 0.0)
     for _ in range(config.repeats):
@@ -89,34 +80,27 @@ def measure(sandbox: Sandbox, config: BenchSandboxConfig) -> list[dict[str, Any]
             cpu[name] += _cpu_seconds() - before
             if failed := [verdict.reason for verdict in verdicts if not verdict.passed]:
                 raise UserError(f"lfpo bench sandbox: a right program failed on rung {sandbox.rung}: {failed[0]}")
-    return [
-        {
-            "rung": sandbox.rung,
-            "case": name,
-            "workers": sandbox.workers,
-            "verdicts_per_second": config.verdicts / spread(taken)[0],
-            "slowest": config.verdicts / spread(taken)[2],
-            "cpu_milliseconds": 1000 * cpu[name] / config.repeats / config.verdicts,
-        }
-        for name, taken in seconds.items()
-    ]
+    rows = []
+    for name, taken in seconds.items():
+        times = median_and_range(taken)
+        row = {"rung": sandbox.rung, "case": name, "workers": sandbox.workers}
+        row["verdicts_per_second"] = config.verdicts / times["seconds"]
+        row["slowest"] = config.verdicts / times["seconds_most"]
+        row["cpu_milliseconds"] = 1000 * cpu[name] / config.repeats / config.verdicts
+        rows.append(row)
+    return rows
 
 
 def _cpu_seconds() -> float:
-    """Of this process and all that it has waited for."""
+    """CPU seconds of this process and of the children it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _print(rows: list[dict[str, Any]], console: Console) -> None:
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-    title = f"sandbox, {rows[0]['workers']} at a time (load {load})"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for name in ("rung", "case"):
-        table.add_column(name)
-    for name in ("verdicts/s", "slowest", "CPU ms"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        numbers = (row["verdicts_per_second"], row["slowest"], row["cpu_milliseconds"])
-        table.add_row(row["rung"], row["case"], *(f"{number:.1f}" for number in numbers))
-    console.print(table)
+    title = f"Sandbox, {rows[0]['workers']} at a time (load {load})"
+    columns = ("", "verdicts/s", "slowest", "CPU ms")
+    numbers = ("verdicts_per_second", "slowest", "cpu_milliseconds")
+    cells = [(row["rung"], [row["case"], *(f"{row[name]:.1f}" for name in numbers)]) for row in rows]
+    print_groups(console, title, columns, cells)

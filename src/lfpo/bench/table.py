@@ -1,4 +1,4 @@
-"""The benchmarks' tables: rows in groups, columns aligned over all of them, never cut short."""
+"""The benchmarks' tables: rows in groups, columns aligned over all groups, no cell truncated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.table import Table
 def print_groups(
     console: Console, title: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], caption: str = ""
 ) -> None:
-    """Rows as (group, cells); those of a group lie together. The first column holds names, the others numbers."""
+    """Print rows (group, cells), one table a group. The first column holds names, the others numbers."""
     widths = [max(len(cell) for cell in column) for column in zip(columns, *(cells for _, cells in rows), strict=True)]
-    console.width = max(console.width, sum(widths) + len(widths))  # a terminal wraps what a table would cut
+    console.width = max(console.width, sum(widths) + len(widths))  # rich would truncate; a terminal wraps
     console.print(f"[bold]{title}[/]" + (f" [dim]({caption})[/]" if caption else ""))
     for group in dict.fromkeys(group for group, _ in rows):
         table = Table(title=f"\n{group}", title_justify="left", box=None, collapse_padding=True, pad_edge=False)

@@ -1,8 +1,7 @@
-"""`lfpo bench update`: what loss, training iterations and padding take, in plain form and as they are done here."""
+"""`lfpo bench update`: time and memory of the loss, of training iterations and of padding, beside the plain form."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,10 @@ import torch
 from rich.console import Console
 
 from lfpo.base.checks import at_least_one
-from lfpo.base.config import to_dict
-from lfpo.base.environment import describe_environment, versions
-from lfpo.base.files import replace_file
-from lfpo.base.measure import against_first, peak_memory, spread, timed
 from lfpo.base.rng import key
 from lfpo.bench.figure import update_figure
 from lfpo.bench.iteration import Iteration, measure_iterations
+from lfpo.bench.measure import against_first, measured, write_results
 from lfpo.bench.table import print_groups
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.roles import CURRENT, OLD
@@ -42,12 +38,13 @@ TIMESTEPS = 4  # K of every case
 class BenchUpdateConfig:
     """Configuration of `lfpo bench update`.
 
-    tokens, vocabulary, width: masked tokens, vocabulary (512 or more) and width (a multiple of 32) of the loss alone.
-    dtype: of its states and head.
-    sizes: timesteps K (always 4) times rollouts N of one training iteration, on a random model of two layers with that
-        vocabulary and a quarter of that width, at a budget of update_tokens a pass; each in a process of its own.
-    model: the model of the steps over ragged prompts, of three embedded tasks in turn. prompts: how many of them.
-    repeats: timings of each case, taken in turn; the median counts. threads: CPU threads.
+    tokens, vocabulary, width, dtype: the loss alone: masked tokens, vocabulary (at least 512), hidden size (a multiple
+        of 32), and dtype of the hidden states and the head.
+    sizes: training iterations: timesteps K (always 4) times rollouts N of each. They run on a random model of two
+        layers with that vocabulary and a quarter of that width, each in a process of its own.
+    update_tokens: budget of a pass, in the iterations and over ragged prompts.
+    model, prompts: ragged prompts: the model, and the number of prompts, of three embedded tasks in turn.
+    repeats: timings of each case, in turn; the table has the median. threads: CPU threads.
     output: folder for update.json and update.svg.
     """
 
@@ -70,9 +67,9 @@ class BenchUpdateConfig:
         if not self.sizes or any(size < 2 * TIMESTEPS or size % TIMESTEPS for size in self.sizes):
             raise ValueError(f"'sizes' must hold multiples of {TIMESTEPS} from {2 * TIMESTEPS} up, found {self.sizes}")
         if self.vocabulary < 512:
-            raise ValueError(f"vocabulary {self.vocabulary} must be at least 512, for the prompt's tokens")
+            raise ValueError(f"vocabulary {self.vocabulary} must be at least 512, to hold the prompt's tokens")
         if self.width % 32:
-            raise ValueError(f"width {self.width} must be a multiple of 32: a quarter of it is shared by four heads")
+            raise ValueError(f"width {self.width} must be a multiple of 32: four heads share a quarter of it")
 
 
 def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
@@ -87,34 +84,24 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     ragged = measure("ragged prompts", cases, device, config.repeats)
     rows += [{**row, "padding": padding[row["case"]]} for row in ragged]
     _print(rows, console)
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    result = {"config": to_dict(config), "rows": rows, "environment": describe_environment(), "versions": versions()}
-    path = folder / "update.json"
-    replace_file(path, json.dumps(result, indent=1) + "\n")
-    update_figure(rows, folder / "update.svg")
+    path = write_results(config, "update", rows)
+    update_figure(rows, path.with_suffix(".svg"))
     return path
 
 
 def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: int) -> list[dict[str, Any]]:
-    """Peak memory and median time of each case, and both against the group's first. Each case returns its loss."""
-    memory = {label: peak_memory(work, device) for label, work in cases.items()}
-    seconds: dict[str, list[float]] = {label: [] for label in cases}
-    losses = {}
-    for _ in range(repeats):
-        for label, work in cases.items():
-            losses[label], taken = timed(work, device)
-            seconds[label].append(taken)
-    rows = []
-    for label in cases:
-        median, least, most = spread(seconds[label])
-        row = {"group": group, "case": label, "loss": losses[label], "peak_memory": memory[label]}
-        rows.append({**row, "seconds": median, "seconds_least": least, "seconds_most": most})
+    """The row of each case, with ratios to the group's first. Each case returns its loss."""
+    losses, taken = measured(cases, device, repeats)
+    rows = [{"group": group, "case": label, "loss": losses[label], **taken[label]} for label in cases]
     return against_first(rows)
 
 
 def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
-    """Loss and the states' gradient: heads of their own or one shared, r anywhere in [0, 1] or 0 and 1."""
+    """The rectified loss and the gradient of its hidden states.
+
+    plain: full logits. fused: in chunks. The old policy has a head of its own or shares the current one's; r is
+    anywhere in [0, 1], or 0 and 1 only.
+    """
     rng = torch.Generator().manual_seed(0)
     dtype = getattr(torch, config.dtype)
 
@@ -151,6 +138,7 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cas
 
 
 def iteration_cases(config: BenchUpdateConfig) -> dict[str, Iteration]:
+    """A training iteration at each of the configured sizes."""
     return {
         f"K x N = {size}": Iteration(
             timesteps=TIMESTEPS,
@@ -166,11 +154,12 @@ def iteration_cases(config: BenchUpdateConfig) -> dict[str, Iteration]:
 
 
 def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict[str, Case], dict[str, float]]:
-    """The same step over prompts of several tasks: all padded to the longest, like lengths together, or end to end
-    without padding; and which share of the tokens that each computes is padding."""
+    """One optimiser step's gradient over prompts of several tasks, with three layouts of the same views: all padded to
+    the longest, like lengths together, end to end without padding. Also returns the padding's share of the tokens that
+    each layout computes."""
     model = load_model(config.model, device=device)
     batch = _task_rollouts(config, model, ["choice", "words", "sudoku"])
-    objective, policies, signal, views = _parts(model, batch)
+    parts = objective, policies, signal, views = _parts(model, batch)
     width = views.input_ids.shape[1]
     in_turn = list(torch.arange(len(views), device=device).split(max(1, config.update_tokens // width)))
 
@@ -193,8 +182,8 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
     }
     cases = {
         "padded to the longest": padded,
-        "like lengths together": _step(config, model, batch),
-        "end to end": _step(config, model, batch, padding_free=True),
+        "like lengths together": _step(config, parts),
+        "end to end": _step(config, parts, padding_free=True),
     }
     return cases, {label: 1 - int(lengths.sum()) / tokens for label, tokens in computed.items()}
 
@@ -217,17 +206,12 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, 
     return objective, policies, signal, views
 
 
-def _step(
-    config: BenchUpdateConfig,
-    model: MaskedDiffusionLM,
-    batch: Trajectory,
-    *,
-    padding_free: bool = False,
-) -> Case:
-    objective, policies, signal, views = _parts(model, batch)
+def _step(config: BenchUpdateConfig, parts: tuple[Any, ...], *, padding_free: bool = False) -> Case:
+    """The training code's own gradient accumulation over the views."""
+    objective, policies, signal, views = parts
 
     def step() -> float:
-        model.zero_grad()
+        policies[CURRENT].zero_grad()
         budget = config.update_tokens
         return accumulate_gradients(
             objective, policies, views, signal, update_tokens=budget, padding_free=padding_free
@@ -240,7 +224,7 @@ def _print(rows: list[dict[str, Any]], console: Console) -> None:
     def cells(row: dict[str, Any]) -> list[str]:
         held, ratio = row["peak_memory"], row["memory_ratio"]
         return [
-            row["case"] + _in_brackets(row),
+            row["case"] + _note(row),
             f"{row['seconds']:.2f}",
             f"{row['time_ratio']:.2f}",
             "-" if held is None else f"{held / 2**20:,.0f}",
@@ -252,7 +236,7 @@ def _print(rows: list[dict[str, Any]], console: Console) -> None:
     print_groups(console, "Update", columns, [(row["group"], cells(row)) for row in rows])
 
 
-def _in_brackets(row: dict[str, Any]) -> str:
+def _note(row: dict[str, Any]) -> str:
     if "padding" in row:
         return f" ({row['padding']:.0%} padding)"
     return f" ({row['at_rest'] / 2**20:,.0f} MiB at rest)" if row.get("at_rest") is not None else ""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lfpo.base.batching import spread
+from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key
 from lfpo.models import load_model, load_tokenizer
@@ -97,7 +97,7 @@ def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> Non
     for colour in COLOURS:
         legend.append("■", style=colour)
     console.print(legend.append(" early to late", style="dim"))
-    shown = spread(steps, SHOWN)
+    shown = evenly_spaced(steps, SHOWN)
     if len(shown) < len(steps):
         console.print(f"{len(shown)} of {len(steps)} states", style="dim", highlight=False)
     for step in shown:

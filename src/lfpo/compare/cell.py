@@ -1,4 +1,4 @@
-"""One cell of a comparison, run in a process of its own: train (or resume), evaluate, write result.json last."""
+"""One cell of a comparison, in a process of its own: train or resume, evaluate, then write result.json."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
-from lfpo.eval import evaluate
+from lfpo.base.files import read_json, replace_file
+from lfpo.eval import EvalResult, evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
@@ -29,7 +30,7 @@ VALIDATION_SEED = 7919
 
 def main(folder: Path) -> None:
     """Run the cell described by `folder/cell.json` and `folder/config.yaml`."""
-    cell = json.loads((folder / "cell.json").read_text())
+    cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
     if cell["train"]:
         from lfpo.train.rl import LFPOTrainer
@@ -52,17 +53,13 @@ def main(folder: Path) -> None:
 
 def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dict[str, Any]:
     """Held-out results under every eval sampler, problem by problem, and straightness."""
-    assert config.task is not None  # checked before any cell runs
-    task = get_task(config.task)
-    samplers = {name: under_sampler(model, tokenizer, config, s) for name, s in config.eval_samplers.items()}
-    greedy = SamplerConfig(block_length=config.sampler.block_length).for_length(task.gen_length)
+    task = _task(config)
     few = task.test_rows(config.eval_size)[:STRAIGHT_PROBLEMS]
-    trajectory = evaluate(
-        model, tokenizer, few, task.correct_all, greedy, rollout_tokens=config.rollout_tokens
-    ).trajectory
+    greedy = SamplerConfig(block_length=config.sampler.block_length)
+    trajectory = _evaluate(model, tokenizer, config, greedy, few).trajectory
     return {
         "task": task.name,
-        "eval": samplers,
+        "eval": {name: under_sampler(model, tokenizer, config, s) for name, s in config.eval_samplers.items()},
         "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
     }
 
@@ -70,22 +67,13 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dic
 def under_sampler(
     model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, sampler: SamplerConfig
 ) -> dict[str, Any]:
-    """Held-out results under one sampler, problem by problem."""
-    assert config.task is not None
-    task = get_task(config.task)
-    result = evaluate(
-        model,
-        tokenizer,
-        task.test_rows(config.eval_size),
-        task.correct_all,
-        sampler.for_length(task.gen_length),
-        seed=config.seed,
-        rollout_tokens=config.rollout_tokens,
-    )
+    """Held-out results under one sampler, problem by problem. Raises UserError when a verdict is missing."""
+    rows = _task(config).test_rows(config.eval_size)
+    result = _evaluate(model, tokenizer, config, sampler, rows, seed=config.seed)
     if result.not_judged:
         raise UserError(
-            f"task {task.name!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
-            "machine, and a comparison needs them all; `lfpo doctor` says what is missing"
+            f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
+            "machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
         )
     return {
         "accuracy": result.accuracy,
@@ -97,17 +85,31 @@ def under_sampler(
 
 
 def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:
-    """Accuracy under the comparison's main sampler on rows of the training split drawn with another seed."""
-    assert config.task is not None
-    task = get_task(config.task)
-    rows = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
-    sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length)
-    result = evaluate(model, tokenizer, rows, task.correct_all, sampler, rollout_tokens=config.rollout_tokens)
-    return result.accuracy or 0.0
+    """Accuracy under the comparison's main sampler on training problems drawn with another seed."""
+    rows = [_task(config).row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
+    return _evaluate(model, tokenizer, config, config.eval_samplers[cell["sampler"]], rows).accuracy or 0.0
+
+
+def _task(config: LFPOConfig) -> Task | DataTask:
+    assert config.task is not None  # checked before any cell runs
+    return get_task(config.task)
+
+
+def _evaluate(
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    config: LFPOConfig,
+    sampler: SamplerConfig,
+    rows: Sequence[Row],
+    seed: int = 0,
+) -> EvalResult:
+    task, tokens = _task(config), config.rollout_tokens
+    sampler = sampler.for_length(task.gen_length)
+    return evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=seed, rollout_tokens=tokens)
 
 
 def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Accuracy of each evaluation during training, with the seconds and FLOPs spent until then."""
+    """Accuracy of each evaluation during training, with the training seconds and FLOPs up to that step."""
     points, seconds, flops = [], 0.0, 0.0
     for m in metrics:
         seconds, flops = m.get("time/total", seconds), m.get("flops", flops)

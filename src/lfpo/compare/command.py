@@ -1,16 +1,17 @@
-"""`lfpo compare`: run the grid, then write tables (Markdown, LaTeX, JSON) and figures (SVG, PNG)."""
+"""`lfpo compare`: runs the grid, then writes tables (Markdown, LaTeX, JSON) and figures (SVG, PNG)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lfpo.base.config import build, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError, nearest
-from lfpo.base.files import replace_file
+from lfpo.base.files import read_json, replace_file
 from lfpo.compare import figures, tables
 from lfpo.compare.gradients import gradient_quality
 from lfpo.compare.grid import run_grid
@@ -25,7 +26,10 @@ from lfpo.train.config import LFPOConfig
 
 
 def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
-    """`--objectives a,b` on the command line: only these labels of the file; a bare objective's name works too."""
+    """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
+
+    Raises UserError for an unknown label.
+    """
     names = labels.split(",") if isinstance(labels, str) else labels
     listed = values.get("objectives") or {}
     if not isinstance(listed, dict):
@@ -42,7 +46,7 @@ def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path:
-    """Run what is missing of the grid and write everything; returns the path of the Markdown page."""
+    """Run the missing cells of the grid; write tables, figures and report. Returns the path of the Markdown page."""
     check(config)
     rates = run_grid(config, report)
     results = load_results(config, rates)
@@ -63,14 +67,14 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
 
 
 def check(config: CompareConfig) -> None:
-    """Everything that can be wrong with a cell's settings, before any of them runs."""
+    """Check the settings of every cell before any of them runs. Raises UserError."""
     samplers = {}
     for recipe in config.recipes:
         for label in config.objectives:
             cell = Cell(recipe, label, config.learning_rates[0], 0)
             settings = cell_config(config, cell)
             if settings.task is None:
-                raise UserError(f"recipe {recipe}: has no 'task', whose verifier a comparison scores by")
+                raise UserError(f"recipe {recipe}: has no 'task', whose verifier a comparison needs")
             samplers[recipe] = list(settings.eval_samplers)
             taken = set(settings.eval_samplers) & set(inference_samplers(config, recipe))
             if taken:
@@ -85,21 +89,20 @@ def check(config: CompareConfig) -> None:
             if hasattr(objective, "check_sampler"):
                 objective.check_sampler(sampler)
     if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
-        raise UserError(f"lfpo compare: the recipes' eval_samplers differ in name: {samplers}")
+        raise UserError(f"lfpo compare: the recipes must have the same names of eval_samplers, found {samplers}")
 
 
 def cached_gradients(config: CompareConfig, recipe: str, root: Path) -> list[dict[str, Any]]:
-    """Gradient quality on one recipe, computed once for the same settings and objectives."""
+    """Gradient noise on one recipe, read from its file when settings and objectives are the same."""
     file = root / f"gradients-{recipe_name(recipe)}.json"
     settings = cell_config(config, Cell(recipe, next(iter(config.objectives)), config.learning_rates[0], 0))
     question = json.loads(json.dumps({"settings": to_dict(settings), "objectives": config.objectives}))
     if file.exists():
-        stored = json.loads(file.read_text())
+        stored = read_json(file)
         asked = stored["question"]
-        # Built again, so that a key which did not exist then is the same as its default.
-        if asked["objectives"] == question["objectives"] and settings == build(
-            LFPOConfig, asked["settings"], str(file)
-        ):
+        # Built again, so that a key that is newer than the file counts as its default.
+        same = settings == build(LFPOConfig, asked["settings"], str(file))
+        if same and asked["objectives"] == question["objectives"]:
             return stored["rows"]
     rows = gradient_quality(settings, config.objectives)
     replace_file(file, json.dumps({"question": question, "rows": rows}, indent=1) + "\n")
@@ -110,7 +113,7 @@ def all_tables(results: Results) -> list[tables.Table]:
     config = results.config
     samplers = [config.sampler]
     samplers += [s for s in next(iter(results.bases.values()))["eval"] if s != config.sampler]
-    # The ablation's first label is the whole method, which stands among the others too.
+    # The ablation's first label, the whole method, is also in the main tables.
     main = [label for label in config.objectives if label not in config.ablation[1:]]
     made = [tables.accuracy_table(results, main, s, f"Accuracy, sampler `{s}`") for s in samplers]
     for recipe in config.recipes:
@@ -148,17 +151,9 @@ def _relative(result: dict[str, Any], config: CompareConfig) -> str:
 
 
 def as_json(results: Results, made: list[tables.Table]) -> dict[str, Any]:
-    """Tables as data, and every result they were made from with its folder."""
+    """The tables as data, and the result and folder of every cell they are made from."""
     return {
-        "tables": [
-            {
-                "title": t.title,
-                "caption": t.caption,
-                "columns": t.columns,
-                "rows": [[vars(entry) for entry in row] for row in t.rows],
-            }
-            for t in made
-        ],
+        "tables": [asdict(table) for table in made],
         "gradients": results.gradients,
         "bases": results.bases,
         "cells": [cell for cells in results.cells.values() for cell in cells],

@@ -1,4 +1,4 @@
-"""Figures of a comparison: convergence against time and arithmetic, and straightness."""
+"""Figures of a comparison: convergence against time and FLOPs, and straightness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _style(i: int) -> dict[str, Any]:
 
 
 def convergence(results: Results, recipe: str, sampler: str, path: Path) -> None:
-    """Mean accuracy over seeds against seconds and against FLOPs, the spread of the seeds shaded; SVG and PNG."""
+    """Mean accuracy over seeds against seconds and against FLOPs, from lowest to highest seed shaded; SVG and PNG."""
     plt = _pyplot()
     labels = list(results.config.objectives)
     figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
@@ -43,7 +43,7 @@ def convergence(results: Results, recipe: str, sampler: str, path: Path) -> None
 
 
 def straightness(results: Results, recipe: str, path: Path) -> None:
-    """Share of masked positions whose argmax is already the final token, state by state, before and after."""
+    """Share of masked positions whose argmax is already the final token, at each state, before and after training."""
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7, 5))
     before = results.bases[recipe]["straightness"]

@@ -1,4 +1,4 @@
-"""Gradient quality: how much of an objective's gradient is noise of its own making, on rollouts that stay fixed."""
+"""Gradient noise: the variance of an objective's gradient over its own random choices, on fixed rollouts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ PROMPTS = 4
 def gradient_quality(
     config: LFPOConfig, objectives: Mapping[str, dict[str, Any]], *, draws: int = 8
 ) -> list[dict[str, Any]]:
-    """For each objective, and for LFPO at several K with stratified and uniform timesteps: the relative variance of the
-    gradient over its own random choices, and what one gradient costs.
+    """Noise and cost of a gradient, for each objective and for LFPO at several K with stratified and uniform timesteps.
 
     All use the same rollouts of a few prompts by the untrained model, where theta = theta_old.
-    noise: E|g - E g|^2 / |E g|^2, from `draws` gradients over the whole batch (unbiased in both parts); None where no
-    mean gradient can be told from zero. What a budget buys is noise x flops: averaging n gradients divides one by n
-    and multiplies the other by n.
+    noise: E|g - E g|^2 / |E g|^2 from `draws` gradients over the whole batch, with unbiased estimates of both parts;
+    None where the estimate of |E g|^2 is not above 0. flops: FLOPs of one gradient. Averaging n gradients divides the
+    noise by n and multiplies the FLOPs by n, so objectives compare by noise x flops.
     """
     few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
     trainer = LFPOTrainer(args=few)
@@ -40,7 +39,7 @@ def gradient_quality(
         for stratified in (True, False):
             name = f"lfpo K={k}, {'stratified' if stratified else 'uniform'}"
             settings[name] = {**lfpo, "timesteps": k, "stratified": stratified}
-    trainer.policies.setdefault(BASE, trainer.reference)  # nothing was trained yet
+    trainer.policies.setdefault(BASE, trainer.reference)  # the untrained model is its own base
     return [_measure(trainer, batch, label, s, draws) for label, s in settings.items()]
 
 
@@ -66,7 +65,7 @@ def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, A
     assert total is not None
     mean_square = float((total / draws).square().sum())
     variance = (squares / draws - mean_square) * draws / (draws - 1)
-    # Without its own noise the squared mean would be too large by variance / draws.
+    # |mean of the draws|^2 exceeds |E g|^2 by variance / draws in expectation.
     signal_square = mean_square - variance / draws
     noise = variance / signal_square if signal_square > 0 else None
     return {"label": label, "noise": noise, "flops": meter.flops / draws, "draws": draws}

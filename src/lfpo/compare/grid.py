@@ -1,4 +1,4 @@
-"""Running the grid of a comparison: cells in processes of their own, finished ones never run again."""
+"""Runs the grid of a comparison: each cell in a process of its own, finished cells never again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from lfpo.base.config import build, load_yaml, to_dict, yaml_text
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
+from lfpo.base.files import read_json, replace_file
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config
 from lfpo.train.config import LFPOConfig
 
@@ -42,7 +42,7 @@ def run_grid(config: CompareConfig, report: Report) -> dict[tuple[str, str], flo
 
 
 def best_rate(config: CompareConfig, recipe: str, objective: str) -> float:
-    """The learning rate with the best validation accuracy on seed 0; the smaller of equals."""
+    """The learning rate with the best validation accuracy on seed 0; the smallest of several."""
     if len(config.learning_rates) == 1:
         return config.learning_rates[0]
     scores = {rate: read_result(config, Cell(recipe, objective, rate, 0)) for rate in config.learning_rates}
@@ -50,9 +50,9 @@ def best_rate(config: CompareConfig, recipe: str, objective: str) -> float:
 
 
 def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any]:
-    """The result of a finished cell, with `folder`, where it came from."""
+    """The result of a finished cell, and its `folder`. Raises UserError when the file is missing or damaged."""
     folder = cell.folder(Path(config.output_dir))
-    return {**json.loads((folder / "result.json").read_text()), "folder": str(folder)}
+    return {**read_json(folder / "result.json"), "folder": str(folder)}
 
 
 def run_cells(config: CompareConfig, cells: Sequence[Cell], report: Report) -> None:
@@ -69,30 +69,34 @@ def run_cells(config: CompareConfig, cells: Sequence[Cell], report: Report) -> N
                 cell = waiting.pop(0)
                 running[cell] = (start(config, cell), time.monotonic())
             time.sleep(0.2)
-            for cell, (process, since) in list(running.items()):
-                if process.poll() is None:
-                    continue
-                del running[cell]
+            for cell in [cell for cell, (process, _) in running.items() if process.poll() is not None]:
+                process, since = running.pop(cell)
                 done += 1
-                seconds = time.monotonic() - since
                 if process.returncode:
                     failed.append(cell)
-                    report(f"[{done}/{total}] {cell.label}: FAILED after {seconds:.0f} s")
-                else:
-                    accuracy = read_result(config, cell)["eval"]
-                    scores = ", ".join(f"{name} {100 * v['accuracy']:.1f} %" for name, v in accuracy.items())
-                    report(f"[{done}/{total}] {cell.label}: {scores} ({seconds:.0f} s)")
+                outcome = "failed" if process.returncode else _accuracies(read_result(config, cell))
+                report(f"[{done}/{total}] {cell.label}: {outcome} ({time.monotonic() - since:.0f} s)")
     finally:
         for process, _ in running.values():
             process.terminate()
             process.wait()
     if failed:
         log = failed[0].folder(Path(config.output_dir)) / "log.txt"
-        raise UserError(f"{len(failed)} cells failed, the first with {last_line(log)!r}; see {log}; then run it again")
+        raise UserError(
+            f"{len(failed)} of {total} cells failed, the first with {last_line(log)!r}; see {log}, then run the same "
+            "command again"
+        )
+
+
+def _accuracies(result: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {100 * found['accuracy']:.1f} %" for name, found in result["eval"].items())
 
 
 def prepare(config: CompareConfig, cell: Cell) -> bool:
-    """Write a cell's files and say whether it still has to run. A cell of other settings is an error, never reused."""
+    """Write a cell's cell.json and config.yaml; return whether it still has to run.
+
+    Raises UserError when the folder holds a cell with other settings.
+    """
     folder = cell.folder(Path(config.output_dir))
     settings = cell_config(config, cell)
     description = {
@@ -107,21 +111,21 @@ def prepare(config: CompareConfig, cell: Cell) -> bool:
     }
     stored = folder / "cell.json"
     if stored.exists() and (
-        json.loads(stored.read_text()) != description
+        read_json(stored) != description
         or build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder)) != settings
     ):
-        raise UserError(f"{folder}: was begun with other settings; give another output_dir, or delete that folder")
+        raise UserError(f"{folder}: holds a cell with other settings; give another output_dir, or delete the folder")
     if (folder / "result.json").exists():
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    # cell.json comes last: once it is there, the folder says what it belongs to.
+    # cell.json comes last: where it exists, config.yaml is complete.
     replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
     replace_file(stored, json.dumps(description, indent=1) + "\n")
     return True
 
 
 def start(config: CompareConfig, cell: Cell) -> subprocess.Popen[bytes]:
-    """A process that runs the cell, its output in the cell's log.txt."""
+    """Start the process of a cell; it appends its output to the cell's log.txt."""
     folder = cell.folder(Path(config.output_dir))
     environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads)}
     with (folder / "log.txt").open("ab") as log:

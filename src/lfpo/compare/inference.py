@@ -1,4 +1,4 @@
-"""More samplers on the models of finished cells: what they cost to run, measured without training anything again."""
+"""Evaluates the models of finished cells under more samplers, without training again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base.config import build, to_dict
-from lfpo.base.files import replace_file
+from lfpo.base.files import read_json, replace_file
 from lfpo.compare.cell import under_sampler
 from lfpo.compare.results import Results
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config
@@ -17,9 +17,9 @@ from lfpo.rollout.sampler import SamplerConfig
 
 
 def add_inference(results: Results, report: Callable[[str], None]) -> None:
-    """Evaluate every model of the tables under `inference_samplers` too, and put what comes out beside its `eval`.
+    """Evaluate every model of the tables under `inference_samplers`, and add the results to its `eval`.
 
-    Kept in each cell's inference.json, so that nothing is measured twice.
+    Each cell's inference.json keeps them, so that nothing is measured twice.
     """
     config = results.config
     if not config.inference_samplers:
@@ -32,7 +32,7 @@ def add_inference(results: Results, report: Callable[[str], None]) -> None:
 
 
 def inference_samplers(config: CompareConfig, recipe: str) -> dict[str, SamplerConfig]:
-    """Each laid over the recipe's block length: tasks decode in blocks of their own."""
+    """The configured samplers by name; the recipe gives the block length where they have none."""
     settings = cell_config(config, Cell(recipe, BASE, 0.0, 0))
     common = {"block_length": settings.sampler.block_length}
     return {
@@ -50,7 +50,7 @@ def _measured(
 ) -> dict[str, Any]:
     file = Path(result["folder"]) / "inference.json"
     question = {name: to_dict(sampler) for name, sampler in samplers.items()}
-    if file.exists() and (stored := json.loads(file.read_text()))["question"] == question:
+    if file.exists() and (stored := read_json(file))["question"] == question:
         return stored["eval"]
     cell = Cell(recipe, result["objective"], result["learning_rate"], result["seed"])
     settings = cell_config(config, cell)

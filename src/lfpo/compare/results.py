@@ -1,4 +1,4 @@
-"""Everything the tables and figures of a comparison are made from, read back from its cells."""
+"""The results of a comparison's cells, and the numbers of its tables and figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lfpo.compare.grid import read_result
 from lfpo.compare.settings import BASE, Cell, CompareConfig
-from lfpo.eval.statistics import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.eval.estimates import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Results:
 
 
 def load_results(config: CompareConfig, rates: dict[tuple[str, str], float]) -> Results:
-    """Read the cells that run_grid has finished."""
+    """Read the results of all cells at the rates that run_grid chose."""
     bases = {r: read_result(config, Cell(r, BASE, 0.0, 0)) for r in config.recipes}
     cells = {
         (r, o): [read_result(config, Cell(r, o, rate, seed)) for seed in range(config.seeds)]
@@ -57,9 +57,10 @@ def quantity(results: Results, recipe: str, objective: str, sampler: str, name: 
 def reach(results: Results, recipe: str, axis: str, sampler: str) -> dict[str, dict[str, Any]]:
     """For each objective, the cost (axis "seconds" or "flops") at which each seed first reaches the target's level.
 
-    The level is the best mean accuracy over seeds on the target's curve; costs are interpolated between evaluations.
-    A seed that never reaches it has None. "ratio" is the target's cost over the objective's, paired by seed, and only
-    where every seed of both gets there: a mean over those that do would flatter the unreliable.
+    The level is the best mean accuracy over seeds on the target's curve. Costs are interpolated between evaluations;
+    None stands for a seed that never reaches the level. "ratio" is the Estimate of the target's cost over the
+    objective's, paired by seed. It is None unless every seed of both reaches the level, since a mean over the other
+    seeds would favour an unreliable objective. Without a target the result is empty.
     """
     target = results.config.target
     if target is None:
@@ -71,13 +72,13 @@ def reach(results: Results, recipe: str, axis: str, sampler: str) -> dict[str, d
     table = {}
     for objective, found in costs.items():
         pairs = [(a, b) for a, b in zip(found, costs[target], strict=True) if a and b is not None]
-        ratio = vars(over_seeds([b / a for a, b in pairs])) if len(pairs) == len(found) else None
+        ratio = over_seeds([b / a for a, b in pairs]) if len(pairs) == len(found) else None
         table[objective] = {"level": level, "costs": found, "ratio": ratio}
     return table
 
 
 def cost_of_level(curve: list[dict[str, float]], level: float, axis: str, sampler: str) -> float | None:
-    """What it cost a curve to reach a level for the first time (0 if it starts there), or None if it never does."""
+    """The cost at which a curve first reaches a level (that of its first point if it starts there); None if never."""
     if curve[0][sampler] >= level:
         return curve[0][axis]
     for before, after in itertools.pairwise(curve):

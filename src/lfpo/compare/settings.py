@@ -16,21 +16,21 @@ from lfpo.train.config import LFPOConfig
 class CompareConfig:
     """Configuration of `lfpo compare`.
 
-    output_dir: where cells, tables and figures go. A cell that is finished there is never run again.
-    recipes: training recipes, one a task; each cell is one of them with another objective, learning rate and seed.
-    overrides: keys laid over every recipe, so that all cells have the same rollouts, samplers and evaluations.
-    objectives: label -> objective settings ({name: ..., knob: ...}). On the command line a list of labels picks some.
-    sampler: the eval sampler that learning curves, the ablation and the convergence figure are about. The recipes'
-        other eval samplers are only used on the trained models. curve_problems: held-out problems behind each point.
-    inference_samplers: name -> sampler, evaluated on the trained models too, in the recipe's own blocks (Table 3's
-        decoding). They belong to no cell: adding one later trains nothing again.
-    ablation: labels of the ablation table, the whole method first; the others stay out of the main tables.
-    target: label whose best level the convergence figure measures the others against, if any.
-    learning_rates: tried for every objective on seed 0; the best on validation problems is taken (one: no tuning).
-    seeds: runs of each objective and task at its learning rate, seeds 0, 1, ...
-    validation: problems of the training split, drawn with another seed, whose accuracy chooses learning rates
-        (in a task of few problems some of them may be met in training).
-    workers: cells run at once. threads: CPU threads of each.
+    output_dir: folder for cells, tables and figures. A finished cell is never run again.
+    recipes: training recipes, one a task; each cell is a recipe with an objective, a learning rate and a seed.
+    overrides: keys that replace the same keys of every recipe, so that all cells have equal rollouts and evaluations.
+    objectives: label -> objective settings ({name: ..., knob: ...}). On the command line a list of labels selects some.
+    sampler: the eval sampler of learning curves, the ablation and the convergence figure. The recipes' other eval
+        samplers are used on the trained models only. curve_problems: held-out problems of each point of a curve.
+    inference_samplers: name -> sampler for the trained models (Table 3's decoding); the recipe gives the block length.
+        They belong to no cell, so that adding one later trains nothing again.
+    ablation: labels of the ablation table, the whole method first. The main tables leave out the others.
+    target: label whose best level the other objectives have to reach in the convergence figure and table, if any.
+    learning_rates: tried for every objective on seed 0; the one with the best validation accuracy is used.
+    seeds: runs of each objective and task at its learning rate, with seeds 0, 1, ...
+    validation: number of validation problems. They are of the training split, drawn with another seed, so in a task
+        of few problems training may contain some of them.
+    workers: cells that run at once. threads: CPU threads of each.
     """
 
     output_dir: str
@@ -52,16 +52,16 @@ class CompareConfig:
         if not self.recipes or not self.objectives:
             raise ValueError("'recipes' and 'objectives' must not be empty")
         at_least_one(self, "seeds", "validation", "curve_problems", "workers", "threads")
-        if not self.learning_rates:
-            raise ValueError("'learning_rates' needs at least one value")
+        if not self.learning_rates or len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
+            raise ValueError(f"'learning_rates' must be one or more different values, found {self.learning_rates}")
         self.output_dir = str(Path(self.output_dir).expanduser())
         if len({recipe_name(r) for r in self.recipes}) < len(self.recipes):
-            raise ValueError(f"'recipes' {self.recipes} are not told apart by their file names")
+            raise ValueError(f"'recipes' {self.recipes} must have different file names")
         for label, knobs in self.objectives.items():
             if "name" not in knobs:
                 raise ValueError(f"objective {label!r} has no 'name'")
             if label == BASE or "/" in label:
-                raise ValueError(f"{label!r} cannot be an objective's label")
+                raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
         if self.target is not None and self.target not in self.objectives:
             raise ValueError(f"'target' {self.target!r} is not among the objectives")
         for label in self.ablation:
@@ -95,12 +95,12 @@ BASE = "base"
 
 
 def recipe_name(recipe: str) -> str:
-    """What a recipe is called in tables and file names: its own name, without folder and ending."""
+    """A recipe's name in tables and file names: its file name without folder and suffix."""
     return Path(recipe).stem
 
 
 def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
-    """The training configuration of a cell. Raises UserError when recipe, overrides or objective do not fit."""
+    """The training configuration of a cell. Raises UserError when recipe, overrides or objective are not valid."""
     values = merge(load_yaml(cell.recipe), config.overrides)
     objective = config.objectives.get(cell.objective, {"name": "lfpo"})
     values |= {"objective": objective, "seed": cell.seed, "threads": config.threads}

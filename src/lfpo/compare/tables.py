@@ -1,16 +1,19 @@
-"""Tables of a comparison, once as data and rendered as Markdown and as LaTeX (booktabs)."""
+"""Tables of a comparison, as data, as Markdown and as LaTeX (booktabs)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lfpo.compare.results import Results, accuracy, average, quantity, reach
+from lfpo.eval.estimates import Estimate
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a table. rank: 1 is set bold, 2 underlined. note: set small after the text (interval, change)."""
+    """One cell of a table. rank: 1 is bold, 2 underlined. note: small print after the text (an interval)."""
 
     text: str
     note: str = ""
@@ -25,113 +28,82 @@ class Table:
     caption: str = ""
 
 
+# Of one cell: what it is ranked by (None: not ranked), text, note.
+Scored = tuple[float | None, str, str]
+
+
 def accuracy_table(results: Results, labels: Sequence[str], sampler: str, title: str) -> Table:
     """Accuracy per task and on average, with the improvement over the base in parentheses (the paper's Tables 1, 2)."""
     recipes = results.config.recipes
-    columns: list[list[tuple[float, str, str]]] = []
-    for recipe in recipes:
-        column = []
-        for label in labels:
-            value, gain = accuracy(results, recipe, label, sampler)
-            text = f"{100 * value.mean:.1f} ({100 * gain.mean:+.1f})"
-            column.append((value.mean, text, f"{100 * value.low:.1f} to {100 * value.high:.1f}"))
-        columns.append(column)
+    columns = [_accuracy_column(results, labels, recipe, sampler) for recipe in recipes]
+    base = [b["eval"][sampler]["accuracy"] for b in results.bases.values()]
+    header = ["objective", *recipes]
     if len(recipes) > 1:
         means = [average(results, label, sampler) for label in labels]
-        columns.append([(e.mean, f"{100 * e.mean:.1f}", f"{100 * e.low:.1f} to {100 * e.high:.1f}") for e in means])
-    ranks = [_ranks([value for value, _, _ in column]) for column in columns]
-    base = [b["eval"][sampler]["accuracy"] for b in results.bases.values()]
-    base += [sum(base) / len(base)] if len(recipes) > 1 else []
-    rows = [[Entry("base"), *(Entry(f"{100 * b:.1f}") for b in base)]]
-    for i, label in enumerate(labels):
-        entries = [Entry(c[i][1], c[i][2], r[i]) for c, r in zip(columns, ranks, strict=True)]
-        rows.append([Entry(label), *entries])
-    header = ["objective", *recipes, *(["average"] if len(recipes) > 1 else [])]
+        columns.append([(e.mean, f"{100 * e.mean:.1f}", _interval(e, 1, 100)) for e in means])
+        base.append(sum(base) / len(base))
+        header.append("average")
+    rows = [[Entry("base"), *(Entry(f"{100 * b:.1f}") for b in base)], *_ranked_rows(labels, columns)]
     return Table(title, header, rows, f"Accuracy in %, {_protocol(results)}; best bold, second underlined.")
 
 
 def steps_table(results: Results, labels: Sequence[str], recipe: str, sampler: str) -> Table:
     """Steps, NFE, accuracy and seconds a problem at one sampler, with the change against the base (Table 3)."""
     base = results.bases[recipe]["eval"][sampler]
-    n = len(base["correct"])
-    rows = [
-        [
-            Entry("base"),
-            Entry(f"{100 * base['accuracy']:.1f}"),
-            Entry(f"{sum(base['steps']) / n:.2f}"),
-            Entry(f"{sum(base['nfe']) / n:.2f}"),
-            Entry(f"{1000 * base['seconds']:.1f}"),
-        ]
-    ]
-    found = []
-    for label in labels:
-        value, gain = accuracy(results, recipe, label, sampler)
-        steps, change = quantity(results, recipe, label, sampler, "steps")
-        nfe, nfe_change = quantity(results, recipe, label, sampler, "nfe")
-        cells = results.cells[recipe, label]
-        seconds = sum(c["eval"][sampler]["seconds"] for c in cells) / len(cells)
-        found.append((value, gain, steps, change, nfe, nfe_change, seconds))
-    ranks = [
-        _ranks([f[0].mean for f in found]),
-        _ranks([-f[2].mean for f in found]),
-        _ranks([-f[4].mean for f in found]),
-    ]
-    for i, label in enumerate(labels):
-        value, gain, steps, change, nfe, nfe_change, seconds = found[i]
-        rows.append(
-            [
-                Entry(label),
-                Entry(
-                    f"{100 * value.mean:.1f} ({100 * gain.mean:+.1f})",
-                    f"{100 * value.low:.1f} to {100 * value.high:.1f}",
-                    ranks[0][i],
-                ),
-                Entry(f"{steps.mean:.2f} ({100 * change:+.0f} %)", f"{steps.low:.2f} to {steps.high:.2f}", ranks[1][i]),
-                Entry(f"{nfe.mean:.2f} ({100 * nfe_change:+.0f} %)", f"{nfe.low:.2f} to {nfe.high:.2f}", ranks[2][i]),
-                Entry(f"{1000 * seconds:.1f} ({100 * (seconds / base['seconds'] - 1):+.0f} %)"),
-            ]
-        )
+    columns = [_accuracy_column(results, labels, recipe, sampler)]
+    first = [Entry("base"), Entry(f"{100 * base['accuracy']:.1f}")]
+    for name in ("steps", "nfe"):
+        found = [quantity(results, recipe, label, sampler, name) for label in labels]
+        columns.append([(-e.mean, f"{e.mean:.2f} ({100 * change:+.0f} %)", _interval(e, 2)) for e, change in found])
+        first.append(Entry(f"{sum(base[name]) / len(base[name]):.2f}"))
+    cells = [results.cells[recipe, label] for label in labels]
+    seconds = [sum(c["eval"][sampler]["seconds"] for c in seeds) / len(seeds) for seeds in cells]
+    columns.append([(None, f"{1000 * x:.1f} ({100 * (x / base['seconds'] - 1):+.0f} %)", "") for x in seconds])
+    first.append(Entry(f"{1000 * base['seconds']:.1f}"))
     return Table(
         f"Inference on {recipe}, sampler `{sampler}`",
         ["objective", "accuracy", "scheduled steps", "NFE", "ms a problem"],
-        rows,
+        [first, *_ranked_rows(labels, columns)],
         f"{_protocol(results)}; change against the base in parentheses. "
-        "Times were taken while other cells ran beside: indicative only.",
+        "Other cells ran at the same time, so times are only indicative.",
     )
 
 
 def reach_table(results: Results, recipe: str, sampler: str) -> Table | None:
-    """Cost of reaching the best level of the target objective, in time and in arithmetic."""
+    """Cost of reaching the best level of the target objective, in time and in FLOPs. None without a target."""
     by_time = reach(results, recipe, "seconds", sampler)
     by_flops = reach(results, recipe, "flops", sampler)
     if not by_time:
         return None
-    rows = []
-    for label in by_time:
-        entries = [Entry(label)]
-        for table, unit in ((by_time, 1.0), (by_flops, 1e12)):
-            costs = [c for c in table[label]["costs"] if c is not None]
-            text = f"{sum(costs) / len(costs) / unit:.1f}" if costs else "never"
-            missing = len(table[label]["costs"]) - len(costs)
-            entries.append(Entry(text, f"{len(costs)} of {len(table[label]['costs'])} seeds" if missing else ""))
-            ratio = table[label]["ratio"]
-            if ratio is None:
-                entries.append(Entry("-"))
-            else:
-                interval = f"{ratio['low']:.1f} to {ratio['high']:.1f}" if ratio["low"] == ratio["low"] else ""
-                entries.append(Entry(f"{ratio['mean']:.2f}", interval))
-        rows.append(entries)
+    rows = [
+        [Entry(label), *_cost_and_ratio(by_time[label], 1.0), *_cost_and_ratio(by_flops[label], 1e12)]
+        for label in by_time
+    ]
     level = next(iter(by_time.values()))["level"]
     target = results.config.target
     return Table(
         f"Reaching the level of {target} on {recipe}",
-        ["objective", "seconds", f"{target} takes x as long", "TFLOPs", f"{target} takes x as many"],
+        ["objective", "seconds", "time ratio", "TFLOPs", "FLOP ratio"],
         rows,
-        f"Level: {100 * level:.1f} % ({sampler}), the best mean over seeds on {target}'s curve, a "
-        f"maximum of noisy means over {results.config.curve_problems} problems. Costs are means over the seeds that "
-        "get there; ratios are paired by seed, with 95 % t-intervals, and given only where all seeds get there. Times "
-        "were taken while other cells ran beside.",
+        f"Level: {100 * level:.1f} % ({sampler}), the best mean over seeds on {target}'s curve, a maximum of noisy "
+        f"means over {results.config.curve_problems} problems. Costs are means over the seeds that reach it. Ratio: "
+        f"{target}'s cost over the objective's, paired by seed, with 95 % t-interval, only where all seeds reach the "
+        "level. Other cells ran at the same time, so times are only indicative.",
     )
+
+
+def _cost_and_ratio(reached: dict[str, Any], unit: float) -> list[Entry]:
+    """Two cells from one objective's entry of `reach`: mean cost, and the target's cost over it."""
+    costs = [c for c in reached["costs"] if c is not None]
+    seeds = len(reached["costs"])
+    cost = Entry(
+        f"{sum(costs) / len(costs) / unit:.1f}" if costs else "never",
+        f"{len(costs)} of {seeds} seeds" if len(costs) < seeds else "",
+    )
+    ratio = reached["ratio"]
+    if ratio is None:
+        return [cost, Entry("-")]
+    return [cost, Entry(f"{ratio.mean:.2f}", "" if math.isnan(ratio.low) else _interval(ratio, 1))]
 
 
 def gradient_table(results: Results, recipe: str) -> Table:
@@ -154,10 +126,32 @@ def gradient_table(results: Results, recipe: str) -> Table:
     )
 
 
-def _ranks(values: Sequence[float]) -> list[int]:
-    """1 for the best (equal ones too), 2 for the second best, 0 for the rest."""
-    distinct = sorted({round(v, 6) for v in values}, reverse=True)
-    return [distinct.index(round(v, 6)) + 1 if distinct.index(round(v, 6)) < 2 else 0 for v in values]
+def _accuracy_column(results: Results, labels: Sequence[str], recipe: str, sampler: str) -> list[Scored]:
+    column: list[Scored] = []
+    for label in labels:
+        value, gain = accuracy(results, recipe, label, sampler)
+        column.append((value.mean, f"{100 * value.mean:.1f} ({100 * gain.mean:+.1f})", _interval(value, 1, 100)))
+    return column
+
+
+def _interval(estimate: Estimate, digits: int, scale: float = 1.0) -> str:
+    return f"{scale * estimate.low:.{digits}f} to {scale * estimate.high:.{digits}f}"
+
+
+def _ranked_rows(labels: Sequence[str], columns: Sequence[Sequence[Scored]]) -> list[list[Entry]]:
+    """One row a label; the cells of each column are ranked."""
+    ranks = [_ranks([score for score, _, _ in column]) for column in columns]
+    return [
+        [Entry(label), *(Entry(c[i][1], c[i][2], r[i]) for c, r in zip(columns, ranks, strict=True))]
+        for i, label in enumerate(labels)
+    ]
+
+
+def _ranks(scores: Sequence[float | None]) -> list[int]:
+    """1 for the best score (and equal ones), 2 for the second best, 0 for the rest and for None."""
+    rounded = [None if score is None else round(score, 6) for score in scores]
+    best = sorted({score for score in rounded if score is not None}, reverse=True)[:2]
+    return [best.index(score) + 1 if score in best else 0 for score in rounded]
 
 
 def _protocol(results: Results) -> str:

@@ -1,7 +1,7 @@
 """Multiple-choice problems as contexts and continuations, and the option whose likelihood bound is highest.
 
-A task says how by a method `choices(row) -> Options`, or has an entry below. The wording of the entries follows
-lm-evaluation-harness where a row holds what that needs; docs/evaluation.md says where it does not.
+A task has a method `choices(row) -> Options` or an entry in FORMATS. The entries are worded as in
+lm-evaluation-harness; docs/evaluation.md lists the differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lfpo.prompts.tasks import Row
 
 @dataclass(frozen=True)
 class Options:
-    """contexts, continuations: text, one of each for every option. right: the index of the right one."""
+    """contexts, continuations: one text each per option. right: index of the right option."""
 
     contexts: list[str]
     continuations: list[str]
@@ -47,12 +47,12 @@ def _hellaswag(row: Row) -> Options:
 
 
 def _without_markup(text: str) -> str:
-    """WikiHow's `[title]` and `[step]` marks taken out."""
+    """The text without WikiHow's marks, such as `[title]` and `[step]`."""
     return re.sub(r"\[.*?\]", "", text.replace(" [title]", ". ")).replace("  ", " ").strip()
 
 
 def _winogrande(row: Row) -> Options:
-    """The rest of the sentence after each option: the option stands in the context."""
+    """The options end the context; the continuation is the rest of the sentence."""
     before, after = _asked(row).split("_", 1)
     return Options([before + option for option in row["options"]], [f" {after.strip()}"] * 2, _right(row))
 
@@ -80,12 +80,15 @@ FORMATS: dict[str, Callable[[Row], Options]] = {
 
 
 def options_of(task: Any, rows: Sequence[Row], examples: Sequence[Row]) -> list[Options]:
-    """The rows as options; solved examples stand before each context, an empty line between."""
+    """The options of each row, with the solved examples before each context, separated by empty lines.
+
+    Raises UserError for a task that is not multiple choice.
+    """
     build = getattr(task, "choices", None) or FORMATS.get(task.name)
     if build is None:
         raise UserError(
-            f"task {task.name!r}: is not multiple choice, so there are no options whose likelihoods could be compared; "
-            f"use scoring 'generation' (multiple choice: {', '.join(FORMATS)}, or a task with a method choices(row))"
+            f"task {task.name!r}: scoring 'likelihood' needs multiple choice ({', '.join(FORMATS)}, or a task with a "
+            "method choices(row)); use scoring 'generation'"
         )
     solved = [build(row) for row in examples]
     before = "".join(f"{o.contexts[o.right]}{o.continuations[o.right]}\n\n" for o in solved)
@@ -94,9 +97,9 @@ def options_of(task: Any, rows: Sequence[Row], examples: Sequence[Row]) -> list[
 
 
 def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Token ids of a context and of what continues it, cut where the context alone ends.
+    """Token ids of a context and of its continuation; spaces at the context's end belong to the continuation.
 
-    Spaces that end the context belong to the continuation, as in lm-evaluation-harness.
+    Both are encoded as one text, which is split at the length of the context alone, as in lm-evaluation-harness.
     """
     kept = context.rstrip()
     whole = tokenizer.encode(context + continuation, add_special_tokens=False)
@@ -105,7 +108,7 @@ def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[i
 
 
 def pairs_of(options: Options, tokenizer: Any, model: MaskedDiffusionLM, seed: int) -> list[Pair]:
-    """One pair an option. Raises UserError for one that does not fit the model's context."""
+    """One pair per option. Raises UserError for a pair that does not fit the model's context."""
     return [
         text_pair(context, continuation, tokenizer, model, seed)
         for context, continuation in zip(options.contexts, options.continuations, strict=True)
@@ -113,25 +116,25 @@ def pairs_of(options: Options, tokenizer: Any, model: MaskedDiffusionLM, seed: i
 
 
 def text_pair(context: str, continuation: str, tokenizer: Any, model: MaskedDiffusionLM, seed: int) -> Pair:
-    """A context and a continuation as tokens. The noise is keyed by (seed, context), so that it depends on nothing
-    else and the options of one problem share it."""
+    """A context and a continuation as tokens. The noise is keyed by (seed, context), so the options of a problem share
+    it. Raises UserError for an empty continuation, a text longer than the model's context, and a mask token."""
     prompt, answer = encode_pair(tokenizer, context, continuation)
     prompt = prompt or [_prefix_token(tokenizer, model)]
     quoted = f"context {context[:60]!r}"
     if not answer:
-        raise UserError(f"{quoted}: the continuation {continuation[:60]!r} has no tokens of its own")
+        raise UserError(f"{quoted}: the continuation {continuation[:60]!r} has no tokens")
     if len(prompt) + len(answer) > model.max_length:
         raise UserError(
-            f"{quoted}: it has {len(prompt)} tokens and its continuation {len(answer)}, more than the model's context "
-            f"of {model.max_length}; use fewer examples"
+            f"{quoted}: {len(prompt)} tokens and {len(answer)} of its continuation exceed the model's context of "
+            f"{model.max_length}; use fewer examples"
         )
     if model.mask_id in prompt + answer:
-        raise UserError(f"{quoted}: it or its continuation contains the mask token")
+        raise UserError(f"{quoted}: the text or its continuation contains the mask token")
     return Pair(prompt, answer, key(seed, "likelihood", context))
 
 
 def _prefix_token(tokenizer: Any, model: MaskedDiffusionLM) -> int:
-    """What stands before a text without context."""
+    """The prompt of an empty context: BOS, or EOS where the tokenizer has no BOS."""
     return model.eos_id if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id)
 
 
@@ -144,14 +147,14 @@ def bounds_of(
     seed: int,
     tokens: int,
 ) -> list[list[Bound]]:
-    """The bound of each option of each problem."""
+    """The likelihood bound of each option of each problem. tokens: as in likelihood_bounds."""
     pairs = [pairs_of(o, tokenizer, model, seed) for o in options]
     bounds = iter(likelihood_bounds(model, [p for problem in pairs for p in problem], config, tokens=tokens))
     return [[next(bounds) for _ in problem] for problem in pairs]
 
 
 def chosen(options: Options, logp: Sequence[float]) -> tuple[int, int]:
-    """The most likely option, and the most likely per character of its text; of equals the first."""
+    """Index of the option with the highest logp, and with the highest logp per character; the first if equal."""
     lengths = [len(c.strip()) for c in options.continuations]
     per_character = [x / max(1, n) for x, n in zip(logp, lengths, strict=True)]
     return max(range(len(logp)), key=lambda i: logp[i]), max(range(len(logp)), key=lambda i: per_character[i])

@@ -1,4 +1,4 @@
-"""Evaluation of a model on held-out rows under one sampler, in memory: what training and comparisons use."""
+"""Evaluation of a model on held-out rows under one sampler, in memory, for training and comparisons."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.eval.accuracy import scores
 from lfpo.eval.generation import Answer, Verdict, answers_of, generate
-from lfpo.eval.statistics import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 from lfpo.rollout.sampler import SamplerConfig
@@ -20,8 +20,9 @@ from lfpo.rollout.trajectory import Trajectory, join
 class EvalResult:
     """accuracy: mean over problems and samples, with a 95 % interval over problems. pass_at_k: k -> estimate.
 
-    mean_steps: scheduled steps a completion ("inference steps"). mean_nfe: forwards a completion.
-    tokens_per_second: completion tokens up to the first EOS over the wall time of sampling.
+    mean_steps, mean_nfe, mean_length: scheduled steps (the paper's "inference steps"), forwards, and tokens up to the
+    first EOS of a completion. tokens_per_second: the sum of these lengths over the wall time of sampling.
+    completions, correct: text and verdict of each completion; trajectory: its row b is completion b.
     """
 
     n: int
@@ -53,20 +54,17 @@ def evaluate(
 ) -> EvalResult:
     """Sample `n_samples` completions a row and verify them. sampler.gen_length must be set.
 
-    correct_all: verdicts of completions on their rows, as a task gives them; None is counted in `not_judged` alone.
-
-    Of several processes each takes its share of the rows, verdicts included; all return the whole result.
-
-    The completions of row i are entries i * n_samples ... of `completions`; their noise is keyed by (seed, i, sample).
+    correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
+    Each rank samples and verifies its share of the rows; all ranks return the whole result. The completions of row i
+    start at index i * n_samples; their noise is keyed by (seed, i, sample).
     """
     distributed.start()
     pairs = [(i, j) for i in distributed.share(len(rows)) for j in range(n_samples)]
     started = time.perf_counter()
-    own = (
-        [generate(model, tokenizer, rows, pairs, sampler, seed=seed, rollout_tokens=rollout_tokens).to("cpu")]
-        if pairs
-        else []
-    )
+    own: list[Trajectory] = []
+    if pairs:
+        sampled = generate(model, tokenizer, rows, pairs, sampler, seed=seed, rollout_tokens=rollout_tokens)
+        own.append(sampled.to("cpu"))
     seconds = time.perf_counter() - started
     answers = [answer for t in own for answer in answers_of(t, pairs, tokenizer)]
     verdicts = list(correct_all([rows[a.problem] for a in answers], [a.completion for a in answers]))
@@ -85,7 +83,7 @@ def evaluate(
 
 
 def costs(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """Steps, forwards, length and speed of completions that took `seconds` of wall time together."""
+    """Mean steps, forwards and length, and the speed, of completions that took `seconds` of wall time in total."""
     n = len(answers)
     tokens = sum(a.length for a in answers)
     return {

@@ -1,4 +1,4 @@
-"""How problems are put to a model: through its chat template or as plain text, with solved examples before them."""
+"""Prompts of an evaluation: chat messages or plain text, with solved examples before them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 from lfpo.base.rng import python_rng
 from lfpo.prompts.tasks import Row
 
-EXAMPLE_SEED = 0  # whichever seed the evaluation has: the examples are part of the prompt
+EXAMPLE_SEED = 0  # not the evaluation's seed: the examples are part of the prompt
 Prompt = str | list[dict[str, str]]
 
 
 def examples(task: Any, n: int) -> list[tuple[Row, str]]:
-    """The first n rows of the task's train split in its shuffled order, each with a right completion."""
+    """The first n rows of the task's shuffled train split, each with a right completion."""
     rows = [task.row("train", i, EXAMPLE_SEED) for i in range(n)]
     return [(row, task.demonstrate(row, python_rng("fewshot", task.name, i), 1.0)) for i, row in enumerate(rows)]
 
 
 def asked(rows: Sequence[Row], solved: Sequence[tuple[Row, str]], prompt_format: str) -> list[Row]:
-    """The rows with their prompts in that format ("chat" or "text") after the solved examples.
+    """The rows with solved examples before their prompts. prompt_format: "chat" or "text".
 
-    Plain text examples are set apart by an empty line. A prompt that is plain text already stays so.
+    In "chat" examples are turns of the conversation; in "text" they are paragraphs. Prompts that are strings are
+    always treated as text.
     """
     return [{**row, "prompt": _prompt(row["prompt"], solved, prompt_format)} for row in rows]
 
@@ -37,13 +38,13 @@ def _prompt(prompt: Prompt, solved: Sequence[tuple[Row, str]], prompt_format: st
 
 
 def _opened(prompt: Prompt) -> str:
-    """Plain text to be continued. Messages become paragraphs, with a line break before the answer."""
+    """A prompt as plain text. Messages become paragraphs, followed by a line break."""
     return prompt if isinstance(prompt, str) else "\n\n".join(m["content"] for m in prompt) + "\n"
 
 
 def stop_text(rows: Sequence[Row], solved: Sequence[tuple[Row, str]], prompt_format: str) -> str | None:
-    """Where a completion of plain text ends because the model goes on to make up the next problem: the line that every
-    problem begins with, if there is one. None with chat templates and without examples."""
+    """The text at which a plain-text completion is cut, since the model then goes on to a further problem: the first
+    line of all problems, if they share one. None for chat messages and without examples."""
     every = [*rows, *(row for row, _ in solved)]
     if not solved or (prompt_format == "chat" and not isinstance(rows[0]["prompt"], str)):
         return None

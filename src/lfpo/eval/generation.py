@@ -1,4 +1,4 @@
-"""Completions of problems as they are finished, and their verdicts."""
+"""Sampling completions of problems, and grading them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Verdict = bool | None
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion. problem, sample: which one. steps: scheduled ones. nfe: forwards. length: tokens up to and
+    """One completion. problem, sample: indices. steps: scheduled steps. nfe: forwards. length: tokens up to and
     including the first EOS."""
 
     problem: int
@@ -44,7 +44,7 @@ def generate(
 ) -> Trajectory:
     """Sample the `wanted` (problem, sample) pairs, at least one; their noise is keyed by (seed, problem, sample).
 
-    finished: given the answers as soon as they are complete, a few at a time, in the order they end.
+    finished: called with each few answers as soon as they are complete. Row i of the trajectory is `wanted[i]`.
     """
     assert sampler.gen_length is not None
     numbers = sorted({problem for problem, _ in wanted})
@@ -66,17 +66,17 @@ def generate(
 
 
 def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: Any) -> list[Answer]:
-    """The answers that the rows of a trajectory are, row i being the (problem, sample) of pairs[i]."""
+    """The rows of a trajectory as answers; row i is the (problem, sample) of pairs[i]."""
     texts = decode_completions(tokenizer, trajectory.tokens, trajectory.eos_id)
     steps, nfe, lengths = (x.tolist() for x in (trajectory.scheduled_steps, trajectory.nfe, trajectory.lengths))
     return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
 
 
 def grade(task: Any, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
-    """The verdict of each completion on its row, each process judging its share.
+    """The verdict of each completion on its row; each rank judges its share.
 
-    A task with `correct_all(rows, completions)` judges many at once, and may answer None for what cannot be judged
-    here; others have `correct(completion, row)`.
+    A task has `correct(completion, row)`, or `correct_all(rows, completions)`, whose verdicts may be None for
+    completions that cannot be judged on this machine.
     """
     mine = distributed.share(len(rows))
     own_rows, own = [rows[i] for i in mine], [completions[i] for i in mine]

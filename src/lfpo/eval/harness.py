@@ -1,9 +1,9 @@
-"""A model of this package in lm-evaluation-harness, under the name "lfpo".
+"""The model "lfpo" of lm-evaluation-harness.
 
     lfpo lm-eval --model_args pretrained=GSAI-ML/LLaDA-8B-Base,dtype=bfloat16 --tasks hellaswag
 
-Prompts and metrics are the harness's, decoding and likelihood bounds those of `lfpo eval`, noise included. Under
-torchrun every process holds a model and takes its share of the requests.
+Prompts and metrics are the harness's; decoding, likelihood bounds and their noise are those of `lfpo eval`. Under
+torchrun each rank holds a model and takes its share of the requests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -35,8 +36,8 @@ from lfpo.rollout.sampler import SamplerConfig
 T = TypeVar("T")
 R = TypeVar("R")
 
-DEFAULT_LENGTH = 256  # tokens, where neither the task nor the arguments say; the harness's own default
-CHUNK = 256  # requests between two movements of the progress bar
+DEFAULT_LENGTH = 256  # tokens of a completion if neither task nor arguments give it: the harness's default
+CHUNK = 256  # requests between two updates of the progress bar
 SAMPLER_FIELDS = {f.name: f for f in dataclasses.fields(SamplerConfig)}
 
 
@@ -44,12 +45,13 @@ SAMPLER_FIELDS = {f.name: f for f in dataclasses.fields(SamplerConfig)}
 class LfpoLM(LM):
     """pretrained: checkpoint folder, hub id, or "embedded". dtype: float32 or bfloat16. seed: keys all noise.
 
-    mc_num: noised copies behind each likelihood. cfg_scale: guidance, for likelihoods and generation alike.
-    check_greedy: whether to find out if greedy decoding would give the continuation, which costs a forward a token and
-        which accuracy of multiple choice does not need (LAMBADA's does).
-    rollout_tokens: rows x length run at once; takes the place of batch_size.
-    Every field of the sampler is an argument too (steps, block_length, threshold, ...). What a task's generation_kwargs
-    say (max_gen_toks as gen_length, temperature with do_sample) counts where no argument says otherwise.
+    mc_num: noised copies of each likelihood. cfg_scale: guidance, for likelihoods and generation.
+    check_greedy: whether to test if greedy decoding gives the continuation, at one forward a token. Accuracy of
+        multiple choice does not need it, LAMBADA's does.
+    rollout_tokens: rows x length in one forward, in place of batch_size.
+    Every field of the sampler is an argument too (steps, block_length, threshold, ...). Arguments override a task's
+    generation_kwargs (max_gen_toks is gen_length; temperature counts unless do_sample is false).
+    Raises UserError for unknown or wrong arguments.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class LfpoLM(LM):
         except ValueError as error:
             raise UserError(f"lm-eval: {error}") from error
         distributed.start()
-        # The harness says "cuda" where nothing was said, whether or not there is one.
+        # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
         self._device = distributed.device() if own else torch.device(str(device))
         self.model = load_model(pretrained, dtype=DTYPES[dtype], device=self._device)
@@ -107,7 +109,7 @@ class LfpoLM(LM):
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Completions up to the first stop text. Noise is keyed by (seed, document, repetition), as in `lfpo eval`."""
+        """Completions up to the first stop text; noise is keyed by (seed, document, repetition), as in `lfpo eval`."""
         seen: Counter[tuple[Any, ...]] = Counter()
         asked = []
         for request in requests:
@@ -116,22 +118,16 @@ class LfpoLM(LM):
             number = key(self.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
             seen[document] += 1
             asked.append((context, *self._sampler(dict(options)), number))
-        texts = self._shared("generate", asked, self._generate)
-        for request, text in zip(requests, texts, strict=True):
-            self.cache_hook.add_partial("generate_until", request.args, text)
-        return texts
+        return self._cached("generate_until", requests, self._shared("generate", asked, self._generate))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The likelihood bound of each continuation, and whether greedy decoding gives it (False if not checked)."""
         asked = [request.args for request in requests]
         pairs = [text_pair(before, after, self.tokenizer, self.model, self.seed) for before, after in asked]
-        found = self._shared("likelihoods", pairs, self._bounds)
-        for request, result in zip(requests, found, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request.args, result)
-        return found
+        return self._cached("loglikelihood", requests, self._shared("likelihoods", pairs, self._bounds))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """The likelihood bound of each text, in windows of the model's context where it is longer."""
+        """The likelihood bound of each text, as the sum over windows if it is longer than the model's context."""
         bos = self.tokenizer.bos_token_id
         pairs, counts = [], []
         for request in requests:
@@ -139,16 +135,17 @@ class LfpoLM(LM):
             tokens = self.tokenizer.encode(text, add_special_tokens=False)
             prefix = self.model.eos_id if bos is None else bos
             windows = get_rolling_token_windows(tokens, prefix, self.model.max_length - 1, 1)
-            cut = [make_disjoint_window(window) for window in windows]
-            pairs += [Pair(list(a), list(b), key(self.seed, "rolling", text, i)) for i, (a, b) in enumerate(cut)]
-            counts.append(len(cut))
-        greedy, self.check_greedy = self.check_greedy, False
-        found = iter(self._shared("likelihoods", pairs, self._bounds))
-        self.check_greedy = greedy
-        sums = [sum(next(found)[0] for _ in range(count)) for count in counts]
-        for request, result in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)
-        return sums
+            parts = [make_disjoint_window(window) for window in windows]
+            pairs += [Pair(list(a), list(b), key(self.seed, "rolling", text, i)) for i, (a, b) in enumerate(parts)]
+            counts.append(len(parts))
+        found = iter(self._shared("likelihoods", pairs, self._logp))
+        return self._cached("loglikelihood_rolling", requests, [sum(islice(found, count)) for count in counts])
+
+    def _cached(self, method: str, requests: list[Any], results: list[R]) -> list[R]:
+        """`results`, after handing them to the harness's cache."""
+        for request, result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial(method, request.args, result)
+        return results
 
     def _sampler(self, options: dict[str, Any]) -> tuple[SamplerConfig, tuple[str, ...]]:
         """Sampler and stop texts of a request."""
@@ -169,7 +166,7 @@ class LfpoLM(LM):
     def _shared(
         self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]], size: int = CHUNK
     ) -> list[R]:
-        """work(items), each process doing its share of them, a chunk at a time."""
+        """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
         mine = distributed.share(len(items))
         done: list[R] = []
         with Progress(what, len(mine), "requests", self.console) as progress:
@@ -187,36 +184,35 @@ class LfpoLM(LM):
             prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
             numbers = [asked[i][3] for i in index]
             trajectory = rollout(self.model, prompts, sampler, numbers, rollout_tokens=self.rollout_tokens)
-            for i, text in zip(
-                index, decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id), strict=True
-            ):
+            found = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
+            for i, text in zip(index, found, strict=True):
                 for stop in asked[i][2]:
                     text = text.split(stop, 1)[0] if stop else text
                 texts[i] = text
         return texts
 
+    def _logp(self, pairs: Sequence[Pair]) -> list[float]:
+        return [b.logp for b in likelihood_bounds(self.model, pairs, self.likelihood, tokens=self.rollout_tokens)]
+
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        bounds = likelihood_bounds(self.model, pairs, self.likelihood, tokens=self.rollout_tokens)
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
-        return [(b.logp, g) for b, g in zip(bounds, greedy, strict=True)]
+        return list(zip(self._logp(pairs), greedy, strict=True))
 
     def _greedy(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Whether denoising the most confident token at a time, without noise, gives each answer."""
+        """Whether greedy decoding, the most confident token at each step, gives each answer."""
         equal = [False] * len(pairs)
         for length in sorted({len(pair.answer) for pair in pairs}):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
             sampler = SamplerConfig(gen_length=length, cfg_scale=self.likelihood.cfg_scale)
-            prompts = [pairs[i].prompt for i in index]
-            tokens = rollout(
-                self.model, prompts, sampler, [0] * len(index), rollout_tokens=self.rollout_tokens
-            ).tokens.tolist()
-            for i, found in zip(index, tokens, strict=True):
+            prompts, seeds = [pairs[i].prompt for i in index], [0] * len(index)
+            trajectory = rollout(self.model, prompts, sampler, seeds, rollout_tokens=self.rollout_tokens)
+            for i, found in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = found == pairs[i].answer
         return equal
 
 
 def main(arguments: list[str]) -> None:
-    """lm-evaluation-harness's own command line, with this model unless another is named."""
+    """Run lm-evaluation-harness's command line, with --model lfpo unless another is given."""
     from lm_eval.__main__ import cli_evaluate
 
     named = any(a in ("--model", "-M") or a.startswith("--model=") for a in arguments)

@@ -1,8 +1,8 @@
-"""A lower bound of log p(answer | prompt) under a masked diffusion model, as LLaDA's evaluation estimates it.
+"""A lower bound of log p(answer | prompt) under a masked diffusion model, as in LLaDA's evaluation.
 
-Mask l of the answer's L tokens, l uniform on 1..L, and add up the log-probabilities of the masked ones with weight L/l:
-the expectation over l and the masks bounds the log-likelihood from below (arXiv 2502.09992, Eq. 6). It is exact for an
-answer of one token.
+Mask l of the answer's L tokens, l uniform on 1..L, and sum the log-probabilities of the masked tokens with weight L/l.
+The expectation over l and the masks is a lower bound of the log-likelihood (arXiv 2502.09992, Eq. 6), and equal to it
+for an answer of one token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COUNTS, MASKS = range(2)
 
 @dataclass(frozen=True)
 class Pair:
-    """prompt (at least one) and answer (at least one): token ids. seed: keys the noise."""
+    """prompt, answer: token ids, at least one each. seed: keys the noise."""
 
     prompt: list[int]
     answer: list[int]
@@ -36,7 +36,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Bound:
-    """logp: the estimate in nats. nfe: forwards it took. exact: whether every way of masking was computed."""
+    """logp: the estimate in nats. nfe: forwards. exact: whether every way of masking was computed."""
 
     logp: float
     nfe: int
@@ -44,10 +44,11 @@ class Bound:
 
 
 def maskings(length: int, seed: int, mc_num: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens are masked in each noised copy [M, L], and the copy's weight [M] on its sum of log-probabilities.
+    """Masked tokens of each noised copy, bool [M, L], and the weight of its sum of log-probabilities, float64 [M].
 
-    With at most mc_num ways of masking, all of them, weighted by their probability: no noise is left. Otherwise mc_num
-    copies whose counts l are spread evenly over 1..L from a random start, each count equally likely in each copy.
+    With at most mc_num ways of masking, the copies are all of them, weighted by probability, and the result is exact.
+    Otherwise there are mc_num copies, whose counts l are evenly spaced over 1..L from a random start, so that each
+    count is equally likely in each copy.
     """
     if 2**length - 1 <= mc_num:
         ways = [way for way in itertools.product((False, True), repeat=length) if any(way)]
@@ -66,7 +67,7 @@ def maskings(length: int, seed: int, mc_num: int) -> tuple[torch.Tensor, torch.T
 def likelihood_bounds(
     model: MaskedDiffusionLM, pairs: Sequence[Pair], config: LikelihoodConfig, *, tokens: int = 16384
 ) -> list[Bound]:
-    """The bound of each pair. tokens: rows x length run at once; never changes a result beyond rounding."""
+    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only."""
     was_training = model.training
     model.eval()
     plans = [maskings(len(pair.answer), pair.seed, config.mc_num) for pair in pairs]
@@ -119,5 +120,5 @@ def _masked_logp(
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
-    """At least float32: sums over a vocabulary lose too much in less."""
+    """In float32 or wider, since a log-softmax over a vocabulary needs it."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

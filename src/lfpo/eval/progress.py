@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar in a terminal, a plain line every so often elsewhere."""
+"""Progress of an evaluation: a bar in a terminal, a plain line every LINE_SECONDS elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Counts what is done. Use as a context manager. unit: what is counted."""
+    """Use as a context manager. total: number of items; unit: their name."""
 
     def __init__(self, title: str, total: int, unit: str, console: Console):
         self.title, self.total, self.unit, self.console = title, total, unit, console
         self.done = 0
-        self.started = self.told = time.perf_counter()
+        self.started = self.printed = time.perf_counter()
         self.bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -41,8 +41,8 @@ class Progress:
         self.done += count
         self.bar.update(self.task, completed=self.done)
         now = time.perf_counter()
-        if not self.console.is_terminal and now - self.told >= LINE_SECONDS:
-            self.told = now
+        if not self.console.is_terminal and now - self.printed >= LINE_SECONDS:
+            self.printed = now
             left = (now - self.started) * (self.total - self.done) / max(1, self.done)
             self.console.print(
                 f"{self.title}: {self.done} of {self.total} {self.unit}, {now - self.started:.0f} s, "

@@ -1,4 +1,4 @@
-"""The configuration of `lfpo eval`, and the named protocols under it."""
+"""The configuration of `lfpo eval`, and named protocols."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lfpo.prompts.tasks import TASKS
 from lfpo.rollout.sampler import SamplerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Several tasks under one name, whose mean is reported too.
+# One name for several tasks; their mean is printed too.
 GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
 
 @dataclass(frozen=True)
 class LikelihoodConfig:
-    """How an answer's likelihood is bounded from below.
+    """Settings of the likelihood bound.
 
-    mc_num: noised copies of each answer; an answer with at most that many ways of masking it is computed exactly.
-    cfg_scale: guidance against the masked prompt, as in generation; 0 is off, and doubles the forwards otherwise.
+    mc_num: noised copies of each answer; an answer with at most that many ways of masking is computed exactly.
+    cfg_scale: guidance against the masked prompt, as in generation; above 0 it doubles the forwards.
     """
 
     mc_num: int = 128
@@ -41,22 +41,22 @@ class EvalConfig:
     """Configuration of `lfpo eval`.
 
     task: a task's name or dotted path, several with commas between, "evalplus" (HumanEval+ and MBPP+ and their mean) or
-        "all" embedded ones.
+        "all" for the embedded model's tasks.
     model: checkpoint folder, hub id, or "embedded".
-    protocol: settings by name (recipes/protocols) or from a YAML file; keys given beside it change them.
-    scoring: "generation" grades what the model writes; "likelihood" takes the option of a multiple-choice task whose
-        likelihood bound is highest. Two different numbers.
-    n: problems of the test split (None: the standard number, or all of a data set). Also --limit, as torchrun reads
-        --n as an option of its own.
-    n_samples: completions a problem; more than 1 also gives pass@k.
-    num_fewshot: solved problems of the train split put before each problem.
-    prompt_format: "chat" goes through the model's chat template, few-shot examples as turns; "text" is plain text, for
-        base models. Likelihoods are always of plain text.
+    protocol: settings by name (recipes/protocols) or from a YAML file; keys given beside it override them.
+    scoring: "generation" grades what the model writes; "likelihood" takes the option of a multiple-choice problem with
+        the highest likelihood bound. The two give different numbers.
+    n: number of test problems (None: the standard number, or all of a data set). Under torchrun write --limit, since
+        torchrun takes --n for an option of its own.
+    n_samples: completions of each problem; more than 1 also gives pass@k.
+    num_fewshot: solved problems of the train split before each problem.
+    prompt_format: "chat" uses the model's chat template, with few-shot examples as turns; "text" is plain text, for
+        base models. Likelihoods always use plain text.
     sampler: how completions are denoised (--sampler.temperature 1, --sampler.threshold 0.9, ...).
     likelihood: how likelihoods are estimated (--likelihood.mc_num 128).
-    output: a folder for TASK.json and what belongs to it, or a .json file for a single task. An evaluation that was
-        stopped continues from there. Printed only when left out.
-    overwrite: start anew where output holds an evaluation.
+    output: a folder for TASK.json and its other files, or a .json file for a single task. A stopped evaluation
+        continues from there. Without it results are only printed.
+    overwrite: start again where output holds an evaluation.
     """
 
     task: str
@@ -76,13 +76,13 @@ class EvalConfig:
     output: str | None = None
     overwrite: bool = False
 
-    # lm-evaluation-harness's name; also the one that torchrun does not mistake for the start of --nproc_per_node.
+    # lm-evaluation-harness's name. torchrun takes --n for an abbreviation of its own options.
     ALIASES: ClassVar[dict[str, str]] = {"limit": "n"}
 
     def __post_init__(self) -> None:
         at_least_one(self, "n", "n_samples")
         if self.num_fewshot < 0 or self.rollout_tokens < 1:
-            raise ValueError("'num_fewshot' must not be negative, and 'rollout_tokens' at least 1")
+            raise ValueError("'num_fewshot' must not be negative, and 'rollout_tokens' must be at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
         if not self.task_names:
@@ -90,8 +90,8 @@ class EvalConfig:
         if self.scoring == "likelihood":
             if self.sampler != SamplerConfig() or self.n_samples != 1 or self.prompt_format is not None:
                 raise ValueError(
-                    "scoring 'likelihood' samples nothing: leave out sampler, n_samples, prompt_format and protocols "
-                    "that set them"
+                    "scoring 'likelihood' samples nothing: leave out sampler, n_samples, prompt_format, and a protocol "
+                    "that sets them"
                 )
         elif self.likelihood != LikelihoodConfig():
             raise ValueError("likelihood.* settings need scoring 'likelihood'")
@@ -102,9 +102,9 @@ class EvalConfig:
 
     @property
     def task_names(self) -> list[str]:
-        """The tasks in the order given, each once, groups written out."""
+        """The tasks in the order given, each once, with groups expanded."""
         names: list[str] = []
-        # A comma also stands between files: gsm8k@train=A,test=B.
+        # A comma also separates the files of one task: gsm8k@train=A,test=B.
         for part in self.task.split(","):
             if names and "@" in names[-1] and part.partition("=")[0] in ("train", "test"):
                 names[-1] += f",{part}"
@@ -114,7 +114,7 @@ class EvalConfig:
 
 
 def configure(overrides: dict[str, Any]) -> EvalConfig:
-    """The configuration from parsed `--key value` pairs, laid over the protocol they name, if any."""
+    """The configuration from `--key value` pairs, which override the protocol they name, if any. Raises UserError."""
     values: dict[str, Any] = {}
     if isinstance(overrides.get("task"), list):  # YAML reads [a, b] as a list
         overrides = {**overrides, "task": ",".join(map(str, overrides["task"]))}

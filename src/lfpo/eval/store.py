@@ -1,7 +1,7 @@
-"""What an evaluation leaves on disk: answers as they come, so that a killed one continues, and then the result.
+"""The files of an evaluation: records as they are finished, so that a killed evaluation continues, then the result.
 
-Beside RESULT.json: RESULT.partial-N.jsonl while process N is at work (the settings, then a line an answer), and
-RESULT.completions.jsonl afterwards.
+RESULT.partial-N.jsonl exists while rank N is at work: the settings in the first line, then one record a line. It is
+replaced by RESULT.json, RESULT.completions.jsonl and, for code tasks, RESULT.samples.jsonl.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 
 Settings = dict[str, Any]
+Record = dict[str, Any]  # of one completion, or of one problem's likelihoods
 
 
 class Journal:
-    """Answers of one process as they come. `path` is the result's file; without one nothing is kept.
-
-    seconds: time spent so far by the slowest process, stops aside.
-    """
+    """The records of one rank. path: the result's file; with None nothing is written."""
 
     def __init__(self, path: Path | None, settings: Settings, rank: int):
         self.file = path and partial_file(path, rank)
@@ -33,8 +31,8 @@ class Journal:
         self._before = 0.0
         self._started = self._last = time.perf_counter()
 
-    def load(self) -> list[dict[str, Any]]:
-        """The answers that any process can see of an evaluation that was stopped, each once."""
+    def load(self) -> list[Record]:
+        """The records of a stopped evaluation that any rank finds, each once. Collective."""
         found, spent = [], 0.0
         for file in partial_files(self.result):
             records = read_partial(file)[1]
@@ -43,11 +41,11 @@ class Journal:
         parts = distributed.gather((found, spent))
         self._before = max(seconds for _, seconds in parts)
         self._started = self._last = time.perf_counter()
-        unique = {(r["problem"], r.get("sample", 0)): r for records, _ in parts for r in records}
+        unique = {pair_of(r): r for records, _ in parts for r in records}
         return [unique[k] for k in sorted(unique)]
 
-    def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write finished answers down."""
+    def add(self, records: Sequence[Record]) -> None:
+        """Append finished records to the file. Raises UserError when it cannot be written."""
         now = time.perf_counter()
         spent, self._last = now - self._last, now
         if self.file is None:
@@ -59,25 +57,26 @@ class Journal:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
         except OSError as error:
             raise UserError(
-                f"{self.file}: could not be written ({error.strerror or error}); the answers in it are kept: free disk "
+                f"{self.file}: could not be written ({error.strerror or error}); it keeps earlier answers: free disk "
                 "space or check permissions, then run the same command again"
             ) from error
 
     def _open(self, file: Path) -> None:
-        """Make the file, or cut off a line that a kill left unfinished."""
+        """Create the file, or cut off an unfinished last line."""
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(file, json.dumps({"settings": self.settings}) + "\n")
         elif not (content := file.read_bytes()).endswith(b"\n"):
             file.write_bytes(content[: content.rfind(b"\n") + 1])
 
-    @property
     def seconds(self) -> float:
+        """Wall time of the slowest rank, earlier runs included, pauses between runs excluded. Collective."""
         return self._before + max(distributed.gather(time.perf_counter() - self._started))
 
-    def remove(self) -> None:
-        for file in partial_files(self.result):
-            file.unlink(missing_ok=True)
+
+def pair_of(record: Record) -> tuple[int, int]:
+    """The (problem, sample) of a record."""
+    return record["problem"], record.get("sample", 0)
 
 
 def partial_file(result: Path, rank: int) -> Path:
@@ -91,8 +90,8 @@ def partial_files(result: Path | None) -> list[Path]:
     return sorted(p for p in result.parent.iterdir() if p.name.startswith(start) and p.name.endswith(".jsonl"))
 
 
-def read_partial(file: Path) -> tuple[Settings, list[dict[str, Any]]]:
-    """Settings and answers of a partial file; a last line cut off by a kill is left out."""
+def read_partial(file: Path) -> tuple[Settings, list[Record]]:
+    """Settings and records of a partial file, without an unfinished last line. Raises UserError for a damaged file."""
     try:
         *lines, _ = file.read_text(encoding="utf-8").split("\n")
         values = [json.loads(line) for line in lines]
@@ -102,10 +101,9 @@ def read_partial(file: Path) -> tuple[Settings, list[dict[str, Any]]]:
 
 
 def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, Any] | None:
-    """The finished result at `path`, None where there is something left to do.
+    """The finished result at `path`, or None if work is left.
 
-    Raises UserError where an evaluation with other settings is there: two are never mixed, and none is lost. With
-    `overwrite` whatever is there is deleted.
+    Raises UserError when `path` or a partial file beside it has other settings; with `overwrite` they are deleted.
     """
     if path is None:
         return None
@@ -126,11 +124,11 @@ def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, An
 
 
 def differences(there: Settings, here: Settings, most: int = 3) -> str:
-    """What differs, as text: `seed 0 there, 1 here`; empty if nothing does."""
-    old, new = (_flat(json.loads(json.dumps(x))) for x in (there, here))  # JSON knows no tuples
+    """The first `most` differences as text (`seed 0 there, 1 here`), or the empty string."""
+    old, new = (_flat(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
     keys = [k for k in {**new, **old} if old.get(k) != new.get(k)]
-    told = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:most]]
-    return "; ".join(told + ([f"and {len(keys) - most} more"] if len(keys) > most else []))
+    texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:most]]
+    return "; ".join(texts + ([f"and {len(keys) - most} more"] if len(keys) > most else []))
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -144,22 +142,21 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:8]}..."
 
 
-def write_result(path: Path, result: dict[str, Any], completions: list[dict[str, Any]]) -> None:
-    """The answers, then the result."""
+def write_result(path: Path, result: Record, completions: list[Record], samples: list[Record] | None) -> None:
+    """Write the JSONL files, then the result. Raises UserError when a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(path.with_name(f"{path.stem}.completions.jsonl"), completions)
+        for name, rows in (("completions", completions), ("samples", samples)):
+            if rows is not None:
+                text = "".join(json.dumps(row) + "\n" for row in rows)
+                replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), text)
         replace_file(path, json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    replace_file(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
 def file_sha256(folder: Path) -> str:
-    """Of what decides a model's output: weights, configuration and tokenizer of a checkpoint folder."""
+    """SHA-256 of the files of a checkpoint folder that decide its output: weights, configuration, tokenizer."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix == ".safetensors" or file.name in _DECIDING:
@@ -179,5 +176,5 @@ _DECIDING = (
 
 
 def data_sha256(rows: Sequence[dict[str, Any]]) -> str:
-    """Of problems as they are put to the model and graded."""
+    """SHA-256 of the problems, as the model gets them and with what the grader needs."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The summary of evaluations on a screen: a table, or lines where the terminal is too narrow for one."""
+"""Prints results of evaluations: a table, or lines in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Result = Mapping[str, Any]
 
 
 def open_console(quiet: bool) -> Console:
-    """Standard output. A pipe or file has no width of its own."""
+    """Standard output, 120 columns wide if it is a pipe or file."""
     return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    """One line a task, and the mean of each group whose tasks are all there."""
+    """Print one line a task, and the mean of each group whose tasks all have results."""
     lines = [cells(r) for r in results]
     for name, mean in group_means(results).items():
         lines.append({"task": f"{name} (mean)", "accuracy (95 %)": f"{100 * mean:.1f}%"})
@@ -40,7 +40,7 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 
 def cells(r: Result) -> dict[str, str]:
-    """What is shown of one result."""
+    """Column -> text for one result."""
     shown = {"task": r["task"], "n": str(r["n"]), "accuracy (95 %)": _share(r["accuracy"], r["interval"])}
     if r["scoring"] == "likelihood":
         shown["per character"] = _share(r["accuracy_norm"], r["interval_norm"])
@@ -66,7 +66,7 @@ def _share(value: float | None, interval: Sequence[float] | None) -> str:
 
 
 def group_means(results: Sequence[Result]) -> dict[str, float]:
-    """The mean accuracy of each group of tasks that was evaluated whole."""
+    """The mean accuracy of each group whose tasks all have results."""
     accuracy = {r["task"]: r["accuracy"] for r in results}
     groups = {name: [accuracy.get(task) for task in tasks] for name, tasks in GROUPS.items()}
     return {

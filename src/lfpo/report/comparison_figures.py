@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base.files import read_json
-from lfpo.eval.statistics import over_seeds_and_problems
+from lfpo.eval.estimates import over_seeds_and_problems
 from lfpo.report.comparison import TERA, by_objective
 from lfpo.report.simplex import draw_simplex
 from lfpo.report.style import COLOURS, STYLES

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lfpo.base.batching import spread
+from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
 from lfpo.report.counts import reveal_maps, reward_histograms
 from lfpo.report.replay import playable, table_row
@@ -49,7 +49,7 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
 def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str, Any]:
     """Rollouts for the table, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
     files = numbered(folder, "rollouts", last)
-    chosen = spread(files, FILES)
+    chosen = evenly_spaced(files, FILES)
     rows: list[dict[str, Any]] = []
     histograms, maps, read = [], [], 0
     for number, (step, path) in enumerate(chosen):
@@ -60,7 +60,7 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
             maps.append((step, records))
         # The last iteration gets half of the table; the other iterations share the rest.
         share = ROWS // 2 if number == len(chosen) - 1 else max(1, ROWS // 2 // max(1, len(chosen) - 1))
-        rows += [{"step": step, **table_row(r, config)} for r in spread(records, share)]
+        rows += [{"step": step, **table_row(r, config)} for r in evenly_spaced(records, share)]
     rows.reverse()
     kept = _within(rows, BUDGET)
     every = config["prompts_per_iteration"] * config["num_generations"] * len(files)
@@ -107,4 +107,4 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def _within(items: list[T], budget: int) -> list[T]:
     """As many items, evenly spread, as fit into `budget` characters of JSON."""
     size = len(json.dumps(items))
-    return items if size <= budget else spread(items, max(1, int(len(items) * budget / size * 0.9)))
+    return items if size <= budget else evenly_spaced(items, max(1, int(len(items) * budget / size * 0.9)))

@@ -1,4 +1,4 @@
-"""What training shows in a terminal: a live table on a TTY, one plain line an iteration in a log file."""
+"""What training prints: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.text import Text
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
-QUIET = 10.0  # seconds between two lines of a log file, when nothing but the reward is new
+QUIET = 10.0  # seconds between two plain lines without an evaluation
 
-# Columns of the live table: header, metrics key, format, width of terminal from which on it is shown.
+# Columns of the live table: header, metrics key, format, least width of a terminal that shows it.
 COLUMNS = (
     ("step", "step", "d", 0),
     ("reward", "reward", ".3f", 0),
@@ -32,14 +32,14 @@ COLUMNS = (
 class Display:
     """Shows metrics as they come. Use as a context manager around training.
 
-    total: iterations in all. console: where to (standard output by default). quiet: without a terminal, seconds that
-    must pass before the next line; evaluations and the last iteration are always told.
+    total: number of iterations. console: standard output by default. quiet: without a terminal, least seconds between
+    two lines; the first and last iteration and evaluations are always printed.
     """
 
     def __init__(self, total: int, console: Console | None = None, quiet: float = QUIET):
-        # A pipe or file has no width of its own; wrapping there would break one line into many.
+        # rich would wrap lines at 80 columns in a pipe or file.
         self.console = console or Console(width=None if sys.stdout.isatty() else 200)
-        self.total, self.quiet, self.spoke = total, quiet, float("-inf")
+        self.total, self.quiet, self.printed = total, quiet, float("-inf")
         columns = [BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn()]
         if self.console.width >= 60:
             columns = [TextColumn("training"), *columns, TextColumn("left"), TimeRemainingColumn()]
@@ -62,14 +62,13 @@ class Display:
             self.live.stop()
 
     def note(self, message: str) -> None:
-        """A line of its own, above the live panel."""
+        """Print a line, above the live panel if there is one."""
         self.console.print(message, markup=False, highlight=False)
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Take one line of metrics.jsonl."""
-        evaluated = sorted({k.split("/")[1] for k in metrics if k.startswith("eval/")})
-        for name in evaluated:
-            values = {k.split("/")[2]: v for k, v in metrics.items() if k.startswith(f"eval/{name}/")}
+        """Show one line of metrics.jsonl."""
+        evaluated = _evaluations(metrics)
+        for name, values in evaluated.items():
             first = self.evaluations.get(name, (values, values))[0]
             self.evaluations[name] = (first, values)
         if "reward" in metrics:
@@ -78,8 +77,8 @@ class Display:
         if self.live:
             self.progress.update(self.task, completed=metrics["step"])
             self.live.update(self._panel())
-        elif evaluated or metrics["step"] in (1, self.total) or time.monotonic() - self.spoke >= self.quiet:
-            self.spoke = time.monotonic()
+        elif evaluated or metrics["step"] in (1, self.total) or time.monotonic() - self.printed >= self.quiet:
+            self.printed = time.monotonic()
             self.note(one_line(metrics, self.total))
 
     def _panel(self) -> Group:
@@ -100,7 +99,7 @@ class Display:
 
 
 def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
-    """The last iterations, newest at the bottom; columns leave as the terminal narrows."""
+    """The last iterations, newest at the bottom; a narrow terminal shows fewer columns."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [c for c in COLUMNS if width >= c[3]]
     for name, *_ in shown:
@@ -109,6 +108,15 @@ def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
         values = [format(m[key], form) if m.get(key) is not None else "" for _, key, form, _ in shown]
         table.add_row(*values, style="bold" if i == len(rows) - 1 else "dim")
     return table
+
+
+def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
+    found: dict[str, dict[str, float]] = {}
+    for key in sorted(metrics):
+        if key.startswith("eval/"):
+            found.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
+    return found
 
 
 def _score(values: dict[str, float]) -> str:
@@ -134,9 +142,5 @@ def one_line(metrics: dict[str, Any], total: int) -> str:
             f"loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.2f}  {seconds:.1f}s "
             f"(rollout {metrics['time/rollout']:.1f}, update {metrics['time/update']:.1f})"
         )
-    names = sorted({k.split("/")[1] for k in metrics if k.startswith("eval/")})
-    for name in names:
-        parts.append(
-            f"{name}: {_score({k.split('/')[2]: v for k, v in metrics.items() if k.startswith(f'eval/{name}/')})}"
-        )
+    parts += [f"{name}: {_score(values)}" for name, values in _evaluations(metrics).items()]
     return "  ".join(parts)

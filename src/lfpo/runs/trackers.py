@@ -1,22 +1,23 @@
-"""Metrics to TensorBoard, Weights & Biases or trackio beside metrics.jsonl, by accelerate's trackers (`report_to`)."""
+"""Sends metrics to TensorBoard, Weights & Biases or trackio (`report_to`), through accelerate's trackers."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.runs.directory import Run
 
-TRACKERS = {"tensorboard": ["tensorboard", "tensorboardX"], "wandb": ["wandb"], "trackio": ["trackio"]}  # packages
+# Name -> packages, any one of which is enough.
+TRACKERS = {"tensorboard": ["tensorboard", "tensorboardX"], "wandb": ["wandb"], "trackio": ["trackio"]}
 
 
 def check(names: list[str]) -> None:
-    """Raise ValueError for trackers that do not exist."""
+    """Raise ValueError for a name that is not in TRACKERS."""
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"'report_to' {name!r} is not one of {', '.join(TRACKERS)}")
@@ -24,33 +25,35 @@ def check(names: list[str]) -> None:
 
 @contextmanager
 def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: int) -> Iterator[None]:
-    """Send every number that `run` logs meanwhile to the trackers called `names`, under its step.
+    """While open, send every number that `run` logs to the trackers `names`, under its step.
 
-    The project is WANDB_PROJECT or TRACKIO_PROJECT, "lfpo" where that is not set; the run is called after its folder.
-    TensorBoard writes to `tensorboard/` in it. What else a tracker takes from the environment holds (WANDB_MODE, ...).
-    config: shown beside the curves. done: steps behind the run; TensorBoard and W&B continue a resumed run's curves
-        without what a crash had logged after them.
+    The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its folder's name. TensorBoard
+    writes to `tensorboard/` in that folder. Trackers read their other environment variables (WANDB_MODE, ...).
+    config: shown beside the curves. done: number of finished steps; TensorBoard and W&B drop what a crashed run logged
+        after them.
     Raises UserError where a tracker is not installed.
     """
-    trackers = [] if run.silent else [_start(name, run, config, done) for name in names]
+    trackers: list[Any] = []
 
     def log(values: Mapping[str, Any]) -> None:
         numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and k != "step"}
         for tracker in trackers:
             tracker.log(numbers, step=values["step"])
 
-    run.listeners.append(log)
-    try:
+    with ExitStack() as stack:
+        for name in [] if run.silent else names:
+            trackers.append(_start(name, run, config, done))
+            stack.callback(trackers[-1].finish)
+        run.listeners.append(log)
+        stack.callback(run.listeners.remove, log)
         yield
-    finally:
-        run.listeners.remove(log)
-        for tracker in trackers:
-            tracker.finish()
 
 
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
     if not any(importlib.util.find_spec(package) for package in TRACKERS[name]):
-        raise UserError(f"report_to: {name} is not installed; pip install {TRACKERS[name][0]}, or leave it out")
+        raise UserError(
+            f"report_to: {name} is not installed; pip install {TRACKERS[name][0]}, or leave it out of report_to"
+        )
     from accelerate import tracking
 
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name

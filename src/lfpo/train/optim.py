@@ -1,4 +1,9 @@
-"""Optimiser, learning rate schedule and gradient clipping, shared by supervised and reinforcement training."""
+"""AdamW, its state in checkpoints, and the learning rate schedule, for supervised and reinforcement training.
+
+Learning rates are per optimiser step. Moments take 8 bytes a parameter in float32 and about 2 in 8 bits, where each
+block of 256 numbers shares a float32 scale (arXiv 2110.02861). Gradient clipping is in lfpo.base.distributed.
+Functions raise UserError where bitsandbytes is missing or cannot serve, and where a saved state does not fit.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,13 @@ from torch import nn
 from lfpo.base.errors import UserError
 from lfpo.models.four_bit import bitsandbytes
 
-# transformers' names; the 8-bit and paged ones are those of bitsandbytes.
+# transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 
+# bitsandbytes' constants.
 SMALL = 4096  # tensors with fewer numbers keep float32 moments
 BLOCK = 256  # numbers that share a scale
-TABLES = ("qmap1", "qmap2")  # what the 256 codes mean: constants, the same for all tensors
+TABLES = ("qmap1", "qmap2")  # state fields with the values of the 256 codes, equal for all tensors
 
 
 def build_adamw(
@@ -27,14 +33,14 @@ def build_adamw(
     betas: tuple[float, float],
     optim: Optim = "adamw_torch",
 ) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters; norms and biases (vectors) are not decayed.
+    """AdamW over the trainable parameters; weight decay applies to matrices, not to norms and biases.
 
-    optim: torch's fused AdamW, or one of bitsandbytes: with moments of 8 bits (arXiv 2110.02861), or with moments that
-        the driver moves to CPU memory when the GPU is full ("paged"), or both.
+    optim: torch's fused AdamW, or bitsandbytes' with 8-bit moments, with moments that the driver moves to CPU memory
+        when the GPU is full ("paged"), or with both.
     Raises UserError where bitsandbytes is missing, and for paging without a GPU.
     """
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    # Layers apart from the rest: they are what FSDP splits, and one group cannot hold split and whole parameters.
+    # FSDP shards the layers only, and one group cannot hold sharded and whole parameters.
     groups = [
         {
             "params": [p for n, p in trainable if ("layers." in n) == in_layers and (p.ndim >= 2) == matrix],
@@ -47,21 +53,20 @@ def build_adamw(
     if optim == "adamw_torch":
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
     paged = optim.startswith("paged")
-    paged = optim.startswith("paged")
     if paged and trainable[0][1].device.type != "cuda":
-        raise UserError(f"optim {optim!r} pages moments between a GPU and CPU memory; without a GPU take adamw_8bit")
+        raise UserError(f"optim {optim!r} needs a GPU, whose memory it pages; without a GPU take adamw_8bit")
     return bitsandbytes(f"optim {optim!r}").optim.AdamW(
         groups, lr=learning_rate, betas=betas, optim_bits=8 if "8bit" in optim else 32, is_paged=paged
     )
 
 
 def moment_bytes(optim: Optim) -> float:
-    """Bytes of both moments of one number."""
+    """Bytes that both moments of one parameter take."""
     return 2 * (1 + 4 / BLOCK) if "8bit" in optim else 8
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What to save: `number.field` of each parameter that has stepped, numbered through all groups."""
+    """The state to save: NUMBER.FIELD -> tensor, for each parameter that has stepped, numbered over all groups."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         f"{number}.{name}": torch.as_tensor(value)
@@ -72,7 +77,10 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.Tensor]], where: object) -> None:
-    """Put saved state back; hyperparameters stay as they are. Raises UserError for another optimiser's."""
+    """Load saved state, parameter number -> field -> tensor; hyperparameters keep their current values.
+
+    where: the file, for the message. Raises UserError when another kind of optimiser saved the state.
+    """
     groups = optimizer.param_groups
     plain = isinstance(optimizer, torch.optim.AdamW)
     known = {"step", "exp_avg", "exp_avg_sq"} if plain else {"step", "state1", "state2", "absmax1", "absmax2"}
@@ -81,7 +89,7 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.T
     if plain:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return
-    # Buffers as bitsandbytes makes them, then filled: its own loading would leave paged moments on the GPU for good.
+    # bitsandbytes' load_state_dict would put paged moments on the GPU, so fill the buffers that init_state makes.
     places = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
     for number, fields in state.items():
         g, i, p = places[number]
@@ -97,13 +105,11 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.T
 
 
 def _another(where: object) -> UserError:
-    return UserError(
-        f"{where}: holds the moments of another optimiser than 'optim' says; resume with the one it was saved under"
-    )
+    return UserError(f"{where}: holds the moments of another optimiser; resume with the 'optim' it was saved with")
 
 
 def lr_at(step: int, *, total: int, peak: float, schedule: str, warmup_steps: int) -> float:
-    """Learning rate of optimiser step `step` (from 0) of `total`: linear warm-up, then constant, cosine or linear."""
+    """Learning rate of step `step` (from 0) of `total`: linear warm-up to `peak`, then constant, cosine or linear."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":

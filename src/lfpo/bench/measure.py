@@ -1,0 +1,113 @@
+"""Time and memory of benchmark cases, and the file that holds them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from lfpo.base.config import to_dict
+from lfpo.base.environment import describe_environment, versions
+from lfpo.base.files import replace_file
+from lfpo.base.measure import timed
+
+K = TypeVar("K")
+T = TypeVar("T")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def measured(
+    cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int
+) -> tuple[dict[K, T], dict[K, dict[str, Any]]]:
+    """The last result of each case, and the fields of its row: peak memory and wall times.
+
+    The cases run in turn, so that a slow moment of the machine falls on all of them.
+    """
+    results: dict[K, T] = {}
+    memory = {name: peak_memory(work, device) for name, work in cases.items()}  # also the warm-up
+    seconds: dict[K, list[float]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, work in cases.items():
+            results[name], taken = timed(work, device)
+            seconds[name].append(taken)
+    return results, {name: {"peak_memory": memory[name], **median_and_range(seconds[name])} for name in cases}
+
+
+def median_and_range(seconds: Sequence[float]) -> dict[str, float]:
+    """The median, least and most of a case's wall times, as fields of its row."""
+    return {"seconds": statistics.median(seconds), "seconds_least": min(seconds), "seconds_most": max(seconds)}
+
+
+def against_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a group with their time and peak memory as ratios to those of the first row."""
+    seconds, base = rows[0]["seconds"], rows[0]["peak_memory"]
+    return [
+        {
+            **row,
+            "time_ratio": row["seconds"] / seconds,
+            "memory_ratio": row["peak_memory"] / base if row["peak_memory"] is not None and base else None,
+        }
+        for row in rows
+    ]
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
+    """Run `work`; return the peak of its memory in bytes above what was held before.
+
+    On a GPU this is the allocator's memory, on Linux the process's. None where neither can be read.
+    """
+    before = held_memory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif not _reset_peak():
+        before = None
+    work()
+    if before is None:
+        return None
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
+    return max(0, peak - before)
+
+
+def held_memory(device: torch.device) -> int | None:
+    """Bytes held now by the GPU's allocator or by the process on Linux, without freed memory. None elsewhere."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(device)
+    if not STATUS.exists():
+        return None
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return freed memory, so that the next case does not reuse it
+    except (OSError, AttributeError):
+        return None
+    return _status_bytes("VmRSS")
+
+
+def _reset_peak() -> bool:
+    """Reset the process's VmHWM; False where the system does not allow it."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(name: str) -> int:
+    lines = STATUS.read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+def write_results(config: Any, name: str, rows: Sequence[dict[str, Any]], **more: Any) -> Path:
+    """Write the rows and what they were measured with to NAME.json in `config.output`; return its path."""
+    path = Path(config.output) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"config": to_dict(config), **more, "rows": rows}
+    result |= {"environment": describe_environment(), "versions": versions()}
+    replace_file(path, json.dumps(result, indent=1) + "\n")
+    return path
