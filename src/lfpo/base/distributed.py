@@ -29,7 +29,7 @@ FOREVER = 20 * 86_400.0
 # What gloo and NCCL say in a collective when another rank has ended, or did not come within the group's timeout.
 LOST_RANK = re.compile("onnection (closed|reset) by peer|roken pipe|remote process exited|imed out waiting")
 
-at_work = False  # whether ranks work on different rows
+_at_work = False
 _heart: Heartbeat | None = None
 
 
@@ -94,10 +94,14 @@ def launched() -> bool:
 
 
 def begin_work() -> None:
-    """From here on ranks work on different rows, so that the command line prints the errors of every rank, not only
-    those of rank 0."""
-    global at_work
-    at_work = world() > 1
+    """From here on ranks work on different rows and may fail alone, so every rank prints its own errors."""
+    global _at_work
+    _at_work = world() > 1
+
+
+def at_work() -> bool:
+    """Whether there are several ranks and `begin_work` was called."""
+    return _at_work
 
 
 @contextmanager
