@@ -7,7 +7,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long check format docs wheel wheel-check clean
+.PHONY: help install demo test test-long drill check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ test: $(INSTALLED) ## Run the tests
 
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, more processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
+
+# For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
+drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python -m drill $(ARGS)
 
 check: $(INSTALLED) ## Check formatting, lint, import layers and types
 	$(BIN)/ruff format --check .

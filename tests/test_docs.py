@@ -35,7 +35,6 @@ SMOKE = {
     "--learning_rates '[1e-4]' --overrides.max_steps 1 --overrides.prompts_per_iteration 2 "
     "--overrides.num_generations 2 --overrides.eval_steps 1 --overrides.eval_size 2",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
-    "drill": "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1",
 }
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
 TINY = "--sampler.gen_length 32 --sampler.steps 32 --sampler.block_length 32"  # for models of the hub
@@ -43,7 +42,7 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
     f"--eval_samplers.{name}.gen_length 32" for name in ("greedy", "threshold", "confidence")
 )
 PAPER += " --eval_samplers.greedy.steps 32 --eval_samplers.confidence.steps 64"
-LONG = re.compile(r"^(?:plan|compare|bench|drill)\b")
+LONG = re.compile(r"^(?:plan|compare|bench)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
 # Tests of their own start these: torchrun, a server, lm-evaluation-harness on a data set that is at hand.
 ELSEWHERE = re.compile(r"^(?:lm-eval|watch) |--fsdp")
@@ -108,7 +107,6 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.bench.rollout.run_bench_rollout",
         "lfpo.bench.update.run_bench_update",
         "lfpo.bench.sandbox.run_bench_sandbox",
-        "drill.command.run_drill",
         "lfpo.train.plan.run_plan",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.cli.demo.run_demo",
@@ -156,8 +154,7 @@ def those(pattern: re.Pattern[str], but: re.Pattern[str]) -> list[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", those(LONG, ELSEWHERE))
 def test_a_long_command(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
-    everything = arguments == ["drill"]  # the page's other commands name all faults between them
-    typed(f"{shlex.join(arguments)} {'--faults fuzz' if everything else ''}", folder, capsys)
+    typed(shlex.join(arguments), folder, capsys)
 
 
 @pytest.mark.parametrize("arguments", those(AWAY, re.compile(f"{ELSEWHERE.pattern}|{LONG.pattern}")))

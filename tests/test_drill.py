@@ -1,4 +1,4 @@
-"""A small selection of the fault drill on real processes, and that the drill itself can tell when something is lost."""
+"""A small selection of the fault drill, and tests that the drill notices when something is lost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shlex
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from drill.command import DrillConfig, markdown
 from drill.harness import ITERATIONS, Child, Drill, Outcome, Tally, difference, in_namespaces, progress, same_weights
 from drill.inside import CLONE_NEWNS, Fault
 from lfpo.base.errors import LOST
-from lfpo.cli.command_line import main
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def survived(outcomes: list[Outcome], tried: int) -> None:
 
 @pytest.mark.slow
 def test_killed_while_saving_and_while_evaluating(drill: Drill):
-    assert drill.visits["checkpoint"] > 50 and drill.visits["evaluation"] == 4 * 5
+    assert drill.visits["checkpoint"] > 50 and drill.visits["evaluation"] == 4 * 4
     survived(stops.killed(drill), 2)
 
 
@@ -42,20 +44,20 @@ def test_stopped(drill: Drill):
 
 
 def test_a_truncated_checkpoint(drill: Drill, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(damage, "_all_damaged", lambda drill: Outcome("left out", 0, 0))
+    monkeypatch.setattr(damage, "all_damaged", lambda drill: Outcome("left out", 0, 0))
     survived(damage.damaged(drill), 1 + 4)
 
 
-def test_bad_updates_never_reach_the_weights(drill: Drill):
-    survived([numbers._stops(drill, Fault("nan_gradient", "gradient", 5, 10_000))], 1)
+def test_nan_updates_never_reach_the_weights(drill: Drill):
+    survived([numbers.nan_in_every_step(drill, Fault("nan_gradient", "gradient", 5, 10_000))], 1)
 
 
 def test_a_reward_function_that_hangs_once(drill: Drill):
-    survived([scores._once(drill, "hangs", Fault("hang", "reward", 17), "it ran for more than 2 s")], 1)
+    survived([scores.fails_once(drill, "hangs", Fault("hang", "reward", 17), "it ran for more than 2 s")], 1)
 
 
 def test_a_reward_function_that_always_raises(drill: Drill):
-    survived([scores._without_end(drill)], 1)
+    survived([scores.always_raises(drill)], 1)
 
 
 @pytest.mark.slow
@@ -77,24 +79,24 @@ def test_work_in_namespaces_that_fails_is_an_error(tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.slow
-def test_a_process_that_stalls_is_named_by_the_other(drill: Drill):
-    tally = Tally("one of two stalled")
-    assert 0 < ranks._lose(drill, tally, "stop", "reward", 1) < ranks.SILENCE + ranks.WITHIN
+def test_a_stopped_rank_is_named_by_the_other(drill: Drill):
+    tally = Tally("one rank of two stopped")
+    assert 0 < ranks.lose(drill, tally, "stop", "reward", 1) < ranks.SILENCE + ranks.WITHIN
     survived([tally.outcome()], 1)
 
 
-def test_an_end_that_does_not_name_the_lost_process_is_seen(tmp_path: Path):
+def test_an_end_that_does_not_name_the_lost_rank_is_seen(tmp_path: Path):
     def ended(said: str, code: int = LOST) -> str:
         (tmp_path / "log").write_text(said)
         return ranks.unclear(Child(None, tmp_path / "log", 0.0), code, 1)
 
-    assert ended("step 1\nlost: process 1 gave no sign of life for 3 s: gone\n") == ""
-    assert ended("lost: process 1 gave no sign of life\n", 1).startswith("exit code 1")
+    assert ended("step 1\nlost: rank 1 gave no sign of life for 3 s\n") == ""
+    assert ended("lost: rank 1 gave no sign of life\n", 1).startswith("exit code 1")
     for said in (
         "",
-        "lost: process 0 gave no sign of life: see process 1\n",
-        "lost: process 1 a\nerror: process 1: b\n",
-        "Traceback (most recent call last):\nlost: process 1 a\n",
+        "lost: rank 0 gave no sign of life; see rank 1\n",
+        "lost: rank 1 a\nerror: process 1: b\n",
+        "Traceback (most recent call last):\nlost: rank 1 a\n",
     ):
         assert ended(said).startswith("it said")
 
@@ -110,7 +112,7 @@ def test_what_is_planted_would_run(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_inputs_nobody_would_write(drill: Drill):
+def test_random_inputs(drill: Drill):
     survived(fuzz.fuzz(drill), 200)
 
 
@@ -129,7 +131,7 @@ def test_the_fuzz_sees_errors_hangs_and_stray_writes(drill: Drill, tmp_path: Pat
         while value % 3 == 1:
             pass
 
-    found = fuzz._feed(drill, "all", st.sampled_from([3, 1, 2]), take, 3, watch)
+    found = fuzz.feed(drill, "all", st.sampled_from([3, 1, 2]), take, 3, watch)
     assert "KeyError: 'oh'" in found.note and "hung on 1" in found.note and str(tmp_path / "stray") in found.note
     assert str(tmp_path / "own") not in found.note
 
@@ -164,7 +166,7 @@ def test_any_difference_is_seen(drill: Drill, tmp_path: Path, file: str, said: s
     elif file.endswith(".jsonl"):
         (copy / file).unlink()
     else:
-        damage._flip_bit_at(copy / file, -1)
+        damage.flip_bit_at(copy / file, -1)
     assert said in difference(drill.unbroken, copy)
 
 
@@ -184,11 +186,11 @@ def fails(drill: Drill) -> list[Outcome]:
     return [tally.outcome()]
 
 
-def test_the_command_fails_where_a_run_did(
+def test_the_command_fails_when_a_run_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setitem(command.FAULTS, "killed", "test_drill:fails")
-    assert main(["drill", "--faults", "killed", "--output", str(tmp_path / "out")]) == 2
+    assert command.main(["--faults", "killed", "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
     assert "not survived: a fault" in said.err and "NOT SURVIVED" in said.out
     written = json.loads((tmp_path / "out" / "drill.json").read_text())
@@ -198,11 +200,24 @@ def test_the_command_fails_where_a_run_did(
 
 
 def test_unknown_faults_and_negative_sizes_are_named(capsys: pytest.CaptureFixture[str]):
-    assert main(["drill", "--faults", "kiled"]) == 2
+    assert command.main(["--faults", "kiled"]) == 2
     assert "did you mean 'killed'" in capsys.readouterr().err
-    assert main(["drill", "--kills", "-1"]) == 2
+    assert command.main(["--kills", "-1"]) == 2
     assert "kills -1 must not be negative" in capsys.readouterr().err
 
 
 def test_markdown_of_nothing():
     assert markdown([]).count("\n") == 2
+
+
+def test_documented_commands_are_valid(monkeypatch: pytest.MonkeyPatch):
+    """Each `make drill` in README and docs is one that the drill accepts."""
+    configs: list[DrillConfig] = []
+    monkeypatch.setattr(command, "run_drill", configs.append)
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = [line for page in pages for line in page.read_text().splitlines() if line.startswith("make drill")]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["make", "drill"]
+        assert command.main(shlex.split(words[2].removeprefix("ARGS=")) if words[2:] else []) == 0
+    assert len(configs) >= 6

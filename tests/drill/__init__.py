@@ -1,1 +1,1 @@
-"""The fault drill: what a week-long run meets, done to real runs. `lfpo drill`."""
+"""The fault drill: faults in real training runs, which must end like an uninterrupted run. `make drill`."""

@@ -1,4 +1,4 @@
-"""`python -m drill.armed FAULT RANK ARGUMENTS...`: `lfpo`, with a fault in one process at its first start."""
+"""`python -m drill.armed FAULT RANK ARGUMENTS...`: `lfpo ARGUMENTS...` with a fault in one rank, before any restart."""
 
 from __future__ import annotations
 

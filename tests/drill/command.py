@@ -1,4 +1,4 @@
-"""`lfpo drill`: faults done to real training runs, and a table of what was survived."""
+"""`make drill ARGS="--key value ..."`: faults in real training runs, and a table of which were survived."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rich.table import Table
 
 from drill.harness import Drill, Outcome
 from lfpo.base.checks import not_negative
-from lfpo.base.config import to_dict
+from lfpo.base.config import build, parse_overrides, to_dict
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import replace_file
+from lfpo.base.options import describe
 from lfpo.base.plugins import resolve
 
-# name -> function(Drill) -> list of Outcomes. In the order they are tried.
+# name -> function(Drill) -> list of Outcomes, in the order they are tried.
 FAULTS: dict[str, str] = {
     "killed": "drill.stops:killed",
     "stopped": "drill.stops:stopped",
@@ -46,12 +47,12 @@ FAULTS: dict[str, str] = {
 
 @dataclass
 class DrillConfig:
-    """Configuration of `lfpo drill`.
+    """What the drill does.
 
-    faults: which groups, by name, comma-separated; all when left out. kills, stops: runs that are killed or stopped.
-    damages: checkpoints that are damaged. ranks: runs of two processes of which one is lost (0: none of `ranks` and
-    `network`). fuzz: inputs in all. soak_minutes: length of the soak. seed: of everything that is drawn: moments,
-    damages, inputs. output: folder for drill.json and drill.md. keep: keep the runs, in `output`/runs.
+    faults: groups of faults, comma-separated. kills, stops: runs that are killed or stopped. damages: checkpoints that
+    are damaged. ranks: runs of two ranks of which one is lost (0: nothing of `ranks` and `network`). fuzz: inputs in
+    all. soak_minutes: length of the soak. seed: for moments, damages and inputs. output: folder for drill.json and
+    drill.md. keep: keep the runs, in `output`/runs.
     """
 
     faults: str = ",".join(FAULTS)
@@ -76,9 +77,23 @@ class DrillConfig:
         return [name.strip() for name in self.faults.split(",")]
 
 
-def run_drill(config: DrillConfig, console: Console | None = None) -> list[Outcome]:
-    """Try every fault, print a table and write it. Raises UserError when something was not survived."""
-    console = console or Console(width=None if sys.stdout.isatty() else 170)
+def main(arguments: list[str] | None = None) -> int:
+    """Run the drill. Exit code 0: everything was survived; 2: something was not, or an option is wrong."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, *describe(DrillConfig, "drill", takes_file=False).splitlines()[1:], sep="\n")
+        return 0
+    try:
+        run_drill(build(DrillConfig, parse_overrides(arguments), "make drill"))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_drill(config: DrillConfig) -> None:
+    """Try the faults, print a table and write it. Raises UserError when something was not survived."""
+    console = Console(width=None if sys.stdout.isatty() else 170)
     output = Path(config.output)
     root = output / "runs" if config.keep else Path(tempfile.mkdtemp(prefix="lfpo-drill-"))
     if config.keep and root.exists():
@@ -101,8 +116,7 @@ def run_drill(config: DrillConfig, console: Console | None = None) -> list[Outco
     console.print(f"wrote {output / 'drill.json'} and {output / 'drill.md'}", highlight=False)
     bad = [o.fault for o in outcomes if o.survived < o.tried]
     if bad:
-        raise UserError(f"not survived: {', '.join(bad)}; {output / 'drill.md'} says how")
-    return outcomes
+        raise UserError(f"not survived: {', '.join(bad)}; see {output / 'drill.md'}")
 
 
 HEADERS = ("fault", "tried", "survived", "iterations again", "seconds to recover", "seen")

@@ -1,4 +1,4 @@
-"""Checkpoints damaged on disk: noticed by checksum, told, passed over for the one before."""
+"""Checkpoints damaged on disk: noticed by checksum and reported; the previous checkpoint is used."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ MAJOR = "optimizer/optimizer.safetensors"
 
 
 def damaged(drill: Drill) -> list[Outcome]:
-    """The newest checkpoint of a finished run is damaged, each way in turn, and the run continued; then all are."""
+    """Damage the newest checkpoint of a finished run, each way in turn, and resume; then damage all of them."""
     outcomes = []
     ways = list(WAYS.items())
     per_way = [drill.settings.damages // len(ways) + (i < drill.settings.damages % len(ways)) for i in range(len(ways))]
     for (name, damage), times in zip(ways, per_way, strict=True):
-        tally = Tally(f"checkpoint {name}", "told, the one before taken, bit-identical end")
+        tally = Tally(f"checkpoint {name}", "reported, previous checkpoint used, bit-identical end")
         for _ in range(times):
             folder = _copy(drill)
             newest = folder / "checkpoints" / f"step-{ITERATIONS}"
             what = damage(newest, drill.rng)
             found = recover(drill, folder)
-            told = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
-            wrong = found.wrong or ("" if told else "the user was not told")
+            reported = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
+            wrong = found.wrong or ("" if reported else "the damage was not reported")
             tally.add(f"{what}: {wrong}" if wrong else "", found.lost, found.seconds)
         if tally.tried:
             outcomes.append(tally.outcome())
     if drill.settings.damages:
-        outcomes += [_all_damaged(drill), _any_bit(drill)]
+        outcomes += [all_damaged(drill), _any_bit(drill)]
     return outcomes
 
 
 def _copy(drill: Drill) -> Path:
-    """The unbroken run just before its trained model was written out."""
+    """The uninterrupted run without its exported model."""
     folder = drill.folder("damaged")
     shutil.copytree(drill.unbroken, folder)
     shutil.rmtree(folder / "model")
     return folder
 
 
-def _all_damaged(drill: Drill) -> Outcome:
-    tally = Tally("every checkpoint damaged", "told; begun again; bit-identical end")
+def all_damaged(drill: Drill) -> Outcome:
+    tally = Tally("every checkpoint damaged", "reported, training starts over, bit-identical end")
     folder = _copy(drill)
     for checkpoint in (folder / "checkpoints").iterdir():
         _flip(checkpoint, drill.rng)
     found = recover(drill, folder)
-    told = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
-    tally.add(found.wrong or ("" if told else "the user was not told"), found.lost, found.seconds)
+    reported = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
+    tally.add(found.wrong or ("" if reported else "the damage was not reported"), found.lost, found.seconds)
     return tally.outcome()
 
 
 def _any_bit(drill: Drill) -> Outcome:
-    """Any bit of any file of a checkpoint counts, its manifest's too. No run is started for these."""
+    """A bit of any file, the manifest included. No run is started for these."""
     tally = Tally("one bit of a checkpoint, checksums alone", "noticed")
     folder = _copy(drill)
     checkpoint = folder / "checkpoints" / f"step-{ITERATIONS}"
@@ -63,25 +63,20 @@ def _any_bit(drill: Drill) -> Outcome:
         file = drill.rng.choice([p for p in sorted(checkpoint.rglob("*")) if p.is_file()])
         whole = file.read_bytes()
         place = _flip_bit(file, drill.rng)
-        # A bit of the manifest that changes white space changes nothing: then the files are still what they were.
         noticed = verify(checkpoint) is not None
-        harmless = file.name == "manifest.json" and _means_the_same(whole, file.read_bytes())
-        tally.add("" if noticed or harmless else f"{file.name}, byte {place} was not noticed")
+        only_space = file.name == "manifest.json" and whole.split() == file.read_bytes().split()
+        tally.add("" if noticed or only_space else f"{file.name}, byte {place} was not noticed")
         file.write_bytes(whole)
     return tally.outcome()
 
 
-def _means_the_same(a: bytes, b: bytes) -> bool:
-    return a.split() == b.split()
-
-
 def _flip_bit(file: Path, rng: random.Random) -> int:
     place = rng.randrange(file.stat().st_size)
-    _flip_bit_at(file, place, rng.randrange(8))
+    flip_bit_at(file, place, rng.randrange(8))
     return place
 
 
-def _flip_bit_at(file: Path, place: int, bit: int = 0) -> None:
+def flip_bit_at(file: Path, place: int, bit: int = 0) -> None:
     data = bytearray(file.read_bytes())
     data[place] ^= 1 << bit
     file.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A disk that is full, or becomes read-only, in the middle of a run: a small file system of the drill's own."""
+"""A disk that is full, or becomes read-only, during a run. The disk is a small tmpfs that the drill mounts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONDITIONS = {"fill": "disk full", "freeze": "disk read-only"}
 
 
 def disk(drill: Drill) -> list[Outcome]:
-    """Each place, full and read-only, once. In namespaces of a child's own, where the system allows them."""
+    """Each place, full and read-only, once, in namespaces of a child process where the system allows them."""
     mount = drill.root / "disk"
     mount.mkdir(parents=True, exist_ok=True)
     if reason := no_namespace(mount):
@@ -26,7 +26,7 @@ def disk(drill: Drill) -> list[Outcome]:
 
 
 def try_each(drill: Drill, mount: Path, conditions: list[str], places: list[str]) -> list[Outcome]:
-    """In a process with namespaces of its own, where a file system can be mounted on the folder `mount`."""
+    """In a process with its own namespaces, where a file system can be mounted on the folder `mount`."""
     job = {
         "mount": str(mount),
         "logs": str(drill.root / "disk-logs"),
@@ -56,7 +56,7 @@ def inside_namespace(job: dict[str, Any]) -> list[Outcome]:
     for do, place, visits in job["cases"]:
         tally = Tally(
             f"{CONDITIONS[do]} while {PLACES[place]}",
-            "one sentence and a whole last checkpoint, or room made; same end",
+            "one error line and an intact checkpoint, or enough room in the end; same end",
         )
         _try(drill, tally, Fault(do, place, rng.randint(1, visits - 1), where=str(mount)))
         outcomes.append(tally.outcome())
@@ -73,13 +73,13 @@ def _try(drill: Drill, tally: Tally, fault: Fault) -> None:
     (mount / "filler").unlink(missing_ok=True)
     said = child.said()
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    if code == 0:  # the oldest checkpoint, removed once the new one stood, made room for the rest
+    if code == 0:  # removing the oldest checkpoint made enough room
         wrong = difference(drill.unbroken, folder)
         tally.add(f"{fault}: {wrong}" if wrong else "")
     elif code != 2 or len(lines) != 1 or "Traceback" in said:
         tally.add(f"{fault}: exit code {code}: {said[-600:]}")
     elif saved and newest is None:
-        tally.add(f"{fault}: no checkpoint was left whole")
+        tally.add(f"{fault}: no checkpoint was left intact")
     else:
         found = recover(drill, folder)
         tally.add(f"{fault}: {found.wrong}" if found.wrong else "", found.lost, found.seconds)

@@ -1,4 +1,4 @@
-"""Inputs nobody would write: each is soon taken or refused by one sentence, and nothing is written elsewhere."""
+"""Random inputs: each must be accepted, or refused with one sentence, in time and without writing files elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TINY = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
-# What graders look for, so that a random text comes near to an answer.
+# What graders look for, so that some random texts are almost answers.
 PIECES = [
     *("#### ", "\\boxed{", "\\boxed", "}", "{", "<answer>", "</answer>", "<reasoning>", "</reasoning>", "```python\n"),
     *(
@@ -63,7 +63,7 @@ PIECES = [
 
 
 def fuzz(drill: Drill) -> list[Outcome]:
-    """A quarter each: configurations, data rows, checkpoints' headers, completions."""
+    """A quarter each: configurations, data rows, checkpoint headers, completions."""
     try:
         from hypothesis import configuration
     except ImportError:
@@ -79,11 +79,11 @@ def fuzz(drill: Drill) -> list[Outcome]:
         "completions": _completions(),
     }
     watched = Watch(folder)
-    return [_feed(drill, name, strategy, take, each, watched) for name, (strategy, take) in inputs.items()]
+    return [feed(drill, name, strategy, take, each, watched) for name, (strategy, take) in inputs.items()]
 
 
-def _feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], count: int, watched: Watch) -> Outcome:
-    """Draw `count` inputs and have each taken."""
+def feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], count: int, watched: Watch) -> Outcome:
+    """Draw `count` inputs and call `take` with each."""
     import hypothesis
 
     tally, started = Tally(f"fuzz: {name}"), time.monotonic()
@@ -122,7 +122,7 @@ def _feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], c
     if watched.strays:
         tally.failures.append(f"wrote {sorted(watched.strays)[:3]}")
     took = time.monotonic() - started
-    tally.note = f"{refused:,} refused, the others taken; slowest {slowest:.1f} s, all {took:.0f} s; no stray write"
+    tally.note = f"{refused:,} refused, the rest accepted; slowest {slowest:.1f} s, all {took:.0f} s; no stray write"
     return tally.outcome()
 
 
@@ -233,12 +233,12 @@ def _headers(folder: Path) -> tuple[Any, Callable[[Any], None]]:
 
 
 def _no_giant(value: Any) -> bool:
-    """No size that would really be built: ten million layers are a request, not an accident."""
+    """No large size, which would be built: a model of ten million layers is a valid request."""
     return not isinstance(value, int | float) or value != value or abs(value) <= 64
 
 
 def _completions() -> tuple[Any, Callable[[Any], None]]:
-    """Every grader but the symbolic and the sandboxed one, which answer from processes of their own."""
+    """Every grader but the symbolic and the sandboxed one, which run in other processes."""
     from hypothesis import strategies as st
 
     tasks = [get_task(name) for name in TASKS]

@@ -1,4 +1,4 @@
-"""Real training processes, watched and compared from outside."""
+"""Training processes: started, watched, and their runs compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+import lfpo
 from drill import inside
 from drill.inside import Fault
 from lfpo.runs.directory import Run
@@ -24,14 +25,16 @@ from lfpo.train.checkpoint import latest_checkpoint
 
 ITERATIONS, EVERY = 6, 2  # of each run; iterations between two checkpoints and two evaluations
 PATIENCE = 600.0  # seconds after which a run that does not end counts as hanging
+PATHS = [str(Path(__file__).parents[1]), str(Path(lfpo.__file__).parents[1])]  # of this package and of lfpo
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the drill's table.
+    """A row of the drill's table.
 
-    lost: finished iterations that had to be computed again, at most; None where that means nothing. seconds: until the
-    run was past the point it had reached, at most. note: what was seen; of a failure, which and why.
+    lost: the largest number of finished iterations that were computed again; None where no run was resumed. seconds:
+    the longest time from the restart until the run was past the point it had reached. note: what was seen, or which
+    tries failed and why.
     """
 
     fault: str
@@ -54,7 +57,7 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
 
     def add(self, wrong: str, lost: int | None = None, seconds: float | None = None) -> None:
-        """One try; `wrong` is empty when it was survived."""
+        """One try; `wrong` says why it failed, "" when it was survived."""
         self.tried += 1
         self.failures += [wrong] if wrong else []
         self.lost += [] if lost is None else [lost]
@@ -76,7 +79,7 @@ class Tally:
 class Drill:
     """root: an empty folder for all runs. settings: the drill's configuration (see command.py).
 
-    logs: where the runs' output goes, beside their folders if None.
+    logs: where the output of runs goes; None: beside their folders.
     """
 
     root: Path
@@ -92,11 +95,11 @@ class Drill:
 
     @functools.cached_property
     def unbroken(self) -> Path:
-        """The run that nothing happened to; `visits.json` beside it counts the places it passed."""
+        """An uninterrupted run; `visits.json` beside it has the number of visits of each place (see inside.Fault)."""
         folder = self.root / "unbroken"
         child = start(train_arguments(folder), Fault("count", where=str(self.root / "visits.json")))
         if child.wait() != 0:
-            raise RuntimeError(f"the unbroken run failed: {child.said()}")
+            raise RuntimeError(f"the uninterrupted run failed: {child.said()}")
         return folder
 
     @functools.cached_property
@@ -107,14 +110,14 @@ class Drill:
 
 @dataclass
 class Child:
-    """A started run. begun: on the monotonic clock."""
+    """A started run. begun: its start on the monotonic clock."""
 
     process: Any
     log: Path
     begun: float
 
     def wait(self, seconds: float = PATIENCE) -> int | None:
-        """The exit code (minus N: killed by signal N), or None for a run that had to be killed for hanging."""
+        """The exit code (-N: killed by signal N); None when the run hung and was killed here."""
         self.process.join(seconds)
         if self.process.exitcode is None:
             self.process.kill()
@@ -127,10 +130,10 @@ class Child:
 
 
 def train_arguments(folder: Path, **changes: Any) -> list[str]:
-    """A small training run on the embedded model; its reward has places for faults."""
+    """A small training run on the embedded model; its reward and task are those of inside.py."""
     settings: dict[str, Any] = {
         "output_dir": folder,
-        "task": "choice",
+        "task": "drill.inside.TASK",
         "reward_funcs": "[drill.inside.reward]",
         "max_steps": ITERATIONS,
         "prompts_per_iteration": 2,
@@ -153,9 +156,9 @@ def start(
     environment: dict[str, str] | None = None,
     network: str = "",
 ) -> Child:
-    """Start `lfpo` with these arguments in a process of its own, as the leader of a session of its own.
+    """Start `lfpo` with these arguments in a new process, which leads a new session.
 
-    It is forked from a process that has torch loaded and has done nothing else. logs: where its output goes.
+    It is forked from a process that has only imported torch. logs: where its output goes; None: beside its folder.
     environment: variables to set. network: path of the network namespace to enter.
     """
     folder = Path(arguments[arguments.index("--output_dir") + 1])
@@ -168,8 +171,8 @@ def start(
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """For a fresh interpreter: this one's environment, with this package to be found."""
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """The environment for a new interpreter, in which lfpo and this package can be imported."""
+    paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
@@ -184,7 +187,7 @@ def _context() -> Any:
 
 
 def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:
-    """What `work` returns in a process that is root in namespaces of its own (see inside.enter_namespaces)."""
+    """What `work` returns in a process that is root in its own namespaces (see inside.enter_namespaces)."""
     context = _context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_namespaced, args=(work, job, flags, sender))
@@ -201,7 +204,7 @@ def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str
 
 def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: int, sender: Any) -> None:
     global _method
-    _method = "fork"  # it has torch loaded too, and no thread
+    _method = "fork"  # this process too has imported torch and has one thread
     torch.set_num_threads(1)
     inside.enter_namespaces(flags)
     sender.send(work(job))
@@ -228,12 +231,12 @@ def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict
 
 
 def progress(folder: Path) -> int:
-    """Iterations in the log; -1 for none, not even the first evaluation."""
+    """The last iteration in the log; -1 when the log is empty."""
     return max((row["step"] for row in Run(folder).read_metrics()), default=-1)
 
 
 def wait_for(condition: Callable[[], bool], child: Child, seconds: float = PATIENCE) -> bool:
-    """Poll until the condition holds; False if the run ends first, or time does."""
+    """Poll until the condition holds; False if the run ends or `seconds` pass first."""
     until = time.monotonic() + seconds
     while not condition():
         if child.process.exitcode is not None or time.monotonic() > until:
@@ -244,7 +247,7 @@ def wait_for(condition: Callable[[], bool], child: Child, seconds: float = PATIE
 
 @dataclass(frozen=True)
 class Recovery:
-    """wrong: empty, or why it was none. lost: iterations computed again. seconds: until past the old progress."""
+    """wrong: why the run did not recover, or "". lost: iterations computed again. seconds: see Outcome."""
 
     wrong: str
     lost: int
@@ -255,16 +258,16 @@ class Recovery:
 def recover(
     drill: Drill, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
 ) -> Recovery:
-    """Continue the run to its end and compare it with the unbroken one.
+    """Resume the run to its end and compare it with the uninterrupted one.
 
-    again: starts it, where that takes more than one process. expected: the unbroken run, if not the drill's own.
+    again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `drill.unbroken`.
     """
     before = progress(folder)
     checkpoint = latest_checkpoint(folder)
     saved = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
     children = again() if again else [start([*train_arguments(folder), "--resume"], logs=drill.logs)]
     first = children[0]
-    # The old lines are dropped first: progress falls to `saved`, then rises.
+    # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
     wait_for(lambda: "resumed" in _seen(first, folder, saved), first)
     wait_for(lambda: progress(folder) > before or progress(folder) >= ITERATIONS, first)
     seconds = time.monotonic() - first.begun
@@ -278,7 +281,7 @@ def _seen(child: Child, folder: Path, saved: int) -> str:
 
 
 def difference(expected: Path, found: Path) -> str:
-    """What differs between two finished runs: metrics (times aside), kept rollouts and completions, final weights."""
+    """What differs between two finished runs: metrics without times, rollouts, kept completions, final weights."""
     for step, (a, b) in enumerate(zip(_metrics(expected), _metrics(found), strict=False)):
         if a != b:
             return f"{found.name}: line {step} of metrics.jsonl differs"

@@ -1,37 +1,50 @@
-"""What the drill plants in a training process: a fault at a named place, when that place is visited for the n-th time.
+"""Faults in a training process: one happens at a named place, when that place is visited for the n-th time.
 
-Places are inside checkpoint writing, evaluation, reward scoring, the log, the rollout dump and the gradient. The
-faults are real ones: the process kills itself, the disk is filled, the gradient becomes NaN.
+No private function of the package is patched. Files are seen by Python's audit events, rewards and verdicts come from
+this module's own reward function and task, and the gradient is reached through `distributed.sum_gradients`. The faults
+are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lfpo.prompts.tasks import get_task
+from lfpo.base import distributed
+from lfpo.prompts.tasks import Row
+from lfpo.prompts.tasks.choice import TASK as CHOICE
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 0x4000, 0x40000  # linux/mount.h
+# Places that are files of a run, visited whenever Python opens, renames or removes one.
+FILES = {"checkpoint": r"/checkpoints/", "log": r"/metrics\.jsonl$", "dump": r"/(rollouts|eval)/[^/]+\.jsonl"}
+FILE_EVENTS = ("open", "os.rename", "os.remove", "shutil.rmtree")
 
 
 @dataclass(frozen=True)
 class Fault:
     """do: what happens. place, visit: where and when, for `times` visits from there on. where: a path that `do` needs.
 
+    place: checkpoint, log, dump (see FILES), evaluation (before each verdict), reward (before each reward), gradient
+    (before the gradients are summed over ranks).
     do: kill, stop (SIGSTOP), fill (the disk), freeze (the disk becomes read-only), raise, hang, nan, text (rewards),
-    nan_gradient, inf_loss, spike, clock (jumps), count (nothing; how often each place was visited goes to `where`).
+    nan_gradient, inf_gradient, spike, clock (jumps), count (nothing; the number of visits of each place is written to
+    `where`).
     """
 
     do: str
@@ -46,27 +59,20 @@ _fault: Fault | None = None
 
 
 def arm(fault: Fault | None) -> None:
-    """Make every place count its visits, and the fault happen at its own."""
+    """Count the visits of every place in this process, and let the fault happen at its own."""
     global _fault
-    from lfpo.models import tensor_files as shards
-    from lfpo.runs import directory as run
-    from lfpo.train import checkpoint, held_out
-    from lfpo.train import rl as train
-
     _fault = fault
-    for name in ("save_model", "write_shards", "_write_json", "_sha256", "_sync"):
-        setattr(checkpoint, name, _visiting("checkpoint", getattr(checkpoint, name)))
-    shards._write = _visiting("checkpoint", shards._write)
-    run.Run.log = _visiting("log", run.Run.log)  # type: ignore[method-assign]
-    run.Run.write_rows = _visiting("dump", run.Run.write_rows)  # type: ignore[method-assign]
-    held_out.evaluate = _evaluating(held_out.evaluate)  # type: ignore[attr-defined]
-    train.accumulate_gradients = _poisoning(train.accumulate_gradients)  # type: ignore[attr-defined]
+    sys.addaudithook(_file_event)
+    distributed.sum_gradients = _poisoning(distributed.sum_gradients)
     if fault is not None and fault.do == "clock":
         time.time = _jumping(time.time)
 
 
-def counts() -> dict[str, int]:
-    return dict(_visits)
+def _file_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in FILE_EVENTS:
+        for place, pattern in FILES.items():
+            if re.search(pattern, str(arguments[0])):
+                visit(place)
 
 
 def visit(place: str) -> str:
@@ -87,12 +93,20 @@ def visit(place: str) -> str:
 
 
 def reward(prompts: Any, completions: list[str], answer: list[str], **columns: Any) -> list[Any]:
-    """The choice task's own reward, with a place before each verdict."""
+    """The choice task's own reward, with a place before each reward."""
     values: list[Any] = []
     for completion, right in zip(completions, answer, strict=True):
         _act(visit("reward"), values)
-        values.append(float(get_task("choice").correct(completion, {"answer": right})))
+        values.append(float(CHOICE.correct(completion, {"answer": right})))
     return values
+
+
+def _correct(completion: str, row: Row) -> bool:
+    visit("evaluation")
+    return CHOICE.correct(completion, row)
+
+
+TASK = dataclasses.replace(CHOICE, correct=_correct)  # with a place before each verdict
 
 
 def _act(do: str, values: list[Any]) -> None:
@@ -117,76 +131,49 @@ def _fill(folder: Path) -> None:
                 continue
 
 
-def _visiting(place: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def visited(*args: Any, **kwargs: Any) -> Any:
-        visit(place)
-        return real(*args, **kwargs)
+def _poisoning(real: Callable[..., None]) -> Callable[..., None]:
+    """`distributed.sum_gradients`, which each optimiser step calls once, with a fault in the sum."""
 
-    return visited
-
-
-def _evaluating(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Places: before an evaluation, and before each of its verdicts."""
-
-    def visited(
-        model: Any, tokenizer: Any, rows: Any, correct_all: Callable[..., Any], *rest: Any, **named: Any
-    ) -> Any:
-        def one_by_one(rows: Sequence[Any], completions: Sequence[str]) -> list[Any]:
-            judge = _visiting("evaluation", correct_all)
-            return [judge([row], [text])[0] for row, text in zip(rows, completions, strict=True)]
-
-        visit("evaluation")
-        return real(model, tokenizer, rows, one_by_one, *rest, **named)
-
-    return visited
-
-
-def _poisoning(real: Callable[..., float]) -> Callable[..., float]:
-    """The gradient of each optimiser step, as it comes from the loss."""
-
-    def visited(objective: Any, policies: Any, *args: Any, **kwargs: Any) -> float:
-        loss = real(objective, policies, *args, **kwargs)
-        do = visit("gradient")
-        gradients = [p.grad for p in policies["current"].parameters() if p.grad is not None]
-        if do == "nan_gradient":
-            gradients[0].view(-1)[0] = torch.nan
+    def summed(parameters: Iterable[torch.nn.Parameter]) -> None:
+        do, parameters = visit("gradient"), list(parameters)
+        real(parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if do in ("nan_gradient", "inf_gradient"):
+            gradients[0].view(-1)[0] = torch.nan if do == "nan_gradient" else torch.inf
         if do == "spike":
-            for gradient in gradients:
-                gradient.mul_(1e6)
-        return float("inf") if do == "inf_loss" else loss
+            torch._foreach_mul_(gradients, 1e6)
 
-    return visited
+    return summed
 
 
 def _jumping(real: Callable[[], float]) -> Callable[[], float]:
-    """A wall clock that jumps by a day, back and forth, at each look."""
-    looks = Counter[str]()
+    """A wall clock that jumps by a day, forward and back, at each call."""
+    jumps = itertools.cycle((86_400, -86_400))
 
     def now() -> float:
-        looks["n"] += 1
-        return real() + (86_400 if looks["n"] % 2 else -86_400)
+        return real() + next(jumps)
 
     return now
 
 
 def enter_network(namespace: str) -> None:
-    """Make this process see another network from here on."""
+    """Move this process into a network namespace, given by its path."""
     with open(namespace, "rb") as file:
         _system("setns", file.fileno(), CLONE_NEWNET)
 
 
 def enter_namespaces(flags: int) -> None:
-    """Make this process, which must have one thread, root in new namespaces: mounts (CLONE_NEWNS), network, ..."""
+    """Make this process root in new namespaces: mounts (CLONE_NEWNS), network, ... It must have one thread only."""
     user, group = os.getuid(), os.getgid()
     _system("unshare", CLONE_NEWUSER | flags)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    _system("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)  # no mount here reaches the others
+    _system("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)  # mounts made here stay here
 
 
 def _system(name: str, *arguments: Any) -> None:
-    """A call of the C library, with its error as Python's."""
+    """Call a function of the C library. Raises OSError when it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments):
         number = ctypes.get_errno()
@@ -194,4 +181,4 @@ def _system(name: str, *arguments: Any) -> None:
 
 
 def write_counts(path: Path) -> None:
-    path.write_text(json.dumps(counts()), encoding="utf-8")
+    path.write_text(json.dumps(_visits), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Two processes on two networks, joined by a link that is cut: both end in time, and go on when it is mended."""
+"""Two ranks on two networks with a link that is cut: both end in time, and resume once it is restored."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from drill.ranks import SILENCE, WITHIN, Network, arguments_of_two, start_two, u
 HOSTS = ("10.77.0.1", "10.77.0.2")
 INTERFACES = ("lfpo0", "lfpo1")
 CUT = 3  # the iteration after which the link goes down: there is a checkpoint by then
-FAULTS = ("the network between two processes cut", "the same under torchrun on both sides, --max-restarts 3")
+FAULTS = ("the network between two ranks cut", "the same under torchrun on both sides, --max-restarts 3")
 
 
 def network(drill: Drill) -> list[Outcome]:
-    """In namespaces of a child's own, where the system allows them."""
+    """In namespaces of a child process, where the system allows them."""
     if not drill.settings.ranks:
         return []
     if reason := no_networks():
@@ -44,13 +44,13 @@ def no_networks() -> str:
 
 @contextlib.contextmanager
 def linked() -> Iterator[tuple[tuple[Network, Network], Callable[[str], None]]]:
-    """Two networks with a link between them, and what sets the link "up" or "down".
+    """Two networks with a link between them, and a function that sets the link "up" or "down".
 
-    For a process that is root in namespaces of its own.
+    The calling process must be root in its own namespaces.
     """
     keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 100000"], stdout=subprocess.PIPE)
     assert keeper.stdout is not None
-    keeper.stdout.readline()  # it has its network now
+    keeper.stdout.readline()  # its network exists now
     there = ["nsenter", "-t", str(keeper.pid), "-n"]
 
     def ip(words: str, *inside: str) -> None:
@@ -85,20 +85,20 @@ def _cut(drill: Drill, expected: Path) -> Outcome:
         begun = time.monotonic()
         codes = [child.wait(SILENCE + WITHIN) for child in children]
         took = time.monotonic() - begun
-        wrong = [f"process {r}: {w}" for r in (0, 1) if (w := unclear(children[r], codes[r], 1 - r))]
+        wrong = [f"rank {r}: {w}" for r in (0, 1) if (w := unclear(children[r], codes[r], 1 - r))]
         set_link("up")
         if wrong:
             tally.add("; ".join(wrong))
         else:
             found = recover(drill, folder, lambda: start_two(folder, {}, resume=True, networks=networks), expected)
             tally.add(found.wrong, found.lost, found.seconds)
-            tally.note = f"both ended within {took:.1f} s, each naming the other; joined again, bit-identical end"
+            tally.note = f"both ended within {took:.1f} s, each naming the other; bit-identical end"
     return tally.outcome()
 
 
 def _cut_launched(drill: Drill, expected: Path) -> Outcome:
-    """The link is mended once both have ended; nobody starts anything again but torchrun."""
-    tally = Tally(FAULTS[1], "both ended and named the other; joined again by torchrun; bit-identical end")
+    """The link is restored once both ranks have ended; torchrun restarts them."""
+    tally = Tally(FAULTS[1], "both ended and named the other; restarted by torchrun; bit-identical end")
     root = drill.folder("cut-launched")
     root.mkdir(parents=True)
     folder, logs = root / "run", [root / "0.log", root / "1.log"]
@@ -116,7 +116,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Outcome:
             )
         _until(lambda: progress(folder) >= CUT)
         set_link("down")
-        told = _until(lambda: all("lost: process" in _text(log) for log in logs), SILENCE + WITHIN)
+        told = _until(lambda: all("lost: rank" in _text(log) for log in logs), SILENCE + WITHIN)
         set_link("up")
         codes = []
         for launcher in launchers:

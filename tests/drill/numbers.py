@@ -13,12 +13,12 @@ STEPS = 2  # optimiser steps an iteration, as in train_arguments
 
 
 def nonfinite(drill: Drill) -> list[Outcome]:
-    """A NaN gradient or an infinite loss, once and without end; a spike."""
+    """A NaN or infinite gradient, once and in every step; a spike."""
     first = EVERY * STEPS + 1  # the first step after the first checkpoint
     return [
         _skipped(drill, "a NaN gradient", Fault("nan_gradient", "gradient", first, 1), 1),
-        _skipped(drill, "an infinite loss, three times", Fault("inf_loss", "gradient", first, 3), 3),
-        _stops(drill, Fault("nan_gradient", "gradient", first, 10_000)),
+        _skipped(drill, "an infinite gradient, three times", Fault("inf_gradient", "gradient", first, 3), 3),
+        nan_in_every_step(drill, Fault("nan_gradient", "gradient", first, 10_000)),
         _spike(drill, Fault("spike", "gradient", first, 1)),
     ]
 
@@ -35,9 +35,9 @@ def _skipped(drill: Drill, name: str, fault: Fault, times: int) -> Outcome:
     return tally.outcome()
 
 
-def _stops(drill: Drill, fault: Fault) -> Outcome:
-    """All updates after the first checkpoint are bad: the second holds the same weights, then training stops."""
-    tally = Tally("a NaN gradient without end", f"stopped after {MAX_SKIPPED}; weights from before it untouched")
+def nan_in_every_step(drill: Drill, fault: Fault) -> Outcome:
+    """All updates after the first checkpoint fail: the second holds the same weights, then training stops."""
+    tally = Tally("a NaN gradient in every step", f"stopped after {MAX_SKIPPED}; weights unchanged")
     folder = drill.folder("nonfinite")
     child = start(train_arguments(folder), fault)
     code, said = child.wait(), child.said()
@@ -45,10 +45,10 @@ def _stops(drill: Drill, fault: Fault) -> Outcome:
     if code != 2 or f"not finite {MAX_SKIPPED} times in a row" not in said or "Traceback" in said:
         tally.add(f"exit code {code}: {said}")
     elif not same_weights(checkpoints / f"step-{EVERY}" / "model", checkpoints / f"step-{2 * EVERY}" / "model"):
-        tally.add("a bad update reached the weights")
+        tally.add("a NaN update reached the weights")
     else:
         resumed = start([*train_arguments(folder), "--resume"])
-        tally.add("" if resumed.wait() == 0 else f"could not go on: {resumed.said()}")
+        tally.add("" if resumed.wait() == 0 else f"could not resume: {resumed.said()}")
     return tally.outcome()
 
 

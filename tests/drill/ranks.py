@@ -1,4 +1,4 @@
-"""Two processes that train together, of which one is killed, stalls or hangs: the other ends, and says which."""
+"""Runs of two ranks, of which one is killed, stopped or hangs: the other must end and name it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from drill.inside import Fault
 from lfpo.base.errors import LOST
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
-WITHIN = 6.0  # seconds that the others may take to end, beyond those
+WITHIN = 6.0  # more seconds that the other rank may take to end
 PLACES = ("checkpoint", "evaluation", "reward", "gradient")
 
 
 @dataclass(frozen=True)
 class Network:
-    """Where a process lives: path of a network namespace, its address and interface there."""
+    """The network of a rank: path of a network namespace, and the rank's address and interface there."""
 
     path: str
     host: str
@@ -46,31 +46,31 @@ class Network:
 
 
 def ranks(drill: Drill) -> list[Outcome]:
-    """Each of two killed and stopped at each place in turn; a hang in Python; torchrun's restarts."""
+    """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun."""
     count = drill.settings.ranks
     if not count:
         return []
     outcomes = []
-    for do, name in (("kill", "one process of two killed"), ("stop", "one process of two stalled (SIGSTOP)")):
+    for do, name in (("kill", "one rank of two killed"), ("stop", "one rank of two stopped (SIGSTOP)")):
         tally, waits = Tally(name), [0.0]
         for number in range((count + (do == "kill")) // 2):
             place = PLACES[number % len(PLACES)]
-            waits.append(_lose(drill, tally, do, place, number // len(PLACES) % 2))
+            waits.append(lose(drill, tally, do, place, number // len(PLACES) % 2))
         tally.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
         outcomes += [tally.outcome()] if tally.tried else []
     return [*outcomes, _hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
 
 
-def _lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
-    """Process `lost` is killed or stopped at a random visit of a place; the other must end in time and say which.
+def lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
+    """Kill or stop rank `lost` at a random visit of a place; the other must end in time and name it.
 
-    Returns the seconds that it took to."""
+    Returns the seconds that this took."""
     fault = Fault(do, place, drill.rng.randint(1, _visits(drill)[lost][place]))
     folder = drill.folder(f"ranks-{do}")
     children = start_two(folder, {lost: fault})
     other = children[1 - lost]
     if not _reached(children[lost], do):
-        tally.add(f"{fault}: it never came to it: {children[lost].said()[-500:]}")
+        tally.add(f"{fault} did not happen: {children[lost].said()[-500:]}")
         return 0.0
     begun = time.monotonic()
     code = other.wait(SILENCE + WITHIN)
@@ -78,20 +78,20 @@ def _lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
     children[lost].process.kill()
     children[lost].wait()
     if wrong := unclear(other, code, lost):
-        tally.add(f"process {lost}, {fault}: {wrong}")
+        tally.add(f"rank {lost}, {fault}: {wrong}")
     else:
         found = recover(drill, folder, lambda: start_two(folder, {}, resume=True), unbroken(drill))
-        tally.add(f"process {lost}, {fault}: {found.wrong}" if found.wrong else "", found.lost, found.seconds)
+        tally.add(f"rank {lost}, {fault}: {found.wrong}" if found.wrong else "", found.lost, found.seconds)
     return took
 
 
 def unclear(child: Child, code: int | None, lost: int) -> str:
-    """What is wrong with how a process ended that has lost another."""
+    """What is wrong with how a rank ended after rank `lost` was lost; "" if nothing."""
     said = child.said()
     told = [line for line in said.splitlines() if line.startswith(("lost: ", "error: "))]
     if code != LOST:
         return f"exit code {code}: {said[-800:]}"
-    if len(told) != 1 or not told[0].startswith(f"lost: process {lost} ") or "Traceback" in said:
+    if len(told) != 1 or not told[0].startswith(f"lost: rank {lost} ") or "Traceback" in said:
         return f"it said {said[-800:]}"
     return ""
 
@@ -111,26 +111,26 @@ def _reached(child: Child, do: str) -> bool:
 
 
 def _hung(drill: Drill) -> Outcome:
-    """A reward function that sleeps for hours and has no time limit: the process lives, and does not come."""
-    tally = Tally("one process of two hangs in Python")
+    """A reward function that sleeps for hours without a time limit: rank 1 is alive and joins no collective."""
+    tally = Tally("one rank of two hangs in Python")
     folder = drill.folder("ranks-hang")
     children = start_two(folder, {1: Fault("hang", "reward", 5)}, reward_timeout=0)
     code = children[0].wait(PATIENCE)
-    own = children[1].wait(WITHIN)
-    wrong = unclear(children[0], code, 1) or ("" if own == LOST else f"the hung one ended with {own}")
+    own = children[1].wait(SILENCE + WITHIN)  # it ends because rank 0 is silent now
+    wrong = unclear(children[0], code, 1) or ("" if own == LOST else f"the hung rank ended with {own}")
     if wrong or "inside.py" not in children[0].said():
-        tally.add(wrong or f"the place is not told: {children[0].said()[-500:]}")
+        tally.add(wrong or f"its place was not named: {children[0].said()[-500:]}")
         return tally.outcome()
     found = recover(drill, folder, lambda: start_two(folder, {}, resume=True), unbroken(drill))
     tally.add(found.wrong, found.lost, found.seconds)
-    tally.note = "both ended after progress_timeout, which one and where was told; bit-identical end"
+    tally.note = "both ended; the hung rank and its line were named; bit-identical end"
     return tally.outcome()
 
 
 def _elastic(drill: Drill, do: str) -> Outcome:
-    """Under torchrun, which starts both again without being asked."""
-    name = {"kill": "killed", "stop": "stalled"}[do]
-    tally = Tally(f"torchrun --max-restarts 1, one process {name}", "started again by torchrun; bit-identical end")
+    """Under torchrun, which restarts both ranks."""
+    name = {"kill": "killed", "stop": "stopped"}[do]
+    tally = Tally(f"torchrun --max-restarts 1, one rank {name}", "named, restarted by torchrun, bit-identical end")
     folder, fault = drill.folder(f"elastic-{do}"), Fault(do, "gradient", 9)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     armed = ["-m", "drill.armed", json.dumps(dataclasses.asdict(fault)), "1"]
@@ -145,7 +145,7 @@ def _elastic(drill: Drill, do: str) -> Outcome:
     said = done.stdout + done.stderr
     if done.returncode or "resumed from" not in said:
         tally.add(f"exit code {done.returncode}: {said[-1500:]}")
-    elif f"lost: process 1 {'gave' if do == 'stop' else 'ended'}" not in said:
+    elif {"kill": "failed (exitcode: -9) local_rank: 1", "stop": "lost: rank 1 gave no sign of life"}[do] not in said:
         tally.add(f"it was not named: {said[-1500:]}")
     else:
         tally.add(difference(unbroken(drill), folder))
@@ -153,12 +153,12 @@ def _elastic(drill: Drill, do: str) -> Outcome:
 
 
 def unbroken(drill: Drill) -> Path:
-    """The run of two processes that nothing happened to."""
+    """An uninterrupted run of two ranks."""
     return _unbroken(drill.root)
 
 
 def _visits(drill: Drill) -> list[dict[str, int]]:
-    """How often each process passed each place in it."""
+    """The number of visits of each place in that run, for each rank."""
     assert unbroken(drill)
     return [json.loads((drill.root / f"visits-{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -169,7 +169,7 @@ def _unbroken(root: Path) -> Path:
     children = start_two(folder, {rank: Fault("count", where=str(root / f"visits-{rank}.json")) for rank in (0, 1)})
     for child in children:
         if child.wait() != 0:
-            raise RuntimeError(f"the unbroken run of two processes failed: {child.said()}")
+            raise RuntimeError(f"the uninterrupted run of two ranks failed: {child.said()}")
     return folder
 
 
@@ -184,9 +184,9 @@ def start_two(
     networks: Sequence[Network] = (),
     **changes: Any,
 ) -> list[Child]:
-    """A run of two processes, without a launcher: what happens to one is up to the other alone.
+    """Start a run of two ranks without a launcher, so that only the other rank can notice a fault.
 
-    networks: where they live, if not in the drill's own network.
+    networks: of rank 0 and rank 1, if not the drill's own.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Reward functions that raise, hang, return garbage or know no bounds; workers of the sandbox that die."""
+"""Reward functions that raise, hang, return garbage or take all memory; sandbox workers that are killed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; second
 def rewards(drill: Drill) -> list[Outcome]:
     first = 2 * ROLLOUTS + 1  # the first completion of the third batch
     return [
-        _once(drill, "a reward function raises", Fault("raise", "reward", first), "ConnectionError: the judge"),
-        _once(drill, "a reward function hangs", Fault("hang", "reward", first), f"it ran for more than {TIMEOUT:g} s"),
-        _without_end(drill),
+        fails_once(drill, "a reward function raises", Fault("raise", "reward", first), "ConnectionError: the judge"),
+        fails_once(
+            drill, "a reward function hangs", Fault("hang", "reward", first), f"it ran for more than {TIMEOUT:g} s"
+        ),
+        always_raises(drill),
         _garbage(drill, "a reward is NaN", Fault("nan", "reward", first)),
         _garbage(drill, "a reward is text", Fault("text", "reward", first)),
         _leaks(drill),
@@ -48,7 +50,7 @@ def rewards(drill: Drill) -> list[Outcome]:
     ]
 
 
-def _once(drill: Drill, name: str, fault: Fault, said: str) -> Outcome:
+def fails_once(drill: Drill, name: str, fault: Fault, said: str) -> Outcome:
     tally = Tally(name, "counted, named in the log, the run went on")
     folder = drill.folder("rewards")
     child = start(train_arguments(folder, reward_timeout=TIMEOUT), fault)
@@ -56,9 +58,9 @@ def _once(drill: Drill, name: str, fault: Fault, said: str) -> Outcome:
     return tally.outcome()
 
 
-def _without_end(drill: Drill) -> Outcome:
-    """Fails from the second batch on: a checkpoint of the first, a stop, and the same end once it is mended."""
-    tally = Tally("a reward function raises without end", f"stopped after {MAX_FAILED}, what was learned saved")
+def always_raises(drill: Drill) -> Outcome:
+    """Raises from the second batch on: training stops with a checkpoint, and resumes once the function is fixed."""
+    tally = Tally("a reward function always raises", f"stopped after {MAX_FAILED} batches, with a checkpoint")
     folder = drill.folder("rewards")
     child = start(train_arguments(folder), Fault("raise", "reward", ROLLOUTS + 1, 10_000))
     code, said = child.wait(), child.said()
@@ -67,13 +69,13 @@ def _without_end(drill: Drill) -> Outcome:
         tally.add(f"exit code {code}: {said}")
     else:
         resumed = start([*train_arguments(folder), "--resume"])
-        tally.add("" if resumed.wait() == 0 else f"could not go on: {resumed.said()}")
+        tally.add("" if resumed.wait() == 0 else f"could not resume: {resumed.said()}")
     return tally.outcome()
 
 
 def _garbage(drill: Drill, name: str, fault: Fault) -> Outcome:
-    """A bug of the function: told at once, and the mended run ends as if nothing had been."""
-    tally = Tally(name, "stopped at once with one sentence; same end once mended")
+    """A bug of the function: reported at once; the fixed run ends like an uninterrupted one."""
+    tally = Tally(name, "stopped at once with one error line; same end once fixed")
     folder = drill.folder("rewards")
     child = start(train_arguments(folder), fault)
     code, said = child.wait(), child.said()
@@ -86,7 +88,7 @@ def _garbage(drill: Drill, name: str, fault: Fault) -> Outcome:
 
 
 def _leaks(drill: Drill) -> Outcome:
-    """In a child process, replaced before it holds too much: no reward is lost by it."""
+    """In a child process, which is replaced before it holds too much: no reward is lost."""
     tally = Tally("a reward function leaks memory")
     if not resident_bytes(os.getpid()):
         return Outcome(tally.fault, 0, 0, note="not tried: memory is read from /proc")
@@ -110,7 +112,7 @@ def _leaks(drill: Drill) -> Outcome:
 
 
 def _unbounded(drill: Drill, name: str, do: str, said: str) -> Outcome:
-    """Killed with its child process, at the cost of one batch's rewards."""
+    """Ended with its child process; the rewards of one batch are lost."""
     tally = Tally(name, "its child process killed, counted, named in the log, the run went on")
     folder = drill.folder("rewards")
     child = start(_contained(folder), environment=_told(do, folder))
@@ -119,7 +121,7 @@ def _unbounded(drill: Drill, name: str, do: str, said: str) -> Outcome:
 
 
 def _cost_one_batch(child: Child, folder: Path, iteration: int, said: str) -> str:
-    """'' if the run went on to its end with one failure counted, in that iteration's batch, and named once."""
+    """'' if the run reached its end with one failure, counted in that iteration and named once in the log."""
     code, log, rows = child.wait(), child.said(), Run(folder).read_metrics()
     failed = [row["step"] for row in rows if row.get("rewards/reward/failed")]
     if code != 0 or len(rows) != ITERATIONS + 1:
@@ -142,8 +144,8 @@ def _mark(folder: Path) -> Path:
 
 
 def _workers_killed(drill: Drill) -> Outcome:
-    """SIGKILL to the sandbox's processes while they judge: those verdicts fail, the others stand, all come in time."""
-    tally = Tally("sandbox workers killed", "their verdicts fail, the others stand")
+    """SIGKILL to sandbox processes while they work: their verdicts fail, the other verdicts stand."""
+    tally = Tally("sandbox workers killed", "their verdicts fail, the other verdicts stand")
     if not any(rung.available for rung in available_rungs() if rung.name != "limits"):
         return Outcome(tally.fault, 0, 0, note="not tried: no sandbox here (lfpo doctor says why)")
     jobs = [

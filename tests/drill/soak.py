@@ -1,4 +1,4 @@
-"""Training for as long as you like, with a stop and a resume every few minutes: does anything pile up?"""
+"""Long training with a stop and a resume every few minutes: memory, open files and processes must not grow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from drill.harness import Child, Drill, Outcome, Tally, start, train_arguments, wait_for
 from lfpo.runs.directory import Run
 
-RESUMES = 2  # at least; and every STRETCH seconds
-STRETCH = 300.0
-SLOPE = 2.0  # MB a minute that count as flat, once a process has settled
-SETTLED = 0.4  # of a stretch is left out: allocator and caches fill up
-SHORTEST = 60.0  # seconds of a stretch that say anything about memory
+RESUMES = 2  # at least
+STRETCH = 300.0  # seconds between two resumes
+SLOPE = 2.0  # MB a minute that count as flat
+SETTLED = 0.4  # share of a stretch that is left out, while allocator and caches fill
+SHORTEST = 60.0  # seconds; the slope of shorter stretches is not judged
 
 
 def soak(drill: Drill) -> list[Outcome]:
-    """One run, stopped by SIGTERM and continued again and again; memory and open files are read once a second."""
+    """One run, stopped by SIGTERM and resumed several times; memory and open files are read once a second."""
     tally, seconds = Tally("soak"), 60 * drill.settings.soak_minutes
     if not seconds:
         return []
@@ -79,17 +79,17 @@ def _watch(child: Child, seconds: float) -> list[tuple[float, float, int]]:
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """Of the least-squares line."""
+    """The slope of the least-squares line."""
     return statistics.linear_regression(x, y).slope
 
 
 def _of_session(session: int) -> list[int]:
-    """Processes that still belong to a session (each run leads one of its own)."""
+    """Ids of the processes of a session (each run leads its own session)."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(stat.parent.name))

@@ -1,4 +1,4 @@
-"""Killed, stopped, started again: nothing finished may be lost, and no seam may show."""
+"""Runs that are killed or stopped, then resumed: the end must equal that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.train.checkpoint import latest_checkpoint
 
-GRACE = 10.0  # seconds between a pre-emption's SIGTERM and its SIGKILL
-TRIES = 20  # runs that may end before their fault comes
+GRACE = 10.0  # seconds that a scheduler waits between SIGTERM and SIGKILL
+TRIES = 20  # runs that may end before their fault happens
 
 
 def killed(drill: Drill) -> list[Outcome]:
-    """SIGKILL inside checkpoint writing, evaluation and reward scoring, and at any moment, in turn."""
+    """SIGKILL while writing a checkpoint, evaluating or scoring rewards, and at any moment, in turn."""
     places = {
         "checkpoint": "writing a checkpoint",
         "evaluation": "an evaluation",
@@ -66,9 +66,9 @@ def _at_random_moment(drill: Drill, name: str, first: int) -> tuple[Child, Path]
         wait_for(lambda folder=folder, wanted=wanted: progress(folder) >= wanted, child)  # type: ignore[misc]
         time.sleep(drill.rng.random() * 0.3)
         if progress(folder) < ITERATIONS and child.process.exitcode is None:
-            return child, folder  # and not one that has ended meanwhile
+            return child, folder
         child.wait()
-    raise UserError(f"lfpo drill: {TRIES} runs ended before anything could be done to them: {child.said()}")
+    raise UserError(f"{TRIES} runs ended before they could be stopped: {child.said()}")
 
 
 def _send(child: Child, number: int) -> int | None:
@@ -78,7 +78,7 @@ def _send(child: Child, number: int) -> int | None:
 
 
 def stopped(drill: Drill) -> list[Outcome]:
-    """SIGTERM and SIGINT at random moments: a checkpoint of all finished iterations within GRACE, and the exit code."""
+    """SIGTERM and SIGINT at random moments: a checkpoint of all finished iterations within GRACE, exit code 128 + N."""
     tally = Tally("SIGTERM or SIGINT", "")
     waits = []
     for number in range(drill.settings.stops):
@@ -89,7 +89,7 @@ def stopped(drill: Drill) -> list[Outcome]:
         waits.append(time.monotonic() - sent)
         checkpoint = latest_checkpoint(folder)
         saved = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
-        # A signal in the last moments finds everything saved, and the run ends as it would have.
+        # After a signal in the last moments, when everything is saved, the run may end with code 0.
         if code != 128 + which and not (code == 0 and progress(folder) == ITERATIONS):
             tally.add(f"{folder.name}: exit code {code}: {child.said()}")
         elif waits[-1] > GRACE or saved < before:
@@ -97,12 +97,12 @@ def stopped(drill: Drill) -> list[Outcome]:
         else:
             found = recover(drill, folder)
             tally.add(found.wrong, found.lost, found.seconds)
-    tally.note = f"saved and gone within {max(waits):.1f} s; exit code 128 + N; bit-identical end" if waits else ""
+    tally.note = f"saved and ended within {max(waits):.1f} s; exit code 128 + N; bit-identical end" if waits else ""
     return [tally.outcome(), _twice(drill)]
 
 
 def _twice(drill: Drill) -> Outcome:
-    """A second signal waits for nothing; what the last checkpoint holds stays."""
+    """A second signal ends the process at once; the last checkpoint stays."""
     tally = Tally("a second signal")
     for _ in range(1 if drill.settings.stops else 0):
         folder = drill.folder("twice")
@@ -112,8 +112,8 @@ def _twice(drill: Drill) -> Outcome:
         os.kill(child.process.pid, signal.SIGTERM)
         code = _send(child, signal.SIGTERM)
         took = time.monotonic() - sent
-        tally.note = f"gone within {took:.1f} s; bit-identical end"
-        # Two signals sent at once may reach the process as one: that is then a stop like any other.
+        tally.note = f"ended within {took:.1f} s; bit-identical end"
+        # Two signals sent at once may arrive as one, which is an ordinary stop.
         if code not in (-signal.SIGTERM, 128 + signal.SIGTERM) or took > GRACE:
             tally.add(f"exit code {code} after {took:.1f} s")
         else:
@@ -123,7 +123,7 @@ def _twice(drill: Drill) -> Outcome:
 
 
 def repeated(drill: Drill) -> list[Outcome]:
-    """The same seed twice, the second time under a wall clock that jumps by a day at each look."""
+    """The same seed twice, the second time with a wall clock that jumps by a day at each call."""
     same, clock = Tally("the same seed again", "the same bits"), Tally("the clock jumps by a day", "the same bits")
     for tally, fault in ((same, None), (clock, Fault("clock"))):
         folder = drill.folder("repeated")
@@ -134,7 +134,7 @@ def repeated(drill: Drill) -> list[Outcome]:
 
 
 def _workers() -> Outcome:
-    """Programs that pass, fail, crash and take too long, judged by one worker of the sandbox and by two."""
+    """Programs that pass, fail, crash and take too long, judged by one sandbox worker and by two."""
     tally = Tally("1 and 2 sandbox workers", "the same verdicts")
     if not any(rung.available for rung in available_rungs() if rung.name != "limits"):
         return Outcome(tally.fault, 0, 0, note="not tried: no sandbox here (lfpo doctor says why)")

@@ -1,4 +1,4 @@
-"""A hostile machine: nowhere to write but the run's folder, no terminal, no network; files that carry code."""
+"""A restricted machine (only the run's folder is writable, no terminal, no network), and files that carry code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lfpo
 from drill.disk import no_namespace
 from drill.harness import Drill, Outcome, Tally, difference, environment, start, train_arguments
 from lfpo.models.loading import EMBEDDED
@@ -28,7 +29,7 @@ def _nowhere_to_write(drill: Drill) -> Outcome:
         (stage / name).mkdir(parents=True, exist_ok=True)
     if reason := no_namespace(stage / "tmp"):
         return Outcome(tally.fault, 0, 0, note=f"not tried: {reason}")
-    folder, package = drill.folder("nowhere"), Path(__file__).parents[1]
+    folder, package = drill.folder("nowhere"), Path(lfpo.__file__).parent
     quoted = {name: shlex.quote(str(stage / name)) for name in ("home", "tmp")}
     train = shlex.join([sys.executable, "-m", "lfpo", *train_arguments(folder)])
     script = f"""set -e
@@ -40,7 +41,7 @@ mount -o remount,bind,ro {shlex.quote(str(package))}
 cd /
 ! touch {shlex.quote(str(package))}/x {quoted["home"]}/x
 exec {train} < /dev/null"""
-    moved = {"HOME": str(stage / "home"), "TMPDIR": str(stage / "tmp"), "PYTHONPATH": str(package.parent)}
+    moved = {"HOME": str(stage / "home"), "TMPDIR": str(stage / "tmp"), "PYTHONPATH": environment()["PYTHONPATH"]}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_", "TERM", "COLUMNS", "MPLCONFIG"))}
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script], env={**kept, **moved}, capture_output=True, text=True, check=False
@@ -94,7 +95,7 @@ def planted(drill: Drill) -> list[Outcome]:
 
 
 def plant(model: Path, touched: Path) -> None:
-    """Make a model's folder ask for its own code, in every way that transformers knows."""
+    """Make a model's folder ask for its own code, in every way that transformers supports."""
     source = f"open({str(touched)!r}, 'w')\n"
     for name in ("configuration_evil", "modeling_evil", "tokenization_evil"):
         (model / f"{name}.py").write_text(source)

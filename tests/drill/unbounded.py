@@ -1,7 +1,7 @@
-"""A reward function that nothing in its own process could bound: what `reward_memory` is for.
+"""A reward function that leaks, takes all memory or never returns: only a child process (`reward_memory`) bounds it.
 
-LFPO_DRILL in the environment says what it does besides giving the choice task's own rewards: `leak` in every call,
-`grab` or `endless` once, of which the file that LFPO_DRILL_MARK names keeps count.
+LFPO_DRILL in the environment says which: `leak` in every call, `grab` or `endless` only while the file named by
+LFPO_DRILL_MARK does not exist. After that it returns the choice task's own rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _kept: list[bytes] = []
 
 
 def reward(prompts: Any, completions: list[str], answer: list[str], **columns: Any) -> list[Any]:
-    """Leaks, or takes all memory there is, or calls C code that never returns and keeps Python's lock."""
+    """Leak, or take all memory, or call C code that never returns and keeps the GIL."""
     do, mark = os.environ["LFPO_DRILL"], Path(os.environ["LFPO_DRILL_MARK"])
     if do == "leak":
         _kept.append(b"x" * LEAK)

@@ -13,13 +13,13 @@ class UserError(Exception):
     """
 
 
-LOST = 75  # exit code of a process that ends because another is lost; EX_TEMPFAIL of sysexits.h: start again
+LOST = 75  # exit code of a rank that ends because another is lost: EX_TEMPFAIL of sysexits.h, try again
 
 
 class ProcessLost(Exception):
-    """One of several processes has ended, or no longer answers: the message says which. Nothing saved is lost.
+    """A rank has ended or no longer answers; the message says which. Checkpoints are intact.
 
-    speaks: whether this process is the one to tell of it.
+    speaks: whether this rank prints the message.
     """
 
     def __init__(self, message: str, speaks: bool = True):

@@ -1,10 +1,8 @@
-"""Signs of life between processes: one that is stalled, gone or out of reach is named, and the others stop.
+"""Which rank is lost, and where in the code it was last seen.
 
-Each process writes a beat to the store that torchrun's processes share, from a thread: slow work does not silence it.
-A process whose beats stop is stopped itself (SIGSTOP, a dead machine, one call into C that keeps Python's lock) or cut
-off. A process that lives and never comes to the exchange at which the others wait is found by the count of exchanges.
-Waiting in an exchange cannot be interrupted, so a process that gives up ends at once, with a sentence and exit code 75;
-checkpoints are written so that nothing saved is lost by it.
+torch.distributed raises in a collective when another rank has ended, and when the process group's timeout is over. It
+does not name the missing rank, and it notices a stopped process, a dead machine or a cut network only after the whole
+timeout. So each rank writes a beat to the store twice a second, from a thread, and reads the beats of all ranks.
 """
 
 from __future__ import annotations
@@ -15,197 +13,138 @@ import platform
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+import traceback
+from typing import Any, NamedTuple
 
 from torch import distributed as dist
 
-from lfpo.base.errors import LOST
+from lfpo.base.errors import LOST, ProcessLost
 
 BEAT = 0.5  # seconds between two beats
-FRAMES = 4  # of the stack that tells where a process is
-TORCH = f"{os.sep}torch{os.sep}"
-NAMED = 4  # processes that a sentence names one by one
+SHOWN = 4  # frames of a stack in a beat; ranks that a message names one by one
 
 
-@dataclass(frozen=True)
-class Limits:
-    """rank: seconds that a process may give no sign of life. progress: seconds in which no process need come to an
-    exchange. 0: any time."""
+class Beat(NamedTuple):
+    """number: of this rank's beats. collectives: how many it has joined. place: what its main thread runs."""
 
-    rank: float = 300.0
-    progress: float = 7200.0
-
-
-@dataclass(frozen=True)
-class Beat:
-    """number: of this process's beats. exchanges: how many it has come to. place: where its main thread is.
-    verdict: why it ends, if it does."""
-
-    number: int
-    exchanges: int
-    host: str
-    place: str
-    verdict: str = ""
+    number: int = 0
+    collectives: int = 0
+    host: str = "an unknown host"
+    place: str = "its start-up"
 
 
 class Heartbeat:
-    """This process's beats, and what it hears of the others'.
+    """This rank's beats and the beats it has read.
 
-    store: of torch.distributed, this heartbeat's own. address: of the store, for messages. Nothing is judged while
-    `limits` is None.
+    store: a store of torch.distributed that nothing else uses. timeout: seconds without a beat after which a rank is
+    lost; 0: no limit. collectives: how many this rank has joined; the caller counts them.
     """
 
-    def __init__(self, store: Any, rank: int, world: int, address: str = ""):
-        self.store, self.rank, self.world, self.address = store, rank, world, address
-        self.interval = max(BEAT, world / 64)  # N processes read N beats each: thousands must not flood the store
-        self.limits: Limits | None = None
-        self.exchanges = self.number = 0
-        self.verdict = ""
-        self.heard: list[Beat] = []
-        self.silence = [0.0] * world  # seconds since the last new beat of each
-        self.mute = self.still = 0.0  # seconds since the store answered; since a process came to an exchange
-        self.threads: list[threading.Thread] = []
-        self._thread = threading.get_ident()
-        self._closed = threading.Event()
-        self._judged: tuple[int, list[int], list[int]] = (0, [-1] * world, [])
-        self._answers = 0
-        self.say()
+    def __init__(self, store: Any, rank: int, world: int):
+        self.store, self.rank, self.world = store, rank, world
+        self.interval = max(BEAT, world / 64)  # N ranks read N beats each: thousands must not flood the store
+        self.timeout, self.collectives, self.number = 0.0, 0, 0
+        self.beats = [Beat()] * world
+        self.silence = [0.0] * world  # seconds since the last new beat of each rank
+        self._main, self._closed = threading.get_ident(), threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._watch)]
 
     def start(self) -> None:
-        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
-        for thread in self.threads:
+        for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Beat no more. A thread that is in the midst of it may finish: Python must not end under it."""
+        """Stop both threads: the interpreter must not exit while one of them is inside torch."""
         self._closed.set()
-        for thread in self.threads:
+        for thread in self._threads:
             thread.join(2 * self.interval)
 
-    def beat(self) -> None:
-        """Give a sign of life, and hear those of all others. Raises RuntimeError where the store is gone."""
-        self.say()
-        self.hear()
-
-    def hear(self) -> None:
-        texts = self.store.multi_get([f"beat {r}" for r in range(self.world)])
-        self.heard = [Beat(**json.loads(text)) for text in texts]
-        self._answers += 1
-
-    def say(self) -> None:
-        mine = Beat(self.number, self.exchanges, platform.node(), self._place(), self.verdict)
-        self.store.set(f"beat {self.rank}", json.dumps(asdict(mine)))
+    def exchange(self) -> None:
+        """Write a beat and read those of all ranks. Raises RuntimeError when the store does not answer."""
         self.number += 1
+        mine = Beat(self.number, self.collectives, platform.node(), self._place())
+        self.store.set(f"beat {self.rank}", json.dumps(mine))
+        keys = [f"beat {r}" for r in range(self.world)]
+        for r, text in enumerate(self.store.multi_get(keys) if self.store.check(keys) else []):
+            if (beat := Beat(*json.loads(text))).number != self.beats[r].number:
+                self.beats[r], self.silence[r] = beat, 0.0
 
-    def _place(self) -> str:
-        """Where the thread that trains is, innermost first: `read (socket.py:3) < judge (rewards.py:12)`."""
-        frame, found = sys._current_frames().get(self._thread), list[str]()
-        while frame is not None and len(found) < FRAMES:
-            code = frame.f_code
-            if not found or TORCH not in code.co_filename:  # its own layers of calls say nothing
-                found.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
-            frame = frame.f_back
-        return " < ".join(found)
+    def wait(self, seconds: float) -> str:
+        """Count `seconds` in which no beat was read. Returns which ranks are lost by then, or ''."""
+        self.silence = [0.0 if r == self.rank else s + seconds for r, s in enumerate(self.silence)]
+        lost = self._silent(max(self.timeout, 4 * self.interval)) if self.timeout else []
+        return self._reason(lost, f"gave no sign of life for {self.timeout:g} s (rank_timeout)") if lost else ""
 
-    def judge(self, passed: float) -> str:
-        """Why this process must end after `passed` more seconds, or ''."""
-        answers, numbers, exchanges = self._judged
-        heard = self.heard
-        now = self._answers, [b.number for b in heard], [*(b.exchanges for b in heard), self.exchanges]
-        self.mute = self.mute + passed if now[0] == answers else 0.0
-        self.still = self.still + passed if now[2] == exchanges else 0.0
-        for r, number in enumerate(now[1]):
-            self.silence[r] = self.silence[r] + passed if number == numbers[r] and r != self.rank else 0.0
-        if heard:
-            self._judged = now
-        return self._verdict() if self.limits is not None else ""
-
-    def _verdict(self) -> str:
-        told = next((b.verdict for b in self.heard if b.verdict), "")
-        assert self.limits is not None
-        patience, progress = max(self.limits.rank, 4 * self.interval), self.limits.progress
-        others = [r for r in range(self.world) if r != self.rank]
-        if told or not self.heard:
-            return told
-        if self.limits.rank and self.mute >= patience:
-            return (
-                f"{names(others)} cannot be reached: the store at {self.address} has not answered process {self.rank} "
-                f"for {self.mute:.0f} s (rank_timeout); its machine is gone or the network is cut; {ADVICE}"
-            )
-        if self.limits.rank and (lost := [r for r in others if self.silence[r] >= patience]):
-            last = self.heard[lost[0]]
-            return (
-                f"{names(lost)} gave no sign of life for {self.silence[lost[0]]:.0f} s (rank_timeout): stopped, gone "
-                f"or cut off, last seen on {last.host} in {last.place}; {ADVICE}"
-            )
-        if progress and self.still >= progress:
-            came = [self.exchanges if r == self.rank else b.exchanges for r, b in enumerate(self.heard)]
-            behind = [r for r, n in enumerate(came) if n == min(came)]
-            where = ", ".join(f"process {r} on {self.heard[r].host} in {self.heard[r].place}" for r in behind[:NAMED])
-            return (
-                f"{names(behind)} did not come to the next exchange between processes in {self.still:.0f} s "
-                f"(progress_timeout): {where}; {ADVICE}"
-            )
-        return ""
-
-    def missing(self) -> str:
-        """After a connection broke: which process has ended. Takes the time of a few beats to find out."""
-        until = time.monotonic() + 10 * self.interval
-        gone: list[int] = []
-        while not gone and time.monotonic() < until:
-            time.sleep(self.interval / 4)
-            if told := next((b.verdict for b in self.heard if b.verdict), ""):
-                return told
-            gone = [r for r in range(self.world) if self.silence[r] >= 3 * self.interval]
-        if not gone:
-            return f"another process has ended; {ADVICE}"
-        verdict = f"{names(gone)} ended before its work was done; {ADVICE}"
-        if self.mute < 3 * self.interval:
-            self._tell(verdict)
-        return verdict
+    def explain(self) -> str:
+        """Which ranks made a collective fail: those whose beats stop now, else those that joined the fewest."""
+        self.timeout = 0.0
+        time.sleep(6 * self.interval)
+        if gone := self._silent(4 * self.interval):
+            return self._reason(gone, "ended, stopped or lost the network")
+        joined = [self.collectives if r == self.rank else beat.collectives for r, beat in enumerate(self.beats)]
+        behind = [r for r, n in enumerate(joined) if n < max(joined)] or list(range(self.world))
+        return self._reason(behind, "did not join a collective (progress_timeout)")
 
     def speaks(self) -> bool:
-        """Whether it is this process that tells why all end: the first that is left, and the first of each machine."""
-        heard = [r for r in range(self.world) if self.silence[r] < 3 * self.interval]
-        return self.rank == min(heard) or os.environ.get("LOCAL_RANK") == "0"
+        """Whether this rank prints the reason: the lowest rank that is left, and local rank 0 of each machine."""
+        left = set(range(self.world)) - {*self._silent(4 * self.interval)}
+        return self.rank == min(left) or os.environ.get("LOCAL_RANK") == "0"
 
-    def _talk(self) -> None:
-        while not self._closed.wait(self.interval):
+    def _silent(self, seconds: float) -> list[int]:
+        return [r for r, silence in enumerate(self.silence) if silence >= seconds]
+
+    def _reason(self, ranks: list[int], what: str) -> str:
+        seen = [f"rank {r} was on {self.beats[r].host} in {self.beats[r].place}" for r in ranks[:SHOWN]]
+        return f"{names(ranks)} {what}; {'; '.join(seen)}; start again with --resume"
+
+    def _beat(self) -> None:
+        while not self._closed.is_set():
             try:
-                self.beat()
-            except dist.DistNetworkError:  # its process is gone for good: judged by how long it says nothing
+                self.exchange()
+            except dist.DistNetworkError:  # the store's process has ended; all ranks are silent from now on
                 return
-            except RuntimeError:  # it was slow to answer
-                continue
+            except RuntimeError:  # the store was slow to answer
+                pass
+            self._closed.wait(self.interval)
 
     def _watch(self) -> None:
-        tick, before = self.interval / 2, time.monotonic()
-        while not self._closed.wait(tick):
-            now = time.monotonic()
-            # A process that was itself stopped must not count that time as the others' silence.
-            verdict = self.judge(min(now - before, 2 * tick))
-            before = now
-            if verdict and self.limits is not None:
-                self._tell(verdict)
+        # Seconds are counted, not read from the clock: the time in which this process was stopped must not count.
+        while not self._closed.wait(self.interval / 2):
+            if lost := self.wait(self.interval / 2):
                 if self.speaks():
-                    print(f"lost: {verdict}", file=sys.stderr, flush=True)
-                os._exit(LOST)
+                    print(f"lost: {lost}", file=sys.stderr, flush=True)
+                os._exit(LOST)  # the main thread waits in a collective, which cannot be interrupted
 
-    def _tell(self, verdict: str) -> None:
-        """Let the others hear it before this process ends, if they still can."""
-        self.verdict, before, until = verdict, self.number, time.monotonic() + 4 * self.interval
-        while self.number < before + 2 and time.monotonic() < until:
-            time.sleep(self.interval / 4)
-
-
-ADVICE = "start again, with --resume, to go on from what was saved"
+    def _place(self) -> str:
+        """The main thread's calls outside torch, innermost first: `read (socket.py:3) < score (rewards.py:12)`."""
+        stack = traceback.walk_stack(sys._current_frames()[self._main])
+        own = [(f.f_code, line) for f, line in stack if f"{os.sep}torch{os.sep}" not in f.f_code.co_filename]
+        return " < ".join(f"{c.co_name} ({os.path.basename(c.co_filename)}:{line})" for c, line in own[:SHOWN])
 
 
 def names(ranks: list[int]) -> str:
-    """`process 1`, `processes 1 and 2`, `processes 0, 1, 2, 3 and 12 more`."""
-    if len(ranks) == 1:
-        return f"process {ranks[0]}"
-    shown, more = [str(r) for r in ranks[:NAMED]], len(ranks) - NAMED
-    last = f"{more} more" if more > 0 else shown.pop()
-    return f"processes {', '.join(shown)} and {last}"
+    """`rank 1`, `ranks 0, 1`, `ranks 0, 1, 2, 3 and 12 more`."""
+    shown, more = ", ".join(map(str, ranks[:SHOWN])), f" and {len(ranks) - SHOWN} more" * (len(ranks) > SHOWN)
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+
+
+def meet(store: Any, rank: int, world: int, seconds: float) -> str:
+    """A new name for this start of the ranks. Raises ProcessLost or RuntimeError when a rank does not come.
+
+    torchrun keeps its store over a restart, with the addresses of ranks that have ended, and its count of restarts
+    differs between machines. So each rank writes a new word, and rank 0 answers every word it finds with the name.
+    seconds: how long rank 0 waits; the other ranks wait for the timeout of the store.
+    """
+    own, coming, until = os.urandom(16).hex(), [*range(1, world)], time.monotonic() + seconds
+    if rank:
+        store.set(f"word {rank}", own)
+        name = store.get(own).decode()
+        store.set(f"{name} {rank}", "")
+        return name
+    while coming := [r for r in coming if not store.check([f"{own} {r}"])]:
+        if time.monotonic() > until:
+            raise ProcessLost(f"{names(coming)} of {world} did not start in {seconds:g} s")
+        for word in [f"word {r}" for r in coming if store.check([f"word {r}"])]:
+            store.set(store.get(word).decode(), own)
+        time.sleep(0.02)
+    return own

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _at_work() -> bool:
     """Whether the ranks have begun to do different things. Does not import torch."""
     module = sys.modules.get("lfpo.base.distributed")
-    return module is not None and module.at_work
+    return module is not None and module.at_work()
 
 
 def _run(arguments: list[str]) -> int:

@@ -31,7 +31,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.
     """
     distributed.start()
-    rank, world = distributed.rank(), distributed.world()
+    rank = distributed.rank()
     console = console or open_console(quiet=rank != 0)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -44,7 +44,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     tokenizer = load_tokenizer(config.model)
     for job in jobs:  # before hours are spent on the first one
         check_lengths(job, model, tokenizer, config.seed)
-    distributed.at_work = world > 1
+    distributed.begin_work()
     results = []
     for job, found in zip(jobs, finished, strict=True):
         if found is not None:

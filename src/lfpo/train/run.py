@@ -117,7 +117,7 @@ class TrainingRun:
         trainer, total = self.trainer, self.trainer.total_steps
         with given_up_if_unbegun(self.folder):
             self.restore()
-            distributed.at_work = distributed.world() > 1
+            distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.stop:
                 try:
