@@ -20,6 +20,7 @@ from lfpo.train.run import TrainingRun
 from lfpo.train.sft import SFTConfig, train_sft
 from processes import start, start_lfpo
 
+
 def config(folder: Path) -> LFPOConfig:
     return LFPOConfig(
         output_dir=str(folder),
