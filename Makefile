@@ -23,12 +23,15 @@ install: $(INSTALLED) ## Make the environment
 demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
 
-# Two workers with one thread each: more threads only contend for the same cores on models this small.
-test: $(INSTALLED) ## Run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+# Two workers with one thread each: more threads only contend for the same cores on models this small. worksteal gives
+# each worker whole files, as far as the balance allows, so that a fixture of a file is made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, more processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
+test: $(INSTALLED) ## Run the tests
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one

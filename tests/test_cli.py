@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 import tiny
 from lfpo.cli.command_line import main
+from processes import start
 
 
 @pytest.fixture
@@ -217,30 +220,18 @@ def test_wrong_benchmarks(fails: Callable[..., str]):
     assert "no such folder" in fails("bench", "rollout", "--model", "llada-9b")
 
 
-def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_path: Path):
-    """A real limit on file size, in a real process: writing the second checkpoint fails as on a full disk."""
-    import os
-    import subprocess
-    import sys
+def train_with_small_files(arguments: list[str]) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+    return main(arguments)
 
-    script = (
-        "import resource, signal, sys\n"
-        "from lfpo.cli.command_line import main\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
-        "raise SystemExit(main(sys.argv[1:]))\n"
-    )
+
+def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_path: Path):
+    """A limit on file size makes writing the second checkpoint fail as on a full disk."""
     assert main(train_arguments(tmp_path)) == 0
-    source = str(Path(__file__).parent.parent / "src")
-    process = subprocess.run(
-        [sys.executable, "-c", script, *train_arguments(tmp_path, max_steps="2", resume="true")],
-        env={**os.environ, "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 2
-    assert process.stderr.splitlines()[-1].startswith("error: ")
-    assert "step-1 is intact" in process.stderr
-    assert "Traceback" not in process.stderr
+    ended = start(train_with_small_files, train_arguments(tmp_path, max_steps="2", resume="true")).wait()
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("error: ")
+    assert "step-1 is intact" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert main(train_arguments(tmp_path, max_steps="2", resume="true")) == 0

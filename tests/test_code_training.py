@@ -17,25 +17,18 @@ from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.rewards import RewardFunction, score
 from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict
-from lfpo.rewards.sandbox.inside import wire
 from small_runs import trained_on_rows
-from test_sandbox_attacks import CHEATS, ENDLESS
+from test_sandbox_attacks import CHEATS, ENDLESS, remains
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
 MBPP = Path(__file__).parent / "data" / "mbpp"
-TAG = 18_000_000 + os.getpid()  # a limit that tells these processes from others'
+TAG = 18_000_000 + os.getpid()  # a limit in the command line of these sandboxes alone
 
 
 @pytest.fixture(autouse=True)
 def where_nothing_confines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")
-
-
-def left_behind() -> list[str]:
-    """Processes of the sandboxes with TAG."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [line.decode(errors="replace") for line in lines if wire.encode(TAG).hex().encode() in line]
 
 
 def open_files() -> int:
@@ -54,14 +47,20 @@ def short_problems(folder: Path) -> Path:
     return folder
 
 
-def test_training_runs_end_to_end_and_leaves_nothing(tmp_path: Path, llada: Path) -> None:
-    before = open_files(), set(os.listdir(tempfile.gettempdir()))
+def test_training_runs_end_to_end_and_leaves_nothing(
+    tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"  # this test's alone
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+    before = open_files()
     task = f"mbpp@{short_problems(tmp_path / 'data')}"
     metrics = trained_on_rows(llada, task, tmp_path / "run", max_steps=2, num_generations=4)
     assert len(metrics) == 2
     assert {"rewards/syntax_compliance/mean", "rewards/pass_rate/mean"} <= metrics[0].keys()
-    new = {name for name in set(os.listdir(tempfile.gettempdir())) - before[1] if name.startswith("tmp")}
-    assert open_files() <= before[0] + 1 and not new  # one for the run's own log
+    assert open_files() <= before + 1  # one for the run's own log
+    assert not list(temporary.iterdir())
 
 
 def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
@@ -88,9 +87,9 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     assert time.monotonic() - begin < 300
     assert open_files() == before
     until = time.monotonic() + 10
-    while left_behind() and time.monotonic() < until:
+    while remains(TAG) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not left_behind()
+    assert not remains(TAG)
 
 
 def test_each_program_runs_once_whoever_asks() -> None:

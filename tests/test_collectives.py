@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import distributed as dist
 
 from lfpo.base import distributed
+from processes import run_ranks
 
 
-def on_each_rank(work: Any, ranks: int, folder: Path) -> None:
-    """Run `work(rank)` in a gloo process group of so many ranks; fails where one of them fails."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["lfpo.base.distributed"])
-    processes = [context.Process(target=_in_group, args=(work, r, ranks, folder / "store")) for r in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * ranks
-
-
-def _in_group(work: Any, rank: int, ranks: int, store: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    work(rank)
-    dist.destroy_process_group()
-
-
-def gathers_and_sums(rank: int) -> None:
-    ranks = distributed.world()
+def gathers_and_sums() -> None:
+    distributed.start()
+    rank, ranks = distributed.rank(), distributed.world()
     for dtype in (torch.float64, torch.int64, torch.bool, torch.float32):
         for lengths in ([2, 0, 3], [0, 0, 0], [1, 1, 1]):
             whole = (torch.arange(sum(lengths[:ranks]) * 4) % 3).to(dtype).view(-1, 2, 2)
@@ -49,8 +27,9 @@ def gathers_and_sums(rank: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_tensors_of_all_ranks(ranks: int, tmp_path: Path):
-    on_each_rank(gathers_and_sums, ranks, tmp_path)
+def test_tensors_of_all_ranks(ranks: int):
+    ended = run_ranks(ranks, gathers_and_sums)
+    assert [rank.returncode for rank in ended] == [0] * ranks, ended
 
 
 def test_without_a_process_group_a_tensor_is_returned_as_it_is():

@@ -12,6 +12,7 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare import tables
+from lfpo.compare.cell import main as run_cell
 from lfpo.compare.command import check, pick_objectives, run_compare
 from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
@@ -21,6 +22,7 @@ from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from processes import start
 
 
 def small(folder: Path, **changes: Any) -> CompareConfig:
@@ -40,7 +42,22 @@ def small(folder: Path, **changes: Any) -> CompareConfig:
     return CompareConfig(**{**values, **changes})
 
 
-def test_a_grid_runs_once_and_its_page_shows_every_cell(tmp_path: Path):
+class ForkedCell:
+    """What the grid uses of `subprocess.Popen`, for a forked process: a start costs no import of torch."""
+
+    def __init__(self, config: CompareConfig, cell: Cell):
+        self._process = start(run_cell, cell.folder(Path(config.output_dir))).process
+        self.terminate, self.wait = self._process.terminate, self._process.join
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    returncode = property(poll)
+
+
+def test_a_grid_runs_once_and_its_page_shows_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
+    monkeypatch.setattr("lfpo.compare.gradients.TIMESTEPS", (1, 2))
     said: list[str] = []
     page = run_compare(small(tmp_path / "c"), said.append)
     assert sum("[" in line for line in said) == 5  # the base, and two objectives with two seeds
@@ -54,6 +71,8 @@ def test_a_grid_runs_once_and_its_page_shows_every_cell(tmp_path: Path):
     for name in ("convergence-choice.svg", "convergence-choice.png", "straightness-choice.svg", "tables.tex"):
         assert (tmp_path / "c" / name).stat().st_size > 0
     assert "cells/choice/lfpo/lr-0.0001/seed-*" in page.read_text()
+    for name in ("convergence", "straightness"):  # two seconds each; what follows is about cells and tables
+        monkeypatch.setattr(f"lfpo.compare.figures.{name}", lambda *_: None)
     again: list[str] = []
     run_compare(small(tmp_path / "c"), again.append)
     assert not any("[" in line for line in again)

@@ -1,9 +1,8 @@
-"""Real processes, two and three of them, over gloo: the same run as in one process."""
+"""Training in two and three ranks over gloo gives the same run as one process."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from torch._C._distributed_c10d import HashStore
 import tiny
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
+from lfpo.models.tensor_files import write_shards
 from lfpo.runs.directory import open_run, opened_by_this_launcher
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
+from processes import Finished, environment, run_lfpo, run_ranks
 
-ROOT = Path(__file__).parents[1]
 ARGUMENTS = [
     *("train", "choice", "--prompts_per_iteration", "3", "--num_generations", "4", "--eval_size", "4"),
     *(
@@ -41,19 +41,8 @@ ARGUMENTS = [
 ]
 
 
-def run(folder: Path, model: Path, processes: int, *more: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
-    launcher = [] if processes == 1 else [*torchrun, f"--nproc_per_node={processes}"]
-    command = [sys.executable, *launcher, "-m", "lfpo", *ARGUMENTS, "--model", str(model)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, "--output_dir", str(folder), *more],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def run(folder: Path, model: Path, ranks: int, *more: str) -> Finished:
+    return run_lfpo(*ARGUMENTS, "--model", str(model), "--output_dir", str(folder), *more, ranks=ranks)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -73,61 +62,88 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("distributed") / "llada")
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Path:
     """Three iterations in one process."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    llada = tiny.write_llada(folder.parent / "llada")  # random weights, the same ones every time
-    process = run(folder, llada, 1, "--max_steps", "3")
+    folder = model.parent / "alone"
+    process = run(folder, model, 1, "--max_steps", "3")
     assert process.returncode == 0, process.stderr
     assert all(row["grad_norm"] > 0.01 for row in metrics(folder)[1:])
     return folder
 
 
-@pytest.mark.parametrize(("processes", "fsdp"), [(3, "false"), (2, "true")])
-def test_several_processes_train_as_one(processes: int, fsdp: str, alone: Path, llada: Path, tmp_path: Path):
-    process = run(tmp_path / "run", llada, processes, "--max_steps", "3", "--fsdp", fsdp)
+@pytest.fixture(scope="module")
+def sharded(model: Path) -> Path:
+    """Three iterations in two ranks with FSDP."""
+    folder = model.parent / "sharded"
+    process = run(folder, model, 2, "--max_steps", "3", "--fsdp", "true")
     assert process.returncode == 0, process.stderr
-    assert process.stdout.count("model  ") == 1  # one process speaks
+    assert process.stdout.count("model  ") == 1  # rank 0 alone prints
+    return folder
+
+
+def test_two_ranks_with_fsdp_train_as_one(alone: Path, sharded: Path):
+    assert_same_run(alone, sharded)
+
+
+def test_three_ranks_train_as_one(model: Path, alone: Path, tmp_path: Path):
+    process = run(tmp_path / "run", model, 3, "--max_steps", "3")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("model  ") == 1
     assert_same_run(alone, tmp_path / "run")
 
 
-def test_a_checkpoint_of_two_processes_resumes_on_one_and_on_three(alone: Path, llada: Path, tmp_path: Path):
-    first = run(tmp_path / "two", llada, 2, "--max_steps", "2", "--fsdp", "true")
-    assert first.returncode == 0, first.stderr
-    shutil.copytree(tmp_path / "two", tmp_path / "three")
-    for name, processes, fsdp in (("two", 1, "false"), ("three", 3, "true")):
-        process = run(tmp_path / name, llada, processes, "--max_steps", "3", "--fsdp", fsdp, "--resume")
-        assert process.returncode == 0, process.stderr
-        assert_same_run(alone, tmp_path / name)
+@pytest.mark.parametrize(("ranks", "fsdp"), [(1, "false"), (3, "true")])
+def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(
+    ranks: int, fsdp: str, model: Path, alone: Path, sharded: Path, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    shutil.copytree(sharded, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-3")
+    process = run(folder, model, ranks, "--max_steps", "3", "--fsdp", fsdp, "--resume")
+    assert process.returncode == 0, process.stderr
+    assert "step-2" in process.stdout
+    assert_same_run(alone, folder)
 
 
-def test_adapters_train_the_same_over_split_layers(llada: Path, tmp_path: Path):
+def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
     lora = ("--lora", "{r: 2, lora_alpha: 4}", "--max_steps", "2")
-    for name, processes, fsdp in (("one", 1, "false"), ("split", 2, "true")):
-        process = run(tmp_path / name, llada, processes, "--fsdp", fsdp, *lora)
+    for name, ranks, fsdp in (("one", 1, "false"), ("split", 2, "true")):
+        process = run(tmp_path / name, model, ranks, "--fsdp", fsdp, *lora)
         assert process.returncode == 0, process.stderr
     assert_same_run(tmp_path / "one", tmp_path / "split")
 
 
-def test_more_processes_than_prompts_is_one_error(llada: Path, tmp_path: Path):
-    process = run(tmp_path / "run", llada, 2, "--prompts_per_iteration", "1", "--num_generations", "8")
+def test_more_processes_than_prompts_is_one_error(model: Path, tmp_path: Path):
+    process = run(tmp_path / "run", model, 2, "--prompts_per_iteration", "1", "--num_generations", "8")
     assert process.returncode != 0
     told = [line for line in process.stderr.splitlines() if line.startswith("error:")]
     assert len(told) == 1
     assert "2 processes for 1 prompts_per_iteration" in told[0]
-    alone = run(tmp_path / "other", llada, 1, "--fsdp", "true")
+    alone = run(tmp_path / "other", model, 1, "--fsdp", "true")
     assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
     assert "torchrun" in alone.stderr
 
 
-@pytest.mark.slow
-def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_was(alone: Path, llada: Path, tmp_path: Path):
+def test_torchrun_restarts_a_killed_rank_and_the_run_ends_the_same(alone: Path, model: Path, tmp_path: Path):
+    """The one test with the real launcher."""
     folder, marker = tmp_path / "run", tmp_path / "killed"
-    # Another name drops the recipe's knobs: the same again.
+    # Another name drops the recipe's objective settings, so they are given again.
     failing = ["--objective.name", "failing:Failing", "--objective.beta", "0.3", "--objective.clip", "2.0"]
-    failing += ["--objective.after", str(folder / "checkpoints/step-1")]
-    process = run(
-        folder, llada, 2, "--max_steps", "3", "--fsdp", "true", *failing, "--objective.marker", str(marker), restarts=1
+    failing += ["--objective.after", str(folder / "checkpoints/step-1"), "--objective.marker", str(marker)]
+    place = ["--model", str(model), "--output_dir", str(folder), "--max_steps", "3", "--fsdp", "true"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1", "--nproc_per_node=2"]
+    process = subprocess.run(
+        [*torchrun, "-m", "lfpo", *ARGUMENTS, *place, *failing],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert marker.exists()
     assert process.returncode == 0, process.stderr
@@ -136,12 +152,11 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_nothing_was(al
     assert_same_run(alone, folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", [pytest.param("rejection", marks=pytest.mark.long), "trace_rl"])
-def test_split_over_processes_of_which_one_has_nothing_to_learn_from(objective: str, llada: Path, tmp_path: Path):
+@pytest.mark.parametrize("objective", ["rejection", "trace_rl"])
+def test_split_over_ranks_of_which_one_has_nothing_to_learn_from(objective: str, model: Path, tmp_path: Path):
     folder = tmp_path / "run"
     process = run(
-        *(folder, llada, 2, "--max_steps", "1", "--optimizer_steps_per_iteration", "1", "--fsdp", "true"),
+        *(folder, model, 2, "--max_steps", "1", "--optimizer_steps_per_iteration", "1", "--fsdp", "true"),
         *("--objective", f"{{name: {objective}}}", "--reward_funcs", "[reward_samples.one_right]"),
     )
     assert process.returncode == 0, process.stderr
@@ -196,40 +211,30 @@ def test_a_norm_is_that_of_all_gradients_in_pieces_too():
     assert float(weight.grad[0]) == pytest.approx(2 / norm, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_process_without_memory_says_so_alone_and_none_hangs(llada: Path, tmp_path: Path):
+def test_a_rank_without_memory_says_so_alone_and_none_hangs(model: Path, tmp_path: Path):
     failing = ("--objective.name", "failing:Failing", "--objective.how", "out of memory", "--objective.after", "/")
     process = run(
-        tmp_path / "run", llada, 2, *failing, "--objective.marker", str(tmp_path / "marker"), "--fsdp", "true"
+        tmp_path / "run", model, 2, *failing, "--objective.marker", str(tmp_path / "marker"), "--fsdp", "true"
     )
     assert process.returncode != 0
     told = [line for line in process.stderr.splitlines() if line.startswith("error:")]
     assert len(told) == 1
     assert "process 1: out of memory (CUDA out of memory. Tried to allocate 20.00 GiB.)" in told[0]
     assert "`lfpo plan` counts" in told[0]
-    assert "]: Traceback" not in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def write_two(folder: Path) -> None:
+    distributed.start()
+    tensors = {name: torch.ones(4) for name in "ab"}
+    write_shards(tensors, tensors.__getitem__, folder, "t")
 
 
 def test_a_share_that_cannot_be_written_stops_all(tmp_path: Path):
-    """Two processes write a file each; the second's is in the way. One speaks, and nobody waits."""
-    (tmp_path / "out" / "t-00002-of-00002.safetensors").mkdir(parents=True)
-    code = (
-        "import torch; from pathlib import Path\n"
-        "from lfpo.base import distributed; from lfpo.models.tensor_files import write_shards\n"
-        "distributed.start(); t = {n: torch.ones(4) for n in 'ab'}\n"
-        f"write_shards(t, t.__getitem__, Path({str(tmp_path / 'out')!r}), 't')\n"
-    )
-    (tmp_path / "write.py").write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    process = subprocess.run(
-        [*command, str(tmp_path / "write.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert process.returncode != 0
-    assert "[rank1]: Traceback" in process.stderr
-    assert "[rank0]: Traceback" not in process.stderr
-    assert (tmp_path / "out" / "t-00001-of-00002.safetensors").is_file()
+    """Two ranks write a file each; a folder stands where rank 1 writes. It raises, and rank 0 does not wait for it."""
+    folder = tmp_path / "out"
+    (folder / "t-00002-of-00002.safetensors").mkdir(parents=True)
+    first, second = run_ranks(2, write_two, folder)
+    assert (first.returncode, first.stderr) == (2, "")
+    assert second.returncode == 1 and "SafetensorError" in second.stderr
+    assert (folder / "t-00001-of-00002.safetensors").is_file()

@@ -37,11 +37,12 @@ SMOKE = {
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
 }
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
-TINY = "--sampler.gen_length 32 --sampler.steps 32 --sampler.block_length 32"  # for models of the hub
+TINY = "--sampler.gen_length 8 --sampler.steps 8 --sampler.block_length 8"  # for models of the hub
 PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
-    f"--eval_samplers.{name}.gen_length 32" for name in ("greedy", "threshold", "confidence")
+    f"--eval_samplers.{name}.gen_length 8 --eval_samplers.{name}.block_length 8"
+    for name in ("greedy", "threshold", "confidence")
 )
-PAPER += " --eval_samplers.greedy.steps 32 --eval_samplers.confidence.steps 64"
+PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare|bench)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
 # Tests of their own start these: torchrun, a server, lm-evaluation-harness on a data set that is at hand.

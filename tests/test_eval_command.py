@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +20,8 @@ from lfpo.eval.store import Journal, differences, read_partial
 from lfpo.eval.table import group_means, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
+from processes import run_lfpo
 
-ROOT = Path(__file__).parents[1]
 SAMPLED = ("--n_samples", "2", "--sampler.temperature", "1", "--rollout_tokens", "60")
 
 
@@ -248,38 +245,25 @@ def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     assert lines[1].endswith("about 0 s left")
 
 
-def launch(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "lfpo", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
-@pytest.mark.slow
 def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     both = ("eval", "--model", str(llada), "--limit", "5", "--output")
     for how in ("generation", "likelihood"):
         arguments = SAMPLED if how == "generation" else ("--scoring", "likelihood")
         assert run(llada, tmp_path / "one.json", *arguments, "--overwrite", "true") == 0
-        process = launch(2, *both, str(tmp_path / "two.json"), "--task", "choice", *arguments, "--overwrite", "true")
+        more = (str(tmp_path / "two.json"), "--task", "choice", *arguments, "--overwrite", "true")
+        process = run_lfpo(*both, *more, ranks=2)
         assert process.returncode == 0, process.stderr
-        assert process.stdout.count("accuracy") == 1  # one process speaks
+        assert process.stdout.count("accuracy") == 1  # rank 0 alone prints
         assert numbers(tmp_path / "two.json") == numbers(tmp_path / "one.json")
         texts = [(tmp_path / f"{name}.completions.jsonl").read_text() for name in ("one", "two")]
         assert texts[0] == texts[1]
         assert not list(tmp_path.glob("*.partial-*"))
 
 
-@pytest.mark.long
 def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
     assert run(llada, tmp_path / "out.json") == 0
     both = ("eval", "--model", str(llada), "--limit", "5", "--output", str(tmp_path / "out.json"), "--task", "choice")
-    process = launch(2, *both, "--seed", "3")
+    process = run_lfpo(*both, "--seed", "3", ranks=2)
     assert process.returncode != 0
     assert [line for line in process.stderr.splitlines() if "seed 0 there, 3 here" in line][1:] == []
     assert "seed 0 there, 3 here" in process.stderr

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from lfpo.cli.command_line import main
-from test_eval_command import launch
-
-pytestmark = pytest.mark.slow
+from processes import run_lfpo
 
 REWARD = """
 import os
@@ -41,7 +39,7 @@ def test_each_process_grades_its_share(
         if processes == 1:
             assert main([*arguments, str(folder)]) == 0
         else:
-            process = launch(2, *arguments, str(folder))
+            process = run_lfpo(*arguments, str(folder), ranks=2)
             assert process.returncode == 0, process.stderr
         metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         found.append([m["eval/greedy/reward"] for m in metrics])

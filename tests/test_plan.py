@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 import lfpo.rollout.collect
 from lfpo.base.config import build
@@ -58,10 +58,10 @@ def recipe(**changes: Any) -> LFPOConfig:
 
 def allocated(work: Any) -> int:
     """Peak bytes of torch's CPU allocator during `work`, above what it held before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
+    with profile(use_cpu=True, profile_memory=True) as trace:
         work()
-    assert trace.profiler is not None and trace.profiler.kineto_results is not None
-    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert trace.kineto_results is not None
+    events = [e for e in trace.kineto_results.events() if e.name() == "[memory]"]
     now = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()

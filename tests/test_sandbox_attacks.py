@@ -184,8 +184,8 @@ def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
     return {name: (attacks[name], twin) for name, twin in zip(names, twins, strict=True)}
 
 
-def remains() -> list[str]:
-    """Command lines of processes that the sandboxes of this process, or their programs, left running."""
+def remains(tag: int = TAG) -> list[str]:
+    """Command lines of processes that sandboxes with `tag` among their limits, or their programs, left running."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -193,7 +193,7 @@ def remains() -> list[str]:
             status = (path.parent / "status").read_text()
         except OSError:
             continue  # the process has ended
-        if (wire.encode(TAG).hex() in line or str(TAG) in line) and "State:\tZ" not in status:
+        if (wire.encode(tag).hex() in line or str(tag) in line) and "State:\tZ" not in status:
             lines.append(line)
     return lines
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models import load_model, load_tokenizer
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.sft import MIN_T, Example, SFTConfig, accumulate_sft_gradients, train_sft
+from processes import run_lfpo
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
 INIT = {
@@ -224,27 +226,13 @@ def test_a_fresh_model_needs_tasks_for_its_tokenizer(tmp_path: Path) -> None:
         train_sft(config(tmp_path / "run", init=LLADA_CONFIG, tasks={}, data_file=str(file)), report=quiet)
 
 
-def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Real processes over gloo: the losses are those of one process with the same batch."""
-    import os
-    import subprocess
-    import sys
-
-    from lfpo.base.config import to_dict, yaml_text
-
+def test_two_ranks_train_like_one(tmp_path: Path) -> None:
+    """The losses of two ranks over gloo are those of one process with the same batch."""
     one, two = (config(tmp_path / name, steps=4, logging_steps=1) for name in ("one", "two"))
     train_sft(one, report=quiet)
     (tmp_path / "two.yaml").write_text(yaml_text(to_dict(two)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-    source = str(Path(__file__).parent.parent / "src")
-    subprocess.run(
-        [*command, "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "-m", "lfpo", "sft", "two.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=300,
-        capture_output=True,
-    )
+    ended = run_lfpo("sft", str(tmp_path / "two.yaml"), ranks=2)
+    assert ended.returncode == 0, ended.stderr
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import SFTConfig, train_sft
-
-ROOT = Path(__file__).parent.parent
+from processes import start, start_lfpo
 
 
 def config(folder: Path) -> LFPOConfig:
@@ -117,40 +115,30 @@ def test_supervised_training_stops_with_a_checkpoint_too(tmp_path: Path, monkeyp
     assert any("resumed from" in line for line in said)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
 def test_the_command_line_says_what_was_kept_and_exits_with_the_signal(tmp_path: Path):
     run = tmp_path / "run"
-    process = start("-m", "lfpo", "train", "choice", "--output_dir", str(run), "--eval_size", "4", "--max_steps", "500")
+    place = ("--output_dir", str(run), "--threads", "1")
+    training = start_lfpo("train", "choice", *place, "--eval_size", "4", "--max_steps", "500")
     deadline = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "Traceback" not in said
-    assert "stopped by SIGTERM" in said and "--resume continues" in said
+        assert training.process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.01)
+    training.process.terminate()
+    ended = training.wait()
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in ended.stderr
+    assert "stopped by SIGTERM" in ended.stderr and "--resume continues" in ended.stderr
     assert list(run.glob("checkpoints/step-*/manifest.json"))
 
 
-SECOND = """
-import os, signal, sys
-from lfpo.runs.stopping import StopRequests
-with StopRequests():
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("still here", file=sys.stderr)
-"""
+def signalled_twice() -> None:
+    with StopRequests():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("still here", file=sys.stderr)
 
 
 def test_a_second_signal_kills():
-    process = start("-c", SECOND)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM
-    assert "still here" not in said
+    ended = start(signalled_twice).wait()
+    assert ended.returncode == -signal.SIGTERM
+    assert "still here" not in ended.stderr

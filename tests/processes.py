@@ -1,0 +1,150 @@
+"""Processes for tests, forked from one that has already imported torch, transformers and lfpo.
+
+These imports take about five CPU seconds in a fresh interpreter; a fork takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = [
+    "lfpo.cli.command_line",
+    "lfpo.train.rl",
+    "lfpo.train.sft",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+]
+SECONDS = 300.0  # after which a process counts as hanging
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment with lfpo and the test modules importable, one thread, and `changes`."""
+    paths = [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **changes}
+
+
+@functools.cache
+def context() -> Any:
+    """The multiprocessing context of all these processes. The first call starts the server that forks them."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(PRELOADED)
+    with _variables(environment()):  # the server keeps the environment that it starts with
+        forkserver.ensure_running()
+    return found
+
+
+@contextmanager
+def _variables(wanted: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@functools.cache
+def _logs() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lfpo-processes-")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a process ended. returncode: -N for one that signal N killed; of several ranks the first that is not 0.
+
+    stdout, stderr: of several ranks the text of all, in order of rank.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass
+class Running:
+    """A started process. log: path of its output without the suffix .out or .err."""
+
+    process: Any
+    log: Path
+
+    def wait(self, seconds: float = SECONDS) -> Finished:
+        """Wait until it ends. Raises TimeoutError with its standard error, and kills it, when that takes too long."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise TimeoutError(f"it did not end in {seconds:g} s: {self.text('err')}")
+        return Finished(self.process.exitcode, self.text("out"), self.text("err"))
+
+    def text(self, suffix: str) -> str:
+        return Path(f"{self.log}.{suffix}").read_text(encoding="utf-8", errors="replace")
+
+
+def start(work: Callable[..., int | None], *arguments: Any, **variables: str) -> Running:
+    """Call a module-level function in a new process, in this working directory and environment.
+
+    The process exits with what `work` returns (None: 0). variables: environment variables to change.
+    """
+    log = Path(_logs().name) / str(time.monotonic_ns())
+    process = context().Process(target=_work, args=(work, arguments, environment(**variables), str(log)), daemon=True)
+    process.start()
+    return Running(process, log)
+
+
+def run_ranks(world: int, work: Callable[..., int | None], *arguments: Any, **variables: str) -> list[Finished]:
+    """Call a module-level function in `world` ranks that find each other as under torchrun; how each rank ended."""
+    # As torchrun does, this process serves the store. It takes a free port itself: no other process can take the port
+    # between the choice and the use.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    started = [start(work, *arguments, **variables, RANK=str(r), LOCAL_RANK=str(r)) for r in range(world)]
+    try:
+        return [rank.wait() for rank in started]
+    finally:
+        for rank in started:
+            rank.process.kill()
+
+
+def run_lfpo(*arguments: str, ranks: int = 1, **variables: str) -> Finished:
+    """Run an `lfpo` command line in a new process, or in several ranks."""
+    if ranks == 1:
+        return start_lfpo(*arguments, **variables).wait()
+    ended = run_ranks(ranks, _command, arguments, **variables)
+    code = next((e.returncode for e in ended if e.returncode), 0)
+    return Finished(code, "".join(e.stdout for e in ended), "".join(e.stderr for e in ended))
+
+
+def start_lfpo(*arguments: str, **variables: str) -> Running:
+    """Start an `lfpo` command line in a new process."""
+    return start(_command, arguments, **variables)
+
+
+def _command(arguments: tuple[str, ...]) -> int:
+    from lfpo.cli.command_line import main
+
+    return main(list(arguments))
+
+
+def _work(work: Callable[..., int | None], arguments: tuple[Any, ...], variables: dict[str, str], log: str) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    for suffix, descriptor in (("out", 1), ("err", 2)):
+        with open(f"{log}.{suffix}", "wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    sys.exit(work(*arguments))
