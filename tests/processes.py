@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = [

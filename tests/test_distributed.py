@@ -56,8 +56,8 @@ def assert_same_run(folder: Path, other: Path) -> None:
     for a, b in zip(mine, theirs, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():
-            # Sums in another order: gradients differ in their last bits, rollouts do not.
-            summed = name.startswith(("loss", "grad_norm", "kl/", "entropy/targets", "p_target", "negatives/"))
+            # Batches of other sizes: float32 values differ in their last bits, rollouts do not.
+            summed = name.startswith(("loss", "grad_norm", "kl/", "entropy/", "p_target", "negatives/"))
             assert b[name] == pytest.approx(value, rel=1e-4 if summed else 1e-9, abs=1e-7 if summed else 1e-9), name
 
 
