@@ -123,7 +123,7 @@ def test_more_processes_than_prompts_is_one_error(model: Path, tmp_path: Path):
     assert process.returncode != 0
     told = [line for line in process.stderr.splitlines() if line.startswith("error:")]
     assert len(told) == 1
-    assert "2 processes for 1 prompts_per_iteration" in told[0]
+    assert "2 ranks for 1 prompts_per_iteration" in told[0]
     alone = run(tmp_path / "other", model, 1, "--fsdp", "true")
     assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
     assert "torchrun" in alone.stderr
