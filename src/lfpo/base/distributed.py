@@ -1,5 +1,7 @@
-"""Ranks of a process group: what `torchrun --nproc_per_node N -m lfpo ...` starts. Without one every function works
-too, as the only rank."""
+"""The process group that `torchrun --nproc_per_node N -m lfpo ...` starts, and its collectives.
+
+Without torchrun there is one rank, and every function works the same.
+"""
 
 from __future__ import annotations
 
