@@ -131,9 +131,9 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
 def test_where_it_cannot_work(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match=r"layer 0.self_attn.q_proj has rows of 32 numbers"):
         LFPOTrainer(args=config(tmp_path, llada))
-    with pytest.raises(UserError, match="'load_in_4bit' goes with 'lora'"):
+    with pytest.raises(UserError, match="'load_in_4bit' needs 'lora'"):
         config(tmp_path, llada, lora=None)
-    with pytest.raises(UserError, match="'load_in_4bit' does not go with 'fsdp'"):
+    with pytest.raises(UserError, match="'load_in_4bit' does not work with 'fsdp'"):
         config(tmp_path, llada, fsdp=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(UserError, match="load_in_4bit needs the package bitsandbytes: pip install bitsandbytes"):

@@ -154,5 +154,5 @@ def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, 
 
 def test_settings_it_does_not_go_with():
     for other in ({"lora": {"r": 2}}, {"fsdp": True}, {"rollout_compile": True}):
-        with pytest.raises(ValueError, match=f"'offload_reference' does not go with '{next(iter(other))}'"):
+        with pytest.raises(ValueError, match=f"'offload_reference' does not work with '{next(iter(other))}'"):
             LFPOConfig(output_dir="x", offload_reference=True, **other)

@@ -23,40 +23,40 @@ class LFPOConfig:
     output_dir: the run directory.
     model: checkpoint folder, hub id, or "embedded" (the package's own small model).
     task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs.
-    reward_funcs: dotted paths of reward functions (`module.function`); a task's own reward is used when left out.
-    reward_weights: one a function (all 1 when left out).
-    reward_timeout: seconds that one function may take for a batch before its rewards of that batch are given up
-        (0: any time).
-    reward_memory: GiB that one function may hold. It then runs in a child process of its own, which is killed past
-        this or past reward_timeout, whatever it is at (0: it runs in the training process, without a bound).
-    eval_file: held-out JSONL for data_file runs; eval then reports the mean reward.
+    reward_funcs: dotted paths of reward functions (`module.function`); without them the task's own reward is used.
+    reward_weights: one weight a function; all 1 without it.
+    reward_timeout: seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no
+        limit).
+    reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
+        past reward_timeout (0: it runs in the training process, without a limit).
+    eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
 
-    max_steps: iterations of Algorithm 1 (sample, update, move the reference).
-    prompts_per_iteration, num_generations: B prompts and N rollouts each, an iteration.
+    max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
+    prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
-    sampler: how rollouts are denoised. eval_samplers: name -> sampler, each evaluated.
-    lora: {r, lora_alpha, target_modules}, to train an adapter instead of all weights (see lfpo.models.lora).
-    dtype: of the weights; bfloat16 goes with lora, whose factors stay float32. bf16: on a GPU all forwards' bodies run
-        in bfloat16 under autocast, in updates, rollouts and evaluation alike; heads and losses in the weights' dtype.
-    load_in_4bit: the layers' matrices under the adapter in bitsandbytes' NF4, an eighth of float32 (with lora).
-    fsdp: split weights, gradients and optimiser state over the processes of `torchrun` (PyTorch's FSDP2); without it
-        each process holds all of them. What is learned is the same.
-    rank_timeout: seconds that one of several processes may give no sign of life before the others end and name it (0:
-        any time). progress_timeout: seconds in which a living one must come to the next exchange, likewise; above the
-        longest time of rollouts, rewards or evaluation.
-    offload_reference: keep the layers of theta_old (and of the base policy of KL terms) in CPU memory: each is brought
-        over for its own forward in the update, all of them for the rollouts. What is learned is the same.
-    optim: adamw_torch, or bitsandbytes' adamw_8bit (moments in 8 bits, a quarter of the memory), paged_adamw_8bit or
-        paged_adamw_32bit (moments leave a full GPU for CPU memory).
-    gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more work.
-    optimizer_steps_per_iteration: M blocks, a step after each (decides what is learned).
-    update_tokens, rollout_tokens: tokens computed at once (memory and speed only, never the result).
-    padding_free: rows of the update end to end, each attending to itself alone, in place of rows padded to the longest
-        of a pass; on a GPU in bfloat16 by torch's flash attention for that. Memory and speed only.
-    rollout_compile: run rollouts through torch.compile (a GPU's; seconds to minutes of compiling at first).
-    ema_decay: alpha, theta_old <- alpha theta_old + (1 - alpha) theta after each iteration.
+    sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated.
+    lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights (see lfpo.models.lora).
+    dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
+        forwards under bfloat16 autocast; heads and losses run in the weights' dtype.
+    load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
+    fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
+        rank holds all of them. The result is the same.
+    rank_timeout: seconds without a sign of life after which a rank is lost and the others exit with code 75 (0: no
+        limit). progress_timeout: seconds that a collective waits for a rank (the process group's timeout); above the
+        longest time of rollouts, rewards or evaluation (0: no limit).
+    offload_reference: keep the layers of theta_old (and of the base policy) in CPU memory. Each is copied to the GPU
+        for its forward in the update, all of them for rollouts. The result is the same.
+    optim: adamw_torch, or bitsandbytes' adamw_8bit (8-bit moments, a quarter of the memory), paged_adamw_8bit or
+        paged_adamw_32bit (moments move to CPU memory when the GPU is full).
+    gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more compute.
+    optimizer_steps_per_iteration: blocks that an iteration's rollouts are cut into, with an optimiser step after each.
+    update_tokens, rollout_tokens: tokens computed at once. Memory and speed only, never the result.
+    padding_free: pack the update's rows end to end, each attending to itself alone, instead of padding them; on a GPU
+        in bfloat16 with torch's variable-length flash attention. Memory and speed only.
+    rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
+    ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
     max_grad_norm: gradients are scaled down to this norm (0: never).
-    threads: CPU threads for torch (0: leave as it is).
+    threads: CPU threads of torch (0: torch's default).
     report_to: trackers that get the metrics beside metrics.jsonl: tensorboard, wandb, trackio (see lfpo.runs.trackers).
     """
 
@@ -116,7 +116,7 @@ class LFPOConfig:
         self.objective = {"name": "lfpo", **self.objective}
         check_trackers(self.report_to)
         if self.sampler.temperature == 0 and self.sampler.remasking != "random":
-            raise ValueError("sampler temperature 0 makes all rollouts of a prompt alike; set it above 0")
+            raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(
             self, "update_tokens", "rollout_tokens", "eval_steps", "eval_size", "save_steps", "save_total_limit"
@@ -127,34 +127,32 @@ class LFPOConfig:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
         if self.dtype == "bfloat16" and self.lora is None:
             raise ValueError(
-                "'dtype' bfloat16 goes with 'lora': trained weights must be float32, or rounding swallows small steps"
+                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
             )
         if self.load_in_4bit and self.lora is None:
-            raise ValueError(
-                "'load_in_4bit' goes with 'lora': weights of 4 bits are too coarse to be trained themselves"
-            )
+            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
         if self.load_in_4bit and self.fsdp:
             raise ValueError(
-                "'load_in_4bit' does not go with 'fsdp', which would split the blocks that share a scale; without fsdp "
-                "each process holds the small base whole"
+                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
+                "without fsdp every rank holds the small base"
             )
         if self.fsdp and self.lora is None and self.optim != "adamw_torch":
             raise ValueError(
-                f"'optim' {self.optim} scales moments in blocks that fsdp's split would cut; with fsdp take "
-                "adamw_torch, whose moments are split, or train with 'lora'"
+                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
+                "adamw_torch, or train with 'lora'"
             )
         for name, why in (
             ("lora", "the reference is an adapter on the same weights, and small"),
-            ("fsdp", "the reference is split over the processes already"),
-            ("rollout_compile", "a compiled forward must find its weights where they were"),
+            ("fsdp", "the reference is split over ranks already"),
+            ("rollout_compile", "a compiled forward needs its weights to stay where they are"),
         ):
             if self.offload_reference and getattr(self, name):
-                raise ValueError(f"'offload_reference' does not go with '{name}': {why}")
+                raise ValueError(f"'offload_reference' does not work with '{name}': {why}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
         time_limits(self, "reward_timeout", "rank_timeout", "progress_timeout")
         if not self.reward_memory >= 0:
-            raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, or 0 for no bound")
+            raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
         if self.learning_rate <= 0:
             raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
         if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:

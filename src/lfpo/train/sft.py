@@ -38,20 +38,20 @@ MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 class SFTConfig:
     """Configuration of `lfpo sft`.
 
-    model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size the tokenizer's
-        upper bound. One of the two.
-    tasks: procedural tasks and their share of examples. data_file: a JSONL file with `prompt` and `completion`.
-        One of the two.
-    right_share: share of right demonstrations of tasks (None: each task's own flawed corpus).
-    gen_length: completion length for data_file rows (tasks bring their own), in tokens.
+    model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size as the upper
+        bound of the tokenizer's. Give one of the two.
+    tasks: procedural tasks and their share of the examples; or data_file: a JSONL file with `prompt` and `completion`.
+        Give one of the two.
+    right_share: share of right demonstrations of tasks (None: each task's own).
+    gen_length: completion length of data_file rows in tokens; tasks have their own.
     optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).
+    max_grad_norm: gradients are scaled down to this norm (0: never).
     update_tokens: tokens in one forward pass; memory only, never the result.
-    export_dtype: precision of the final `output_dir/model` (checkpoints stay float32).
+    export_dtype: dtype of the final `output_dir/model`; checkpoints stay float32.
     report_to: trackers that get the metrics too (see lfpo.runs.trackers).
+    rank_timeout, progress_timeout: as in LFPOConfig.
 
-    rank_timeout, progress_timeout: when the others end because a process is stalled or gone, as in `lfpo train`.
-
-    Several processes share the work under `torchrun --nproc_per_node N -m lfpo sft CONFIG`.
+    `torchrun --nproc_per_node N -m lfpo sft CONFIG` splits each batch over N ranks.
     """
 
     output_dir: str
