@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test may reach the hub
@@ -14,6 +15,12 @@ import torch
 import tiny
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the modules imported by now out of later garbage collections, which would look through them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
