@@ -176,7 +176,7 @@ def test_reward_memory_runs_functions_in_children(module: str):
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
     (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions
     assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="reward_memory bounds the functions of reward_funcs"):
+    with pytest.raises(UserError, match="reward_memory limits the functions of reward_funcs"):
         make_source(LFPOConfig(output_dir="x", task="choice", reward_memory=1.0), None, None, None)
     with pytest.raises(ValueError, match="'reward_memory' -1 must be GiB"):
         LFPOConfig(output_dir="x", task="choice", reward_memory=-1)

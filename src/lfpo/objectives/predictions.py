@@ -1,4 +1,4 @@
-"""What the policies say at the target positions of one pass, computed when an objective asks for it."""
+"""Predictions of the policies at the targets of one pass, each computed when an objective asks for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Predictions:
 
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
-    padding_free: run the views end to end, without their padding (see MaskedDiffusionLM.packed_hidden).
+    padding_free: run the views packed end to end, without padding (see MaskedDiffusionLM.packed_hidden).
     labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in.
     """
 
@@ -43,8 +43,11 @@ class Predictions:
         return value_B[self.views.row][self.view_T]
 
     def hidden(self, policy: str = CURRENT) -> torch.Tensor:
-        """States [T, D] that the head turns into logits. The body may run in bfloat16; the head does not, because
-        rounding its output would swallow the small differences between policies that the objectives live on."""
+        """Hidden states [T, D] of the targets, in the weights' dtype; with gradients for the current policy only.
+
+        The body may run in bfloat16. The head does not: rounded logits would hide the small differences between
+        policies that the losses are made of.
+        """
         if policy not in self._hidden:
             model = self.policies[policy]
             with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
@@ -56,7 +59,7 @@ class Predictions:
         return self._hidden[policy]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
-        """Logits [T, V], all at once: for small vocabularies, and for what the functions below cannot say."""
+        """Logits [T, V] of all targets at once: for small vocabularies and tests."""
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             return self.policies[policy].head(self.hidden(policy))
 
@@ -79,7 +82,7 @@ class Predictions:
                 mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
                 drawable = drawn.masked_fill(mask, -torch.inf)
                 keep = kept_tokens(drawable / sampler.temperature, sampler.top_k, sampler.top_p)
-                # The token was drawn, so it was kept; rounding must not say otherwise.
+                # The drawn token was kept when it was drawn; rounding must not exclude it now.
                 keep = keep.scatter(1, labels[:, None], True)
             return -F.cross_entropy(scores.masked_fill(~keep, -torch.inf), labels, reduction="none")
 

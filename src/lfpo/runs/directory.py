@@ -20,9 +20,9 @@ from lfpo.base.files import read_json, replace_file
 
 @dataclass(frozen=True)
 class Run:
-    """An open run directory. `log` appends one JSON object to metrics.jsonl; a silent run (other ranks) does not.
+    """An open run directory.
 
-    listeners: called with each logged object, once it is written.
+    silent: writes nothing, for ranks other than 0. listeners: called with each logged object.
     """
 
     dir: Path
@@ -34,11 +34,12 @@ class Run:
         return self.dir / "metrics.jsonl"
 
     def log(self, values: dict[str, Any]) -> None:
+        """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
         if self.silent:
             return
         try:
             with self.metrics_file.open("a", encoding="utf-8") as file:
-                # NaN is not JSON: a number that is not finite is written as null.
+                # JSON has no NaN: numbers that are not finite are written as null.
                 finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
                 file.write(json.dumps(finite) + "\n")
         except OSError as error:
@@ -85,8 +86,8 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
 
-    A folder with a run in it is only entered with `resume` and the same kind of run; config changes are allowed then
-    (a longer training, say) and the new config is written.
+    A folder that holds a run is opened only with `resume` and for the same kind of run. The configuration may have
+    changed (more steps, for example); the new one is written.
     """
     path = path.expanduser()
     marker = path / "config.yaml"
@@ -100,7 +101,7 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         elif path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
             raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
         path.mkdir(parents=True, exist_ok=True)
-        # config.yaml marks a run and comes last: a kill in between leaves a folder that can be entered again.
+        # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
         info["id"] = _known_id(path / "run.json") or uuid.uuid4().hex[:12]
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
@@ -111,8 +112,8 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
 
 
 @contextmanager
-def given_up_if_unbegun(run: Run) -> Iterator[None]:
-    """A mistake that shows before anything is logged or saved leaves a folder that the same command can enter."""
+def freed_if_unused(run: Run) -> Iterator[None]:
+    """On a UserError before anything was logged or saved, remove config.yaml, so that the same command works again."""
     try:
         yield
     except UserError:
@@ -122,19 +123,19 @@ def given_up_if_unbegun(run: Run) -> Iterator[None]:
 
 
 def _known_id(file: Path) -> str | None:
-    """What the run is called by outside trackers; the same after a resume."""
+    """The run's id in trackers, kept over a resume."""
     return read_json(file).get("id") if file.exists() else None
 
 
 def opened_by_this_launcher(path: Path) -> bool:
-    """Whether the process that started this one (torchrun, which outlives a restart) also started the run in `path`:
-    a restart must not continue somebody else's run, which the first start had refused to touch."""
+    """Whether this process's parent also started the run in `path`. torchrun is the parent, also after a restart; so
+    a restarted rank continues its own run, and never another one."""
     file = path.expanduser() / "run.json"
     return file.exists() and read_json(file).get("launcher") == _launcher()
 
 
 def _launcher() -> str:
-    """The process that started this one, by its number and, since in a container that is often the same, its age."""
+    """The parent process: its number and its start time, because numbers repeat in containers."""
     stat = Path(f"/proc/{os.getppid()}/stat")
     born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
     return f"{os.getppid()} {born}".strip()

@@ -27,16 +27,20 @@ from lfpo.train.config import LFPOConfig
 def load_policies(
     args: LFPOConfig, model: Any, tokenizer: Any, *, needs_base: bool
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
-    """Policies by name, and the tokenizer. model: see LFPOTrainer; a loaded one becomes the current policy itself."""
+    """The policies by name (lfpo.models.roles), on this rank's device, and the tokenizer.
+
+    model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base: also keep the base policy.
+    Raises UserError for a loaded model without its tokenizer.
+    """
     device = distributed.device()
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model
-        # In 4 bits a model may fit a device that has no room for it as it is.
+        # Loaded on the CPU, because only its 4-bit form may fit on the GPU.
         model = load_model(name, dtype=getattr(torch, args.dtype), device="cpu" if args.load_in_4bit else device)
         tokenizer = tokenizer or load_tokenizer(name)
     elif tokenizer is None:
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
-    # For every forward, of updates, rollouts and evaluation: all speak of one policy.
+    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = args.bf16 and device.type == "cuda"
     if args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)
@@ -54,9 +58,9 @@ def make_source(
     train_dataset: Sequence[dict[str, Any]] | None,
     eval_dataset: Sequence[dict[str, Any]] | None,
 ) -> PromptSource:
-    """The prompts and rewards that a configuration and the trainer's arguments name together.
+    """The prompts and reward functions that the configuration and the trainer's arguments give.
 
-    Raises UserError where they name none, or more than one.
+    Raises UserError if they give none, or more than one source of prompts.
     """
     functions = _functions(args, reward_funcs)
     if train_dataset is None and args.data_file is None:
@@ -95,13 +99,13 @@ def make_source(
 def _functions(
     args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
 ) -> list[RewardFunction]:
-    """Those of the arguments, or else of the configuration; in child processes where their memory is bounded."""
+    """The reward functions of the arguments, or of the configuration; in child processes if reward_memory is set."""
     given: list[RewardFunction | str] = [*args.reward_funcs]
     if reward_funcs is not None:
         given = [reward_funcs] if callable(reward_funcs) else [*reward_funcs]
     if args.reward_memory:
         if not given:
-            raise UserError("reward_memory bounds the functions of reward_funcs, and none is given; leave it out")
+            raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
     return [resolve(f, {}, kind="reward function") if isinstance(f, str) else f for f in given]
 

@@ -1,7 +1,7 @@
 """Supervised training of a masked diffusion model by the standard loss (LLaDA, arXiv 2502.09992, Eq. 5).
 
 For each example draw t ~ U(0, 1), mask every completion token with probability t (the prompt stays clean), and
-minimise the cross-entropy at masked positions weighted by 1/t. Completions are filled up with EOS, as at sampling.
+minimise the cross-entropy at masked positions weighted by 1/t. Completions are padded with EOS to gen_length.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SFTConfig:
 
 @dataclass(frozen=True)
 class Example:
-    """prompt: P token ids. completion: exactly gen_length token ids, filled up with EOS."""
+    """One demonstration. prompt: P token ids. completion: gen_length token ids, padded with EOS."""
 
     prompt: list[int]
     completion: list[int]
@@ -112,9 +112,9 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = run_trainer(SFTTrainer(config), resume=resume, display=Lines(config.steps, report))
-    distributed.stop()
     if distributed.rank() == 0:
         report(f"saved {folder}")
+    distributed.stop()
     return folder
 
 
@@ -214,7 +214,7 @@ class Lines:
 def accumulate_sft_gradients(
     model: MaskedDiffusionLM, batch: dict[int, Example], size: int, update_tokens: int, rng: torch.Generator
 ) -> float:
-    """Add the loss gradient of some examples of a batch to the parameters and return their share of the loss.
+    """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
     batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
     Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
@@ -252,7 +252,7 @@ def _start(config: SFTConfig) -> tuple[MaskedDiffusionLM, Any]:
         return load_model(config.model), load_tokenizer(config.model)
     assert config.init is not None
     if not config.tasks:
-        raise UserError("'init' builds its tokenizer from 'tasks'; with 'data_file' start from a 'model'")
+        raise UserError("'init' makes its tokenizer from 'tasks'; with 'data_file' give a 'model' to start from")
     tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))
     ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id}
     sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -271,7 +271,7 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
 
 
 def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
-    """A function from an example's number to the example: any example can be made again after a resume."""
+    """A function that returns the example of a number, the same before and after a resume."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         prompt_ids = encode_prompt(tokenizer, prompt)
