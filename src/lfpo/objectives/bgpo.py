@@ -59,7 +59,8 @@ class BGPO:
     def mask_views(self, trajectory: Trajectory, masked_DBC: torch.Tensor) -> Views:
         """A view and a unit for each mask; a target's weight is that of its log p in e, so a view's weights sum to
         n / C."""
-        n_B, x_DB = trajectory.scored(self.after_eos).sum(-1), masked_DBC.sum(-1)
+        scored_BC = trajectory.scored(self.after_eos)
+        n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
         weight_DB = n_B / (x_DB.clamp(min=1) * masked_DBC.shape[-1])
         return masked_views(
             trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=self.after_eos

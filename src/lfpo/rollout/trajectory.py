@@ -98,11 +98,11 @@ class Trajectory:
 
         value_BC: one number a position. Each mean is in the dtype of the values, in the order of `distinct_steps`.
         """
-        value_BC, reveal_BC, scored_BC = value_BC.cpu(), self.reveal_step.cpu(), self.scored(after_eos).cpu()
+        value_BC, step_BC = value_BC.cpu(), self.reveal_step.masked_fill(~self.scored(after_eos), -1).cpu()
         means = []
-        for row, steps in enumerate(self.distinct_steps(after_eos)):
-            index = torch.searchsorted(steps, reveal_BC[row][scored_BC[row]])
-            total = torch.zeros(len(steps), dtype=value_BC.dtype).index_add(0, index, value_BC[row][scored_BC[row]])
+        for value_C, step_C, steps in zip(value_BC, step_BC, self.distinct_steps(after_eos), strict=True):
+            index = torch.searchsorted(steps, step_C[step_C >= 0])
+            total = torch.zeros(len(steps), dtype=value_C.dtype).index_add(0, index, value_C[step_C >= 0])
             means.append(total / torch.bincount(index, minlength=len(steps)))
         return means
 

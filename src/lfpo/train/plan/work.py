@@ -24,8 +24,8 @@ TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_s
 @dataclass(frozen=True)
 class Work:
     """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
-    unit: views that must share a pass. before: views of one rollout that run without gradients before a pass through the
-    batch. others: policies beside CURRENT whose predictions the loss uses.
+    unit: views that must share a pass. before: views of one rollout that run without gradients before the pass.
+    others: policies beside CURRENT whose predictions the loss uses.
     forwards: of one rollout, at most. tokens: all tokens of these forwards, for the planned prompt length."""
 
     views: float
