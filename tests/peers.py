@@ -12,7 +12,9 @@ from torch import nn
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
-GOLDEN = json.loads((Path(__file__).parent / "goldens" / "peers.json").read_text())
+FOLDER = Path(__file__).parent / "goldens"
+GOLDEN = json.loads((FOLDER / "peers.json").read_text())
+NEWER = json.loads((FOLDER / "peers2.json").read_text())  # the same model and batch
 MASK, EOS, VOCAB = GOLDEN["mask_id"], GOLDEN["eos_id"], GOLDEN["vocab"]
 
 
@@ -47,12 +49,11 @@ class ClosedFormModel(nn.Module):
         return torch.eye(VOCAB, dtype=torch.float64)
 
 
-def policies(*, shift: bool = False) -> dict[str, Any]:
+def policies(model: type[ClosedFormModel] = ClosedFormModel, *, shift: bool = False) -> dict[str, Any]:
     """Current, old and base policy of the golden file."""
     params = GOLDEN["params"]
     return {
-        name: ClosedFormModel(*params[key], shift=shift)
-        for name, key in (("current", "cur"), ("old", "old"), ("base", "ref"))
+        name: model(*params[key], shift=shift) for name, key in (("current", "cur"), ("old", "old"), ("base", "ref"))
     }
 
 

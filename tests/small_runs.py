@@ -26,6 +26,11 @@ KNOBS: dict[str, dict[str, Any]] = {
     "agrpo": {"mc_samples": 3, "beta": 0.1},
     "trace_rl": {"shrink": 2},
     "rejection": {"masks": 3},
+    "gdsd": {"epsilon": 0.5},
+    "rldf": {"states": 3, "threshold": 0.01},
+    "bgpo": {"mc_samples": 3},
+    "egspo": {"steps": 3},
+    "stable_drl": {"block_length": 4, "num_masks": 3, "shared_masks": True},
 }
 
 

@@ -19,6 +19,7 @@ from lfpo.cli.sample import SampleConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
@@ -274,8 +275,7 @@ def test_published_settings_compose(tmp_path: Path, model: str, algorithm: str) 
         assert (config.sampler.schedule, config.sampler.early_stop) == ("llada", "none")
     for sampler in config.eval_samplers.values():
         assert sampler.for_length(512).gen_length == 512
-    if hasattr(objective, "check_sampler"):
-        objective.check_sampler(config.sampler)
+    check_rollouts(objective, config.sampler)
 
 
 def test_every_row_of_the_paper_composes() -> None:

@@ -67,9 +67,11 @@ def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(lla
     model = load_model(llada)
     t = rollout(model, PROMPTS, SamplerConfig(gen_length=8, temperature=1.0), [1, 2, 3])
     signal = torch.tensor([1.0, -1.0, 0.5])
-    forwards = {"wd1": 3, "lfpo": 4, "diffu_grpo": 5}  # current counts three; then old; then base
+    # Current counts three; then old; then base. Before the update, stable_drl asks current and old, rldf current.
+    forwards = {"wd1": 3, "lfpo": 4, "diffu_grpo": 5, "stable_drl": 5, "rldf": 5}
+    knobs: dict[str, dict[str, Any]] = {"stable_drl": {"shared_masks": True}, "rldf": {"threshold": 0.0}}
     for name, times in forwards.items():
-        objective = make_objective({"name": name})
+        objective = make_objective({"name": name, **knobs.get(name, {})})
         views = objective.views(t, signal, [1, 2, 3], 0)
         once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
         for tokens in (10**6, 1):

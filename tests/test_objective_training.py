@@ -14,6 +14,7 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.views import passes
 from lfpo.rollout.collect import collect
+from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
@@ -58,13 +59,25 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
     "wd1": {"num_iterations": 1},
     "rejection": {"min_reward": 0.4},
     "trace_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
+    "espo": {"num_iterations": 2},
+    "gdsd": {"num_iterations": 2, "epsilon": 0.5},
+    "rldf": {"num_iterations": 2},
+    "bgpo": {"mc_samples": 2},
+    "cj_grpo": {"num_iterations": 2},
+    "gdpo": {"num_iterations": 2},
+    "stable_drl": {"block_length": 2, "num_iterations": 1},
+}
+# Settings that an objective needs of its rollouts.
+ROLLOUTS: dict[str, dict[str, Any]] = {
+    "justgrpo": {"sampler": SamplerConfig(temperature=1.0, block_length=1)},
 }
 
 
 @pytest.mark.parametrize(("name", "family"), [*((name, "llada") for name in OBJECTIVES), ("coupled_grpo", "dream")])
 def test_every_objective_trains(name: str, family: str, tmp_path: Path, request: pytest.FixtureRequest):
     objective = {"name": name, **SMALL_RUNS.get(name, {})}
-    trainer, updates, changed = run_of(tmp_path, request.getfixturevalue(family), objective)
+    model = request.getfixturevalue(family)
+    trainer, updates, changed = run_of(tmp_path, model, objective, **ROLLOUTS.get(name, {}))
     assert changed
     assert updates == 2 * 2 * trainer.objective.num_iterations  # iterations, blocks of each, passes through each
     rows = metrics(tmp_path / "run")
@@ -74,7 +87,7 @@ def test_every_objective_trains(name: str, family: str, tmp_path: Path, request:
     # The base policy stays where training started; nothing is kept where it is not needed.
     assert (BASE in trainer.policies) == trainer.objective.needs_base
     if BASE in trainer.policies:
-        start = load_model(request.getfixturevalue(family)).parameters()
+        start = load_model(model).parameters()
         assert all(torch.equal(a, b) for a, b in zip(start, trainer.policies[BASE].parameters(), strict=True))
 
 

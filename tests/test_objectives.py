@@ -22,7 +22,7 @@ from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, noised
+from lfpo.objectives.views import Views, masked_views, noised
 from lfpo.objectives.wd1 import WD1
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import kept_tokens
@@ -117,7 +117,7 @@ def test_spg_by_hand(bound: Any, bad: float):
     masks = [["_e_", "___"], ["___", "b__"]]  # two states for each rollout
     masked = torch.tensor([[[False, *(x == "_" for x in state)] for state in states] for states in masks])
     odds = {"___": "211 121 112", "_e_": "112 111 111", "b__": "111 112 121"}
-    loss = loss_of(objective, objective.masked_views(t, masked.transpose(0, 1)), GOOD_BAD, current=odds)
+    loss = loss_of(objective, masked_views(t, masked.transpose(0, 1)), GOOD_BAD, current=odds)
     assert loss == pytest.approx(-(1 * SPG_LOWER * 2 - 0.5 * bad * 3) / 5)
 
 

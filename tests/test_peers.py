@@ -15,7 +15,7 @@ from lfpo.objectives.ops.rectified import mix
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, fully_masked
+from lfpo.objectives.views import Views, fully_masked, masked_views, step_views
 from lfpo.objectives.wd1 import WD1
 from lfpo.train.algorithm import accumulate_gradients
 
@@ -78,7 +78,7 @@ def test_spg():
     golden, t = case("spg"), peers.trajectory()
     objective = SPG(bound="mix", beta=1.5, mix=0.5, num_masks=2, block_length=4)
     masks = peers.masks(golden)[0].view(4, 2, 13).transpose(0, 1)
-    views = objective.masked_views(t, masks)
+    views = masked_views(t, masks)
     check(objective, views, golden)
 
 
@@ -134,7 +134,7 @@ def test_agrpo(monkeypatch):
     monkeypatch.setattr("lfpo.train.algorithm.Predictions", Recorded)
     probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
     weight = 1 / 4 / probability[rows, steps.flatten()] / 2
-    views = objective.step_views(t, rows, steps.flatten(), weight.double())
+    views = step_views(t, rows, steps.flatten(), weight_S=weight.double())
     check_noised(views, golden)
     models = peers.policies()
     for sample in (0, 1):  # the peer keeps the loss of the last sample and the gradient of all

@@ -19,6 +19,7 @@ from lfpo.compare.inference import add_inference, inference_samplers
 from lfpo.compare.results import Results, load_results
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, recipe_name
 from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.runs.directory import Run
@@ -86,8 +87,7 @@ def check(config: CompareConfig) -> None:
                 sampler = settings.sampler.for_length(get_task(settings.task).gen_length)
             except ValueError as error:
                 raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
-            if hasattr(objective, "check_sampler"):
-                objective.check_sampler(sampler)
+            check_rollouts(objective, sampler)
     if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
         raise UserError(f"lfpo compare: the recipes must have the same names of eval_samplers, found {samplers}")
 

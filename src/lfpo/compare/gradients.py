@@ -11,6 +11,7 @@ import torch
 from lfpo.base.rng import key
 from lfpo.models.roles import BASE
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import check_rollouts
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
@@ -45,8 +46,7 @@ def gradient_quality(
 
 def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
     objective, meter = make_objective(settings), Meter()
-    if hasattr(objective, "check_sampler"):
-        objective.check_sampler(trainer.sampler)
+    check_rollouts(objective, trainer.sampler)
     signal = objective.signal(batch.reward_B, batch.group_B)
     trainer.model.train()
     total, squares = None, 0.0

@@ -20,6 +20,15 @@ OBJECTIVES: dict[str, str] = {
     "agrpo": "lfpo.objectives.agrpo:AGRPO",
     "wd1": "lfpo.objectives.wd1:WD1",
     "trace_rl": "lfpo.objectives.trace_rl:TraceRL",
+    "espo": "lfpo.objectives.espo:ESPO",
+    "gdsd": "lfpo.objectives.gdsd:GDSD",
+    "rldf": "lfpo.objectives.rldf:RLDF",
+    "justgrpo": "lfpo.objectives.justgrpo:JustGRPO",
+    "bgpo": "lfpo.objectives.bgpo:BGPO",
+    "cj_grpo": "lfpo.objectives.cj_grpo:CJGRPO",
+    "gdpo": "lfpo.objectives.gdpo:GDPO",
+    "egspo": "lfpo.objectives.egspo:EGSPO",
+    "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 

@@ -8,7 +8,8 @@ import torch
 
 from lfpo.base.errors import UserError
 
-Advantage = Literal["mean", "zscore", "leave_one_out"]
+Advantage = Literal["mean", "zscore", "zscore_floored", "leave_one_out"]
+LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 
 def group_means(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
@@ -25,8 +26,9 @@ def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advan
     """How much better each rollout is than the others of its prompt, [B].
 
     "mean": reward minus group mean (d1, SPG, AGRPO). "zscore": that over the group's standard deviation, population
-    form (GRPO, TraceRL). "leave_one_out": reward minus the mean of the others (coupled-GRPO), which is "mean" times
-    G / (G - 1). Raises UserError when a group has a single rollout: there is nothing to compare.
+    form (GRPO, TraceRL). "zscore_floored": that over the deviation or LEAST_DEVIATION, whichever is larger (RLDF).
+    "leave_one_out": reward minus the mean of the others (coupled-GRPO, ESPO), which is "mean" times G / (G - 1).
+    Raises UserError when a group has a single rollout: there is nothing to compare.
     """
     sizes = group_sizes(group_B)
     if int(sizes.min()) == 1:
@@ -34,10 +36,10 @@ def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advan
     centred = rewards_B - group_means(rewards_B, group_B)
     if kind == "leave_one_out":
         return centred * sizes / (sizes - 1)
-    if kind == "zscore":
-        variance = _per_group_sum(centred**2, group_B) / sizes
-        return centred / (variance.sqrt() + 1e-4)
-    return centred
+    if kind == "mean":
+        return centred
+    deviation = (_per_group_sum(centred**2, group_B) / sizes).sqrt()
+    return centred / (deviation + 1e-4 if kind == "zscore" else deviation.clamp(min=LEAST_DEVIATION))
 
 
 def _per_group_sum(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
+from lfpo.objectives.views import Views, step_views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -43,6 +43,7 @@ class AGRPO:
     epsilon_high: float | None = None
     beta: float = 0.0
     advantage: Advantage = "mean"
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "entropy"})
 
     def __post_init__(self) -> None:
         at_least_one(self, "mc_samples", "num_iterations")
@@ -77,31 +78,18 @@ class AGRPO:
             steps.append(distinct[index])
             weights.append(count / (len(distinct) * probability[index]) / self.mc_samples)
         device = trajectory.tokens.device
-        return self.step_views(
-            trajectory, torch.tensor(rows, device=device), torch.cat(steps).to(device), torch.cat(weights).to(device)
-        )
+        row_S, step_S = torch.tensor(rows, device=device), torch.cat(steps).to(device)
+        return step_views(trajectory, row_S, step_S, weight_S=torch.cat(weights).to(device))
 
     def step_probabilities(self, trajectory: Trajectory, row: int, distinct: torch.Tensor) -> torch.Tensor:
         """Chance of drawing each of a row's N distinct steps, [N]."""
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform
-        counted = trajectory.rows(torch.tensor([row])).counted[0]
-        step = torch.searchsorted(distinct, trajectory.reveal_step[row][counted])
-        entropy = torch.zeros(len(distinct)).index_add(0, step, trajectory.entropy[row][counted])
-        mean = entropy / torch.bincount(step, minlength=len(distinct))
+        (mean,) = trajectory.rows(torch.tensor([row])).step_means(trajectory.entropy[[row]])
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
         mean = mean + 1e-6
         return mean / mean.sum()
-
-    def step_views(
-        self, trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor, weight_S: torch.Tensor
-    ) -> Views:
-        """The states before given steps; targets are the tokens that the step revealed."""
-        rows = trajectory.rows(row_S)
-        target = (rows.reveal_step == step_S[:, None]) & rows.counted
-        weight = weight_S[:, None].expand(target.shape)
-        return noised(trajectory, row_S, rows.masked_before(step_S), target, weight_SC=weight)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         def logp(policy: str) -> torch.Tensor:

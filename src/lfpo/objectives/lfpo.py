@@ -49,6 +49,7 @@ class LFPO:
     negative_weight: float = 1.0
     reading: Literal["rectified", "printed", "printed_through"] = "rectified"
     needs_base: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
 
     def __post_init__(self) -> None:
         positive(self, "beta", "clip")

@@ -18,7 +18,14 @@ class Objective(Protocol):
 
     num_iterations: mu, how often each batch of rollouts is gone through (inner iterations), with new views each time.
     needs_base: whether the loss uses the policy that training started from (it is kept in memory only then).
-    check_sampler(sampler): optional; raises UserError when rollouts sampled this way cannot be learned from.
+
+    Optional:
+    needs: what the objective needs of rollouts, names of lfpo.objectives.needs.NEEDS, checked at start.
+    check_sampler(sampler): raises UserError when rollouts sampled this way cannot be learned from.
+    prepare(views, logp): the views that the passes of one optimiser step take instead, where weights or targets depend
+        on what the policies say or on rollouts of other ranks. Called on every rank, also with no views, without
+        gradients, before the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under
+        a policy ("current" or "old"), each call a forward of them.
     """
 
     @property

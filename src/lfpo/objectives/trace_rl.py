@@ -12,7 +12,7 @@ from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.models.roles import OLD
 from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clip_measures, clipped_surrogate, k3
+from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -37,6 +37,7 @@ class TraceRL:
     max_accuracy: float = 0.8
     num_iterations: int = 1
     needs_base: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
 
     def __post_init__(self) -> None:
         at_least_one(self, "shrink", "num_iterations")
@@ -75,9 +76,9 @@ class TraceRL:
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         logp, old = predictions.logp(), predictions.logp(OLD)
         advantage_T = predictions.at_targets(signal_B)
-        clip = (logp, old, advantage_T, self.epsilon, self.epsilon_high)
-        loss = (predictions.weight_T * clipped_surrogate(*clip)).sum() + self.beta * k3(logp, old).sum()
-        return loss, clip_measures(*clip) | measure_targets(predictions, advantage_T)
+        loss_T, measures = clipped_loss(self, (logp - old).exp(), advantage_T)
+        loss = (predictions.weight_T * loss_T).sum() + self.beta * k3(logp, old).sum()
+        return loss, measures | measure_targets(predictions, advantage_T)
 
     def normalizer(self, views: Views) -> float:
         """The number of states."""

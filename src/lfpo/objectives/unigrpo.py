@@ -73,9 +73,9 @@ class UniGRPO:
 
     def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor) -> Views:
         """Views with the given completion tokens masked."""
-        scored = trajectory.reveal_step >= 0 if self.after_eos else trajectory.counted
         rows = torch.arange(len(trajectory), device=masked_BC.device)
-        return noised(trajectory, rows, masked_BC, masked_BC & scored)
+        target = masked_BC & trajectory.scored(self.after_eos)
+        return noised(trajectory, rows, masked_BC, target, after_eos=self.after_eos)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         advantage_T = predictions.at_targets(signal_B)

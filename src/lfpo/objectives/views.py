@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from lfpo.base import distributed
 from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -21,7 +22,8 @@ class Views:
     target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens.
     weight [S, L]: how much a target counts in the objective's loss, 0 elsewhere.
     unit [S]: views with the same number are never split over two passes, because the loss joins them.
-    length [S]: tokens of the view's completion, up to and including its first EOS.
+    state [S]: which of its rollout's views it is: the step that follows, or the number of the draw; 0 where one is all.
+    length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
     """
 
@@ -32,6 +34,7 @@ class Views:
     labels: torch.Tensor
     weight: torch.Tensor
     unit: torch.Tensor
+    state: torch.Tensor
     length: torch.Tensor
     sampler: SamplerConfig
     mask_id: int
@@ -63,12 +66,15 @@ def noised(
     *,
     weight_SC: torch.Tensor | None = None,
     unit_S: torch.Tensor | None = None,
+    state_S: torch.Tensor | None = None,
+    after_eos: bool = False,
 ) -> Views:
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
     masked_SL may have C columns (completion only) or P + C; padding is never masked.
     target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
-    unit_S: see Views; each view is its own unless given.
+    unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
+    after_eos: whether tokens after the first EOS are scored; decides `length` only.
     """
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
@@ -87,7 +93,8 @@ def noised(
         labels=labels,
         weight=weight,
         unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
-        length=trajectory.lengths[row_S],
+        state=torch.zeros_like(row_S) if state_S is None else state_S,
+        length=trajectory.scored(after_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
     )
@@ -101,6 +108,91 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     rows = trajectory.rows(row_S)
     masked = rows.masked_before(step_S)
     return noised(trajectory, row_S, masked, masked & rows.counted)
+
+
+def step_views(
+    trajectory: Trajectory,
+    row_S: torch.Tensor,
+    step_S: torch.Tensor,
+    *,
+    weight_S: torch.Tensor | None = None,
+    after_eos: bool = False,
+) -> Views:
+    """The states before given steps of given rows, numbered by step; targets are the scored tokens that the step
+    revealed.
+
+    weight_S: of a view's targets (1 unless given). after_eos: whether tokens after the first EOS are scored.
+    """
+    rows = trajectory.rows(row_S)
+    target = (rows.reveal_step == step_S[:, None]) & rows.scored(after_eos)
+    weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
+    masked = rows.masked_before(step_S)
+    return noised(trajectory, row_S, masked, target, weight_SC=weight, state_S=step_S, after_eos=after_eos)
+
+
+def masked_views(
+    trajectory: Trajectory,
+    masked_MBL: torch.Tensor,
+    *,
+    weight_MB: torch.Tensor | None = None,
+    units: int = 1,
+    after_eos: bool = False,
+) -> Views:
+    """M views a rollout with given positions masked, numbered 0 .. M - 1; views without a target are left out.
+
+    Targets are the masked positions of the completion that are scored; those not scored are masked in every view.
+
+    masked_MBL: may have C columns (completion only) or P + C. weight_MB: of a view's targets (1 unless given).
+    units: how many units a rollout's views form: view m belongs to the rollout's unit m mod `units`.
+    after_eos: whether tokens after the first EOS are scored.
+    """
+    n_views, n_rows, width = masked_MBL.shape
+    device = masked_MBL.device
+    row_S = torch.arange(n_rows, device=device).repeat(n_views)
+    state_S = torch.arange(n_views, device=device).repeat_interleave(n_rows)
+    scored_SC = trajectory.scored(after_eos)[row_S]
+    length = scored_SC.shape[1]
+    masked_SL = masked_MBL.flatten(0, 1) | F.pad(~scored_SC, (width - length, 0))
+    views = noised(
+        trajectory,
+        row_S,
+        masked_SL,
+        masked_SL[:, width - length :] & scored_SC,
+        weight_SC=None if weight_MB is None else weight_MB.flatten()[:, None].expand(scored_SC.shape),
+        unit_S=row_S * units + state_S % units,
+        state_S=state_S,
+        after_eos=after_eos,
+    )
+    return views.select(views.target.any(-1).nonzero().flatten())
+
+
+def coupled_views(
+    trajectory: Trajectory, masked_DBC: torch.Tensor, *, weighted: bool, together: bool, after_eos: bool
+) -> Views:
+    """Two views for each of D masks of a rollout: the mask, and its complement, which together score every token once.
+
+    Weights are 1/2; `weighted`: (n + 1) / (2 x) with n scored tokens of which the view masks x, which makes the sum
+    over a mask's two views an estimate of the ELBO where x is uniform on 0 .. n.
+
+    together: all of a rollout's views form one unit; otherwise each mask and its complement do.
+    after_eos: whether tokens after the first EOS are scored.
+    """
+    scored_BC = trajectory.scored(after_eos)
+    masked_MBC = torch.cat([masked_DBC & scored_BC, ~masked_DBC & scored_BC])
+    weight_MB = torch.full(masked_MBC.shape[:2], 0.5, device=masked_MBC.device)
+    if weighted:
+        weight_MB *= (scored_BC.sum(-1) + 1) / masked_MBC.sum(-1).clamp(min=1)
+    units = 1 if together else len(masked_DBC)
+    return masked_views(trajectory, masked_MBC, weight_MB=weight_MB, units=units, after_eos=after_eos)
+
+
+def shared_by_state(views: Views) -> Views:
+    """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
+    1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""
+    counts = torch.stack([views.state, views.target.sum(-1)], dim=1)
+    every = distributed.all_gather_tensor(counts)
+    total = torch.bincount(every[:, 0], weights=every[:, 1].double())
+    return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])
 
 
 def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:

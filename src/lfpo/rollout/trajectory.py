@@ -73,6 +73,10 @@ class Trajectory:
         """Positions up to and including the first EOS, [B, C] bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
+    def scored(self, after_eos: bool) -> torch.Tensor:
+        """Positions that an objective scores [B, C]: `counted`, or with `after_eos` all that the sampler revealed."""
+        return self.reveal_step >= 0 if after_eos else self.counted
+
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which completion positions were masked when step_B[b] began, [B, C] bool."""
         return (self.reveal_step >= step_B[:, None]) | (self.reveal_step < 0)
@@ -81,13 +85,26 @@ class Trajectory:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def distinct_steps(self) -> list[torch.Tensor]:
-        """For each row, its N distinct steps that revealed something at or before its first EOS, ascending, [N] int64.
+    def distinct_steps(self, after_eos: bool = False) -> list[torch.Tensor]:
+        """For each row, its N distinct steps that revealed a scored position (see `scored`), ascending, [N] int64.
 
         On the CPU; all rows are copied from the device at once.
         """
-        step_BC = self.reveal_step.masked_fill(~self.counted, -1).cpu()
+        step_BC = self.reveal_step.masked_fill(~self.scored(after_eos), -1).cpu()
         return [torch.unique(step_C[step_C >= 0]) for step_C in step_BC]
+
+    def step_means(self, value_BC: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
+        """For each row, the mean value over the scored positions that each of its distinct steps revealed; on the CPU.
+
+        value_BC: one number a position. Each mean is in the dtype of the values, in the order of `distinct_steps`.
+        """
+        value_BC, step_BC = value_BC.cpu(), self.reveal_step.masked_fill(~self.scored(after_eos), -1).cpu()
+        means = []
+        for value_C, step_C, steps in zip(value_BC, step_BC, self.distinct_steps(after_eos), strict=True):
+            index = torch.searchsorted(steps, step_C[step_C >= 0])
+            total = torch.zeros(len(steps), dtype=value_C.dtype).index_add(0, index, value_C[step_C >= 0])
+            means.append(total / torch.bincount(index, minlength=len(steps)))
+        return means
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -167,8 +168,11 @@ def accumulate_gradients(
     views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
-    meter: counts FLOPs. filler: see `equal_passes`.
+    meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
     """
+    if hasattr(objective, "prepare"):
+        size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
+        views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
     pieces = [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
     pieces = [piece for piece in pieces if piece.target.any()]
     normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
@@ -188,6 +192,36 @@ def accumulate_gradients(
             for policy in predictions.used:
                 meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
     return loss_sum, measures
+
+
+@torch.no_grad()
+def logp_at_targets(
+    policies: Mapping[str, MaskedDiffusionLM],
+    views: Views,
+    policy: str,
+    *,
+    update_tokens: int,
+    padding_free: bool,
+    meter: Meter | None,
+    filler: Views | None,
+) -> torch.Tensor:
+    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients.
+
+    The arguments are those of `accumulate_gradients`. Under FSDP a collective.
+    """
+    number_SL = torch.full(views.target.shape, -1, device=views.target.device)
+    number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
+    places = [i for i in passes(views, update_tokens, padding_free=padding_free) if views.target[i].any()]
+    found, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
+    for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
+        logp_T = Predictions(piece, policies, padding_free=padding_free).logp(policy)
+        if not weight:
+            continue
+        found.append(logp_T)
+        order.append(number_SL[places[number]][views.target[places[number]]])
+        if meter is not None:
+            meter.flops += update_flops(policies[policy], piece, backward=False)
+    return torch.cat(found)[torch.cat(order).argsort()]
 
 
 def equal_passes(pieces: Sequence[Views], filler: Views | None) -> list[tuple[Views, float]]:

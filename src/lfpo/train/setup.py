@@ -16,6 +16,7 @@ from lfpo.models.lora import attach
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import Objective
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.sources import PromptSource, list_source, task_source
 from lfpo.prompts.tasks import get_task
@@ -141,6 +142,5 @@ def samplers(
         evaluated = {name: s.for_length(sampler.gen_length or 0) for name, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
-    if hasattr(objective, "check_sampler"):
-        objective.check_sampler(sampler)
+    check_rollouts(objective, sampler)
     return sampler, evaluated

@@ -189,7 +189,8 @@ def _flops(setup: _Setup) -> tuple[float, float]:
     sampled = forward_flops(sizes, setup.hf, work.tokens, length, work.forwards * setup.block_length)
     once = forward_flops(sizes, setup.hf, work.views * length, length, work.targets)
     # A backward pass costs two forwards, or one where the weights are frozen.
-    forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
+    forwards: float = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
+    forwards += work.before / work.views
     return setup.rollouts * sampled, setup.rollouts * setup.objective.num_iterations * forwards * once
 
 

@@ -12,6 +12,7 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import Objective
 from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -23,13 +24,15 @@ TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_s
 @dataclass(frozen=True)
 class Work:
     """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
-    unit: views that must share a pass. others: policies beside CURRENT whose predictions the loss uses.
+    unit: views that must share a pass. before: views of one rollout that run without gradients before the pass.
+    others: policies beside CURRENT whose predictions the loss uses.
     forwards: of one rollout, at most. tokens: all tokens of these forwards, for the planned prompt length."""
 
     views: float
     targets: float
     most_targets: int
     unit: int
+    before: float
     others: int
     forwards: int
     tokens: int
@@ -43,18 +46,28 @@ def count(objective: Objective, sampler: SamplerConfig, prompt_length: int, shif
     trajectory = _toy(sampler)
     signal = objective.signal(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
     views = objective.views(trajectory, torch.ones_like(signal), [1, 2], 0)
-    targets = views.target.sum(-1)
-    unit = int(views.unit.unique(return_counts=True)[1].max())
     model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special()}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
+    before, most_targets = 0, int(views.target.sum(-1).max())
+
+    def logp(views: Views, policy: str) -> torch.Tensor:
+        nonlocal before
+        before += len(views)
+        return Predictions(views, policies).logp(policy)
+
+    if hasattr(objective, "prepare"):
+        with torch.no_grad():
+            views = objective.prepare(views, logp)
+    unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
     forwards = int(trajectory.nfe[0])
     return Work(
         views=len(views) / 2,
-        targets=float(targets.sum()) / 2,
-        most_targets=int(targets.max()),
+        targets=float(views.target.sum()) / 2,
+        most_targets=most_targets,
         unit=unit,
+        before=before / 2,
         others=len(set(predictions.used) - {CURRENT}),
         forwards=forwards * (2 if sampler.cfg_scale else 1),
         tokens=_tokens(sampler, prompt_length, forwards, shift) * (2 if sampler.cfg_scale else 1),

@@ -1,0 +1,81 @@
+"""BGPO (arXiv 2510.11683, as in DARE): PPO linear in the Monte Carlo draws of the ELBO, so that each is a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import clipped_loss
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.views import Views, masked_views
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class BGPO:
+    """The mean over mc_samples masks of the mean over rollouts, weighted by their n scored tokens, of PPO's clipped
+    loss with dual clip (see `policy_gradient.clipped_loss`) of the ratio 1 + d where A > 0, exp(d) elsewhere,
+    d = e - e_old, e = n / (x C) times the sum of log p at a mask of x tokens, x uniform on 1 .. n, C = gen_length.
+
+    1 + d is a lower bound of exp(d). The loss is a sum over masks, so memory does not grow with their number.
+
+    mc_samples: masks of each rollout and pass. epsilon, epsilon_high: clip of the ratio. dual_clip: c (None: off).
+    after_eos: also score what was revealed after the first EOS, as in DARE, whose rollouts end at C.
+    Defaults are DARE's. A group's deviation is the population form here.
+
+    DARE computes 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and multiplies micro-batches by a factor that
+    counts the fields of a batch instead of its rows; neither is kept. Its KL term, off by default, is left out.
+    """
+
+    num_iterations: int = 1
+    mc_samples: int = 16
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    dual_clip: float | None = 3.0
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+    needs_base: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "mc_samples", "dual_clip")
+        not_negative(self, "epsilon", "epsilon_high")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        scored_BC = trajectory.scored(self.after_eos)
+        return self.mask_views(trajectory, stratified_masks(scored_BC, seeds, inner, count=self.mc_samples, least=1))
+
+    def mask_views(self, trajectory: Trajectory, masked_DBC: torch.Tensor) -> Views:
+        """A view and a unit for each mask; a target's weight is that of its log p in e, so a view's weights sum to
+        n / C."""
+        scored_BC = trajectory.scored(self.after_eos)
+        n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
+        weight_DB = n_B / (x_DB.clamp(min=1) * masked_DBC.shape[-1])
+        return masked_views(
+            trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=self.after_eos
+        )
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        sequences = Sequences(predictions.views)
+        now, old = (sequences.weighted(predictions.logp(policy)) for policy in (CURRENT, OLD))
+        advantage_U = signal_B.to(now.device)[sequences.row_U]
+        change_U = now - old
+        ratio_U = torch.where(advantage_U > 0, 1 + change_U, change_U.exp())
+        loss_U, measures = clipped_loss(self, ratio_U, advantage_U, dual_clip=self.dual_clip)
+        loss = (sequences.weight_U * loss_U).sum()
+        return loss, measures | measure_targets(predictions, predictions.at_targets(signal_B))
+
+    def normalizer(self, views: Views) -> float:
+        """Scored tokens of all masks' rollouts, over C."""
+        return float(views.weight.sum())

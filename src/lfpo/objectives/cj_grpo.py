@@ -1,0 +1,72 @@
+"""CJ-GRPO (arXiv 2509.23924): GRPO along the sampler's trajectory, every step replayed and of equal weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, shared_by_state, step_views
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class CJGRPO:
+    """The mean over scheduled steps i of the mean, over the tokens that step i revealed in all rollouts, of PPO's
+    clipped loss plus beta times k3 to the base policy. A token is scored in the state before its own step.
+
+    Steps count alike, so a token of a step that reveals few weighs more.
+
+    epsilon, epsilon_high: clip of the ratio. dual_clip: see `policy_gradient.clipped_loss` (None: off).
+    beta: weight of the KL. after_eos: also score what was revealed after the first EOS, as published.
+    Defaults are the authors' (num_iterations 8 on Countdown and Sudoku). DARE's are epsilon 0.2, dual_clip 3, beta 0;
+    its KL, in another form, is left out.
+
+    The public codes take the means over a micro-batch; here they are over all rollouts of an optimiser step.
+    """
+
+    num_iterations: int = 12
+    epsilon: float = 0.5
+    epsilon_high: float | None = None
+    dual_clip: float | None = None
+    beta: float = 0.04
+    advantage: Advantage = "mean"
+    after_eos: bool = True
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "dual_clip")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        steps = trajectory.distinct_steps(self.after_eos)
+        row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
+        device = trajectory.tokens.device
+        return step_views(trajectory, row_S.to(device), torch.cat(steps).to(device), after_eos=self.after_eos)
+
+    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """The tokens of a step share a weight of 1, over all ranks. A collective; no policy runs."""
+        return shared_by_state(views)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T = predictions.at_targets(signal_B)
+        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T, dual_clip=self.dual_clip)
+        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
+
+    def normalizer(self, views: Views) -> float:
+        """The number of steps, over all ranks."""
+        return float(views.weight.sum())

@@ -1,0 +1,70 @@
+"""JustGRPO ("The Flexibility Trap", arXiv 2601.15165): GRPO on completions sampled strictly from left to right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.models.roles import OLD
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import clipped_loss
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class JustGRPO:
+    """The mean over tokens k of -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), rho the ratio of
+    p(y_k | prompt, y_<k shown, y_k and all that follow masked) to its value under theta_old.
+
+    It takes one view a token, the states that a sampler with `block_length: 1` visits, so each ratio is exact.
+
+    epsilon, epsilon_high: clip of the ratio. after_eos: also score what was revealed after the first EOS, as published.
+    Rollouts without an advantage are left out of the mean, as published. There is no KL.
+
+    In the public code the ratio is that of theta to itself, so the clip never acts; the paper's is to theta_old, which
+    is taken here. Both are the same in the first step on a batch. A group's deviation is the population form here.
+    """
+
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+    needs_base: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"left_to_right"})
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        scored_BC = trajectory.scored(self.after_eos) & (signal_B != 0)[:, None]
+        row_S, column_S = scored_BC.nonzero().unbind(-1)
+        column_C = torch.arange(scored_BC.shape[1], device=scored_BC.device)
+        return noised(
+            trajectory,
+            row_S,
+            column_C >= column_S[:, None],
+            column_C == column_S[:, None],
+            state_S=column_S,
+            after_eos=self.after_eos,
+        )
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T = predictions.at_targets(signal_B)
+        loss_T, measures = clipped_loss(self, (predictions.logp() - predictions.logp(OLD)).exp(), advantage_T)
+        return loss_T.sum(), measures | measure_targets(predictions, advantage_T)
+
+    def normalizer(self, views: Views) -> float:
+        """All tokens of rollouts with an advantage."""
+        return float(len(views))

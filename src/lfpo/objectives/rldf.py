@@ -1,0 +1,113 @@
+"""RLDF ("Drift", arXiv 2605.25638): replayed states, mostly uncertain ones, scored where the model is sure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
+from lfpo.base.rng import generator
+from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import KL, KL_ESTIMATES, clipped_loss
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class RLDF:
+    """Token losses -A log p (one pass through a batch) or PPO's (several), plus beta times KL to the base policy, at
+    the kept positions of `states` replayed states of each rollout.
+
+    A state's masked tokens up to the first EOS are kept if the state's step revealed them or their probability is at
+    least `threshold`: under theta with one pass, under theta_old with several. That takes a forward without gradients
+    before the update.
+
+    states: K, drawn among a rollout's distinct steps, without replacement while there are any left, with probability
+        softmax(mean of -log p of what the step revealed / temperature); temperature 0 takes the largest.
+    aggregation: "token", the mean over k = 1 .. K of the mean over the tokens kept in the k-th states of all rollouts
+        (the authors' for LLaDA); "sample", of the mean over rollouts of each state's mean (Dream).
+    epsilon, epsilon_high: clip of the ratio. kl: estimate of KL to the base policy; beta: its weight (.04 on MATH).
+
+    Not kept of the public code: its valid tokens exclude EOS, which is never trained then, and tokens after it count as
+    revealed at step 0, so states show an end that the sampler had not placed. Left out: its entropy term (off by
+    default) and its selection of groups.
+    """
+
+    num_iterations: int = 1
+    states: int = 4
+    temperature: float = 1.0
+    threshold: float = 0.6
+    aggregation: Literal["token", "sample"] = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    kl: KL = "k3"
+    advantage: Advantage = "zscore_floored"
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "confidence"})
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "states")
+        in_unit_interval(self, "threshold")
+        not_negative(self, "temperature", "epsilon", "epsilon_high", "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def step_scores(self, trajectory: Trajectory) -> list[torch.Tensor]:
+        """For each row, the mean of -log p of what each of its distinct steps revealed, on the CPU."""
+        return trajectory.step_means(-trajectory.confidence.double().clamp(min=1e-12).log())
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        drawn = []
+        for steps, score, seed in zip(trajectory.distinct_steps(), self.step_scores(trajectory), seeds, strict=True):
+            rng, first = generator(seed, "states", inner), min(self.states, len(steps))
+            if self.temperature == 0:
+                index = score.topk(first).indices
+            else:
+                index = torch.multinomial((score / self.temperature).softmax(0), first, generator=rng)
+            again = torch.randint(len(steps), (self.states - first,), generator=rng)
+            drawn.append(steps[torch.cat([index, again])])
+        return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
+
+    def state_views(self, trajectory: Trajectory, step_BK: torch.Tensor) -> Views:
+        """The states before given steps. Until `prepare`, weight 1 marks what the step reveals; the rest has 1/2."""
+        row_S = torch.arange(len(step_BK), device=step_BK.device).repeat_interleave(self.states)
+        rows, step_S = trajectory.rows(row_S), step_BK.flatten()
+        masked = rows.masked_before(step_S)
+        weight = torch.where(rows.reveal_step == step_S[:, None], 1.0, 0.5)
+        draw_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
+        return noised(trajectory, row_S, masked, masked & rows.counted, weight_SC=weight, state_S=draw_S)
+
+    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""
+        sure_T = logp(views, CURRENT if self.num_iterations == 1 else OLD).exp() >= self.threshold
+        kept = views.target.clone()
+        kept[views.target] = sure_T | (views.weight[views.target] == 1)
+        views = dataclasses.replace(views, target=kept)
+        if self.aggregation == "token":
+            return shared_by_state(views)
+        return dataclasses.replace(views, weight=kept / kept.sum(-1, keepdim=True).clamp(min=1))
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        logp, advantage_T = predictions.logp(), predictions.at_targets(signal_B)
+        loss_T, measures = -advantage_T * logp, dict[str, torch.Tensor]()
+        if self.num_iterations > 1:
+            loss_T, measures = clipped_loss(self, (logp - predictions.logp(OLD)).exp(), advantage_T)
+        if self.beta > 0:
+            loss_T = loss_T + self.beta * KL_ESTIMATES[self.kl](logp, predictions.logp(BASE))
+        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
+
+    def normalizer(self, views: Views) -> float:
+        """K over all ranks, or the number of states."""
+        return float(views.weight.sum())

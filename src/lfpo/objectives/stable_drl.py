@@ -1,0 +1,91 @@
+"""StableDRL (arXiv 2603.06743): SPG's bounds with self-normalised importance weights, capped from above."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.checks import at_least_one, in_unit_interval, positive
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.masks import block_masks
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.views import Views, masked_views
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class StableDRL:
+    """-sum over rollouts of v A q, with q = E where A > 0 and mix U + (1 - mix) E elsewhere, E and U SPG's lower and
+    upper bound a token, and v the softmax over an optimiser step's rollouts of min(E - E_old, log clip), a constant.
+
+    v takes a forward of theta, and one of theta_old, without gradients before the update.
+
+    clip: cap of the importance ratio exp(E - E_old), a ratio a token; there is none from below, although the paper
+        speaks of an unconditional clip.
+    shared_masks: E_old on the masks of E. As published (False) it has draws of its own, so v varies with the masks even
+        where the policy has not changed.
+    beta, mix, num_masks, block_length, p_mask: as in `spg`. Tokens after the first EOS are masked and not scored.
+    Defaults are the authors'.
+
+    The public code's softmax runs over the rows of one rank; here over all of the step, on all ranks.
+    """
+
+    num_iterations: int = 2
+    clip: float = 5.0
+    shared_masks: bool = False
+    beta: float = 1.5
+    mix: float = 0.5
+    num_masks: int = 2
+    block_length: int | None = 32
+    p_mask: float = 0.15
+    advantage: Advantage = "mean"
+    needs_base: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "beta", "num_masks", "block_length")
+        in_unit_interval(self, "mix", "p_mask")
+        positive(self, "clip")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        return group_advantages(rewards_B, group_B, self.advantage)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """num_masks views a rollout; unless masks are shared, num_masks more for E_old, which `prepare` takes out."""
+        masks = [block_masks(self, trajectory, seeds, inner)]
+        if not self.shared_masks:
+            masks.append(block_masks(self, trajectory, seeds, inner, "block masks of theta_old"))
+        return masked_views(trajectory, torch.cat(masks))
+
+    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """The views of theta, with v of their rollout as weight. A collective."""
+        now = old = views.select((views.state < self.num_masks).nonzero().flatten())
+        if not self.shared_masks:
+            old = views.select((views.state >= self.num_masks).nonzero().flatten())
+        sequences = Sequences(now)
+        change_U = sequences.lower_bound(logp(now, CURRENT)) - Sequences(old).lower_bound(logp(old, OLD))
+        capped_U = change_U.double().clamp(max=math.log(self.clip))
+        v_U = (capped_U - distributed.all_gather_tensor(capped_U).logsumexp(0)).exp()
+        return dataclasses.replace(now, weight=now.target * v_U.float()[sequences.unit_S][:, None])
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        sequences, logp = Sequences(predictions.views), predictions.logp()
+        advantage_U = signal_B.to(logp.device)[sequences.row_U]
+        lower = sequences.lower_bound(logp)
+        mixed = self.mix * sequences.upper_bound(logp, self.beta) + (1 - self.mix) * lower
+        v_U = sequences.weight_U / sequences.targets_U  # all targets of a rollout have its v
+        loss = -(v_U * advantage_U * torch.where(advantage_U > 0, lower, mixed)).sum()
+        return loss, measure_targets(predictions, predictions.at_targets(signal_B))
+
+    def normalizer(self, views: Views) -> float:
+        """The sum of v: 1 over all ranks."""
+        sequences = Sequences(views)
+        return float((sequences.weight_U / sequences.targets_U).sum())

@@ -1,0 +1,391 @@
+"""The objectives after SPG's generation: losses by hand on three letters, what they draw, and defects not kept."""
+
+from __future__ import annotations
+
+import math
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import peers
+from letters import Table, rollouts
+from lfpo.base.errors import UserError
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives.bgpo import BGPO
+from lfpo.objectives.cj_grpo import CJGRPO
+from lfpo.objectives.egspo import EGSPO
+from lfpo.objectives.espo import ESPO
+from lfpo.objectives.gdpo import GDPO
+from lfpo.objectives.gdsd import GDSD
+from lfpo.objectives.justgrpo import JustGRPO
+from lfpo.objectives.masks import stratified_sizes, subset_masks
+from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.rldf import RLDF
+from lfpo.objectives.stable_drl import StableDRL
+from lfpo.objectives.views import Views, masked_views
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import accumulate_gradients
+from small_runs import step_of
+from test_objective_views import check_rate, mixed, views_of
+from test_objectives import GOOD_BAD, loss_of
+
+LN2 = log(2)
+HALF = 0.5 + LN2 - 1  # k3 where the other policy gives a token half the probability
+
+
+def masks(*states: list[str]) -> torch.Tensor:
+    """States written as text, one list a mask with a state for each rollout, as positions [D, B, C]."""
+    return torch.tensor([[[x == "_" for x in state] for state in row] for row in states])
+
+
+# Of the first rollout, tokens a, b, e; of the second, b, e and an e after its EOS.
+COUPLED = {
+    "current": {"_be": "211 111 111", "a__": "111 121 112", "___": "121 112 112"},
+    "old": {"_be": "112 111 111", "a__": "111 121 211", "___": "121 112 211"},
+}
+COUPLED["base"] = COUPLED["old"]
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+def test_espo_by_hand(after_eos: bool):
+    objective = ESPO(mc_samples=1, epsilon=0.2, beta=0.1, after_eos=after_eos)
+    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "___"]))
+    good = 2 * LN2 + LN2  # weights (4 / 1) / 2 and (4 / 2) / 2; each state has one token of twice the odds
+    bad = 2 / 3 * LN2 if after_eos else 0.0  # weight (4 / 3) / 2 of the token after EOS
+    expected = -1.2 + 0.1 * good**2 / 6 + 0.5 * math.exp(bad / 3) + 0.1 * bad**2 / 6
+    assert loss_of(objective, views, GOOD_BAD, **COUPLED) == pytest.approx(expected / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("tlc", [False, True])
+def test_gdsd_by_hand(tlc: bool):
+    objective = GDSD(mc_samples=2, psi=2.0, epsilon=0.5, epsilon_high=0.9, beta=0.1, tlc=tlc)
+    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "___"], ["a__", "bee"]))
+    good, bad = (3 * LN2, 2 / 3 * LN2) if tlc else (LN2, LN2 / 2)  # log 1.9 is between
+    first = (log(1.9) / 3 - 2) ** 2 + (bad / 3 + 1) ** 2  # the same for both masks, which are complements
+    expected = 2 * first + 0.1 * (good**2 + bad**2) / 6
+    assert loss_of(objective, views, GOOD_BAD, **COUPLED) == pytest.approx(expected / 2, rel=1e-6)
+
+
+def rldf_case(**knobs: Any) -> tuple[RLDF, Views]:
+    """States a__ and ___ of the first rollout, ___ and _ee of the second."""
+    objective = RLDF(states=2, threshold=0.4, beta=0.0, **knobs)
+    return objective, objective.state_views(rollouts(["abe", "bee"], ["012", "100"]), torch.tensor([[1, 0], [0, 1]]))
+
+
+RLDF_CURRENT = {"___": "211 121 112", "a__": "111 112 114", "_ee": "131 111 111"}
+
+
+def test_rldf_by_hand():
+    """Kept: b, revealed, and e, sure; a, b, e. The e revealed by the second's step 0, not its b; then that b."""
+    first = [-(log(1 / 4) + log(2 / 3)), 3 * LN2]
+    second = [0.5 * log(1 / 4), 0.5 * log(3 / 5)]
+    objective, views = rldf_case()
+    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT)
+    assert loss == pytest.approx(((first[0] + second[0]) / 3 + (first[1] + second[1]) / 4) / 2, rel=1e-6)
+    objective, views = rldf_case(aggregation="sample")
+    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT)
+    assert loss == pytest.approx((first[0] / 2 + second[0] + first[1] / 3 + second[1]) / 4, rel=1e-6)
+
+
+def test_rldf_of_several_passes_by_hand():
+    """The old policy is sure of b in ___ alone. Ratios 2, clipped, and 1 in the first's ___; 1.2 in _ee; else 1."""
+    objective, views = rldf_case(num_iterations=2)
+    old = {"___": "112 121 211", "a__": "111 112 111", "_ee": "121 111 111"}
+    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT, old=old)
+    assert loss == pytest.approx(((-1 + 0.5) / 2 + (-1.2 - 1 + 0.6) / 3) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kl", "of_half"), [("k1", LN2), ("k2", LN2**2 / 2), ("k3", HALF)])
+def test_rldf_kl_by_hand(kl: Any, of_half: float):
+    t = rollouts(["be"], ["00"])
+    objective = RLDF(states=1, beta=0.1, kl=kl)
+    views = objective.state_views(t, torch.tensor([[0]]))
+    tables = {"current": {"__": "121 111"}, "base": {"__": "112 111"}}
+    loss = loss_of(objective, views, GOOD_BAD[:1], **tables)
+    assert loss == pytest.approx((LN2 + 0.1 * of_half + log(3)) / 2, rel=1e-6)
+
+
+def test_justgrpo_by_hand():
+    """The third rollout has no advantage and is left out."""
+    t = rollouts(["abe", "bee", "aaa"], block_length=1)
+    signal = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)
+    objective = JustGRPO(epsilon=0.2)
+    current = {
+        "___": "211 111 111",
+        "a__": "111 121 111",
+        "ab_": "111 111 211",
+        "b__": "111 112 111",
+        "be_": "111 111 112",
+    }
+    old = {"___": "121 111 111", "a__": "111 121 111", "ab_": "111 111 112", "b__": "111 121 111", "be_": "111 111 112"}
+    loss = loss_of(objective, objective.views(t, signal, [0, 1, 2], 0), signal, current=current, old=old)
+    # Ratios 2, 1, 1/2 of the good; 1/2, 2, 1 of the bad, with its last token after EOS.
+    assert loss == pytest.approx((-1.2 - 1 - 0.5 + 0.5 * (0.8 + 2 + 1)) / 6, rel=1e-6)
+
+
+def test_bgpo_by_hand():
+    """Three and two scored tokens of C = 3; the third of the second is masked and not scored."""
+    objective = BGPO(mc_samples=2, epsilon=0.2, dual_clip=1.5, after_eos=False)
+    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]))
+    tables = {
+        "current": {"_be": "211 111 111", "a__": "111 112 112", "_e_": "121 111 111", "___": "112 112 112"},
+        "old": {"_be": "112 111 111", "a__": "111 121 112", "_e_": "112 111 111", "___": "121 112 211"},
+    }
+    # d: log 2 and -log(2) / 2; 2/3 log 2 and -log(2) / 3. Ratios: 1 + d, 1 + d; e^d, e^d.
+    good = -1.2 - (1 - LN2 / 2)
+    bad = 0.5 * 1.5 + 0.5 * 0.8  # 2^(2/3) is above the dual clip, 2^(-1/3) below 0.8
+    assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx((good + 2 / 3 * bad) / (10 / 3), rel=1e-6)
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+def test_cj_grpo_by_hand(after_eos: bool):
+    """Step 0 reveals a alone; step 1 the rest of the first rollout and all of the second."""
+    t = rollouts(["abe", "bee"], ["011", "111"])
+    objective = CJGRPO(epsilon=0.5, dual_clip=1.5, beta=0.1, after_eos=after_eos)
+    old = {"___": "112 121 211", "a__": "111 112 112"}
+    current = {"___": "211 121 112", "a__": "111 121 112"}
+    loss = loss_of(objective, objective.views(t, GOOD_BAD, [0, 1], 0), GOOD_BAD, current=current, old=old, base=old)
+    first = -1.5 + 0.1 * HALF
+    second = -1.5 + 0.1 * HALF - 1 + 0.5 + 0.5
+    last = 0.5 * 1.5 + 0.1 * HALF  # ratio 2, above the dual clip
+    expected = first + ((second + last) / 5 if after_eos else second / 4)
+    assert loss == pytest.approx(expected / 2, rel=1e-6)
+
+
+def test_gdpo_by_hand():
+    """Nodes (3 -+ sqrt 3) / 6 of weight 1/2."""
+    objective = GDPO(nodes=2, epsilon=0.5, beta=0.1)
+    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "b_e"], ["a__", "_e_"]))
+    tables = {
+        "current": {"_be": "211 111 111", "a__": "111 121 112", "b_e": "111 211 111", "_e_": "121 111 112"},
+        "old": {"_be": "112 111 111", "a__": "111 121 112", "b_e": "111 112 111", "_e_": "112 111 112"},
+    }
+    low, high = 3 / (3 - math.sqrt(3)), 3 / (3 + math.sqrt(3))  # weight over node
+    good, bad = low * LN2, (high - low) * LN2
+
+    def k3(d: float) -> float:
+        return math.exp(-d) + d - 1
+
+    expected = -1.5 + 0.1 * k3(good) + 0.5 * math.exp(bad / 3) + 0.1 * k3(bad)
+    assert math.exp(good / 3) > 1.5
+    assert loss_of(objective, views, GOOD_BAD, **tables, base=tables["old"]) == pytest.approx(expected / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "good", "bad"),
+    [
+        ({}, (-1.5 + 0.1 * HALF) / 2, (0.5 * 4 + 0.1 * (0.25 + log(4) - 1)) / 2),
+        ({"after_eos": False}, (-1.5 + 0.1 * HALF) / 2, 0.5 * 2 + 0.1 * HALF),
+        ({"aggregation": "mean", "beta": 0.0}, -math.sqrt(2), 0.5 * 2),
+        # KL of odds 1:2:1 from 1:1:2 is log(2) / 4, as is that of 1:1:2 from 2:1:1.
+        ({"exact_kl": True}, (-1.5 + 0.1 * LN2 / 4) / 2, (0.5 * 4 + 0.1 * LN2 / 2) / 2),
+        ({"exact_kl": True, "aggregation": "mean"}, -math.sqrt(2) + 0.1 * LN2 / 8, 0.5 * 2 + 0.1 * LN2 / 4),
+    ],
+)
+def test_egspo_by_hand(knobs: dict[str, Any], good: float, bad: float):
+    """The most uncertain step of the first reveals b and e; of the second b and, after its EOS, e."""
+    t = rollouts(["abe", "bee"], ["011", "010"], entropy=[[0.5, 0.1, 0.9 + 1e-3], [0.9, 0.6, 0.5]])
+    objective = EGSPO(steps=1, **{"beta": 0.1, **knobs})
+    old = {"a__": "111 112 112", "___": "112 111 211"}
+    current = {"a__": "111 121 112", "___": "121 111 112"}
+    loss = loss_of(objective, objective.views(t, GOOD_BAD, [0, 1], 0), GOOD_BAD, current=current, old=old, base=old)
+    assert loss == pytest.approx((good + bad) / 2, rel=1e-6)
+
+
+def test_stable_drl_by_hand():
+    """One mask of each rollout for theta and one for theta_old. The second's importance is capped at 3/4."""
+    t = rollouts(["aee", "bbe"], prompts=["a", "a"])
+    objective = StableDRL(num_masks=1, beta=2.0, mix=0.25, clip=0.75)
+    views = masked_views(t, masks(["_e_", "b__"], ["___", "___"]))
+    current, old = {"_e_": "112 111 111", "b__": "111 112 121"}, {"___": "211 112 112"}
+    # E = log(1/4) of both, the second's E_old = (2 log(1/4) + log(1/2)) / 3; the first's is the mean of log(1/2) twice.
+    weights = [1 / 2, 3 / 4]
+    assert math.exp(log(1 / 4) - 5 / 3 * log(1 / 2)) > 3 / 4
+    upper = log(1 / 4) - log(2 / 3) / 2
+    good, bad = log(1 / 4), 0.25 * upper + 0.75 * log(1 / 4)
+    expected = -(weights[0] * good - 0.5 * weights[1] * bad) / sum(weights)
+    tables = {"current": current, "old": old}
+    assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx(expected, rel=1e-6)
+
+
+# What is drawn.
+
+
+def test_stratified_sizes_are_uniform_and_cover_the_range():
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.stack([stratified_sizes(2, 9, 4, g) for _ in range(4000)])
+    for value in range(2, 10):
+        check_rate(sizes == value, 1 / 8)
+    assert bool(((sizes[:, 1:] - sizes[:, :-1]) % 8 == 2).all())
+
+
+def test_subsets_are_uniform_among_scored_positions():
+    scored = torch.tensor([True, True, False, True, True]).repeat(4000, 1)
+    drawn = subset_masks(scored, range(4000), 0, lambda n, _: torch.tensor([1, n - 1]))
+    assert not drawn[:, :, 2].any()
+    check_rate(drawn[0][:, scored[0]], 1 / 4)
+    check_rate(drawn[1][:, scored[0]], 3 / 4)
+    check_rate((drawn[0] & drawn[1])[:, scored[0]], 3 / 16)
+
+
+def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
+    for objective in (ESPO(after_eos=False), GDSD(after_eos=False)):
+        t = rollouts(["abeaa"] * 200)
+        views = views_of(objective, t)
+        assert bool((views.input_ids[:, -2:] == 3).all()) and not views.target[:, -2:].any()
+        scored = torch.zeros(200, 5, dtype=torch.long).index_add(0, views.row, views.target[:, 2:].long())
+        assert scored.tolist() == [[2, 2, 2, 0, 0]] * 200
+        assert {int(n) for n in views.target.sum(-1)} == {1, 2, 3}
+
+
+def test_rldf_draws_states_by_their_mean_surprise_without_replacement():
+    size = 4000
+    t = rollouts(["abab"] * size, ["0012"] * size)
+    t.confidence = torch.tensor([[0.5, 0.5, 0.25, 0.125]]).repeat(size, 1)  # means of -log p: 1, 2, 3 log 2
+    for temperature, law in ((1.0, [2, 4, 8]), (0.5, [4, 16, 64])):
+        views = views_of(RLDF(states=2, temperature=temperature), t)
+        step = t.reveal_step[views.row].masked_fill(views.input_ids[:, 2:] != 3, 9).min(-1).values.view(size, 2)
+        for value, weight in enumerate(law):
+            check_rate((step[:, :1] == value), weight / sum(law))
+        assert bool((step[:, 0] != step[:, 1]).all())
+    step = views_of(RLDF(states=3, temperature=0.0), t.rows(torch.arange(2))).state.view(2, 3)
+    assert step.tolist() == [[0, 1, 2]] * 2
+    few = rollouts(["ab"] * 50, ["00"] * 50)
+    assert len(views_of(RLDF(states=4), few)) == 200  # drawn again where a rollout has fewer steps
+
+
+def test_states_never_show_an_end_that_was_not_placed_yet():
+    """The last two tokens are revealed at the last step, so every earlier state hides them (RLDF's code shows them)."""
+    t = rollouts(["abee"] * 20, ["0122"] * 20)
+    views = views_of(RLDF(states=3), t)
+    assert bool((views.input_ids[:, -2:] == 3).all())
+    assert bool(views.target[:, -2].all()) and not views.target[:, -1].any()  # the first EOS is trained
+
+
+def test_egspo_takes_the_most_uncertain_steps():
+    t = mixed()
+    views = views_of(EGSPO(steps=2), t)
+    for row, (steps, means) in enumerate(zip(t.distinct_steps(True), t.step_means(t.entropy, True), strict=True)):
+        best = sorted(steps[means.topk(min(2, len(steps))).indices].tolist())
+        assert views.state[views.row == row].tolist() == best
+
+
+def test_means_of_steps_by_hand():
+    t = rollouts(["abea", "baab"], ["1013", "0-20"])
+    values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
+    assert [m.tolist() for m in t.step_means(values)] == [[2.0, 2.5], [2.5, 2.0]]
+    assert [m.tolist() for m in t.step_means(values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
+
+
+# Published defects, and what is made of them.
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_ratios_of_an_unchanged_policy_are_one_in_every_pass(name: str, llada: Path):
+    """GDPO's public code has 0.67 to 1.41 there, because old and current are scored on different masks."""
+    objective, models, _, signal = step_of(llada, name)
+    models[OLD] = models[CURRENT]
+    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4)
+    t = rollout(models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10], [9, 10]], sampler, [1, 2, 3, 4])
+    for inner in {0, objective.num_iterations - 1}:
+        views = objective.views(t, signal, [1, 2, 3, 4], inner)
+        found = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)[1]
+        if "ratio/mean" in found:
+            total, count = found["ratio/mean"].tolist()
+            assert total == pytest.approx(count, rel=1e-9) and found["ratio/clipped"][0] == 0
+
+
+def gdsd_gradient(moved: float, **knobs: float) -> float:
+    """The gradient of the golden file's model on its own draws, when one parameter has moved from theta_old's."""
+    case = peers.NEWER["cases"]["gdsd(psi=10,eps=4e-4,beta=1e-3,mc=2,on_policy)"]
+    objective = make_objective({"name": "gdsd", "beta": 0.0, **knobs})
+    views = GDSD().mask_views(peers.trajectory(), peers.masks(case).view(2, 2, 4, 13)[0, :, :, 5:])
+    model: Any = peers.ClosedFormModel(moved)
+    policies: Any = {CURRENT: model, OLD: peers.ClosedFormModel()}
+    accumulate_gradients(objective, policies, views, peers.advantages(), update_tokens=10**6)
+    return float(model.s.grad)
+
+
+def test_gdsd_s_published_bounds_end_learning_after_one_small_step():
+    start = gdsd_gradient(0.0)
+    assert gdsd_gradient(1e-5) == pytest.approx(start, rel=1e-3)
+    assert abs(gdsd_gradient(1e-3)) < 0.02 * start
+    assert gdsd_gradient(3e-3) == 0.0
+    assert gdsd_gradient(3e-3, epsilon=0.5) == pytest.approx(start, rel=0.01)
+
+
+def test_bgpo_stays_finite_where_log_of_its_ratio_is_not():
+    objective = BGPO(mc_samples=1, after_eos=False)
+    views = objective.mask_views(rollouts(["a"]), masks(["_"]))
+    models: Any = {CURRENT: Table({"_": "199"}), OLD: Table({"_": "911"})}
+    loss, _ = accumulate_gradients(objective, models, views, GOOD_BAD[:1], update_tokens=1)
+    d = log(1 / 19) - log(9 / 11)
+    assert d < -1 and loss == pytest.approx(-(1 + d))
+    assert math.isfinite(float(models[CURRENT].scale.grad))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
+    """As published, its old log-likelihood has masks of its own, so they say more about masks than about the policy."""
+    objective, models, views, _ = step_of(llada, "stable_drl", shared_masks=shared)
+    with torch.no_grad():
+        found = objective.prepare(views, lambda v, _: Predictions(v, models).logp(CURRENT))  # type: ignore[attr-defined]
+    assert (found.state < 3).all() and len(found) == 12
+    weights = found.weight.max(-1).values
+    assert bool((weights - 1 / 4).abs().max() < 1e-6) == shared
+    assert float(weights[:4].sum()) == pytest.approx(1, rel=1e-6)
+
+
+# What is checked at start.
+
+
+class Wanting:
+    """An objective that needs what no rollout gives."""
+
+    needs = frozenset({"reveal_step", "x0"})
+
+
+def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
+    sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8)
+    left_to_right = SamplerConfig(gen_length=8, block_length=1, temperature=1.0).for_length(8)
+    with pytest.raises(
+        UserError, match=r"JustGRPO needs tokens revealed one at a time from left to right .*block_length"
+    ):
+        check_rollouts(JustGRPO(), sampler)
+    with pytest.raises(UserError, match="Wanting needs 'x0', which rollouts of this sampler do not give"):
+        check_rollouts(Wanting(), left_to_right)  # type: ignore[arg-type]
+    check_rollouts(JustGRPO(), left_to_right)
+    for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
+        check_rollouts(make_objective({"name": name}), sampler)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "named"),
+    [
+        ({"name": "espo", "mc_samples": 0}, "mc_samples 0"),
+        ({"name": "espo", "epsilon": -0.1}, "epsilon -0.1"),
+        ({"name": "gdsd", "epsilon": 1.0}, "epsilon 1.0 must be below 1"),
+        ({"name": "gdsd", "psi": -1.0}, "psi -1.0"),
+        ({"name": "rldf", "threshold": 1.5}, "threshold 1.5"),
+        ({"name": "rldf", "kl": "k4"}, "kl: 'k4'"),
+        ({"name": "rldf", "states": 0}, "states 0"),
+        ({"name": "justgrpo", "epsilon_high": -1.0}, "epsilon_high -1.0"),
+        ({"name": "bgpo", "dual_clip": 0.5}, "dual_clip 0.5"),
+        ({"name": "cj_grpo", "beta": -1.0}, "beta -1.0"),
+        ({"name": "gdpo", "nodes": 0}, "nodes 0"),
+        ({"name": "egspo", "aggregation": "max"}, "aggregation: 'max'"),
+        ({"name": "stable_drl", "clip": 0.0}, "clip 0.0"),
+        ({"name": "stable_drl", "mix": 2.0}, "mix 2.0"),
+        ({"name": "egpso"}, "did you mean 'egspo'"),
+    ],
+)
+def test_bad_knobs_are_named(knobs: dict[str, Any], named: str):
+    with pytest.raises(UserError, match=named) as caught:
+        make_objective(knobs)
+    assert "\n" not in str(caught.value)

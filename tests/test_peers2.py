@@ -1,0 +1,212 @@
+"""Parity of the newer objectives with their own public codes: losses and gradients, given the inputs they noised."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import peers
+from lfpo.objectives import Objective
+from lfpo.objectives.bgpo import BGPO
+from lfpo.objectives.cj_grpo import CJGRPO
+from lfpo.objectives.egspo import EGSPO
+from lfpo.objectives.espo import ESPO
+from lfpo.objectives.gdpo import GDPO
+from lfpo.objectives.gdsd import GDSD
+from lfpo.objectives.justgrpo import JustGRPO
+from lfpo.objectives.masks import gauss_legendre
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.rldf import RLDF
+from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.stable_drl import StableDRL
+from lfpo.objectives.views import Views, masked_views, step_views
+from lfpo.train.algorithm import accumulate_gradients
+
+CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
+
+
+def cases(prefix: str) -> Any:
+    found = [pytest.param(case, id=name) for name, case in CASES.items() if name.startswith(prefix)]
+    return pytest.mark.parametrize("golden", found)
+
+
+def check(objective: Objective, views: Views, golden: dict[str, Any], *, model: Any = None, shown: bool = True) -> None:
+    """Loss and gradients to 1e-5, through the function that training calls, whole and split into small passes.
+
+    Where the peer recorded no old log-probabilities it compared the policy with itself. shown: the views are the peer's
+    noised inputs, but for those that mask nothing.
+    """
+    if shown:
+        masked = [row for forward in golden["noised_inputs_cur"] for row in forward if peers.MASK in row]
+        ours = [row[: len(row)] for row in views.input_ids.tolist()]
+        assert sorted(unpadded(row, views, i) for i, row in enumerate(ours)) == sorted(masked)
+    signal = torch.tensor(golden.get("advantages", peers.NEWER["batch"]["advantages"]), dtype=torch.float64)
+    for tokens in (10**6, 1):
+        policies = peers.policies(model or peers.ClosedFormModel)
+        if not any(golden.get(name) for name in golden if name.startswith("old_")):
+            policies["old"] = (model or peers.ClosedFormModel)(*peers.NEWER["params"]["cur"])
+        loss = accumulate_gradients(objective, policies, views, signal, update_tokens=tokens)[0]
+        assert loss == pytest.approx(golden["loss"], rel=1e-5)
+        assert float(policies["current"].s.grad) == pytest.approx(golden["grad_s"], rel=1e-5)
+        expected = torch.tensor(golden["grad_a"], dtype=torch.float64)
+        torch.testing.assert_close(policies["current"].a.grad, expected, rtol=1e-5, atol=1e-6)
+        assert policies["old"].s.grad is None and policies["base"].s.grad is None
+
+
+def unpadded(row: list[int], views: Views, i: int) -> list[int]:
+    return [token for token, kept in zip(row, views.attention_mask[i].tolist(), strict=True) if kept]
+
+
+def check_sums(views: Views, policy: str, expected: Any, scale: float = 1.0) -> None:
+    """The weighted sums over units that the peer recorded, in the order of units."""
+    sequences = Sequences(views)
+    found = scale * sequences.weighted(Predictions(views, peers.policies()).logp(policy))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).flatten(), rtol=1e-5, atol=1e-5)
+
+
+def clip_of(golden: dict[str, Any]) -> dict[str, Any]:
+    hyper = golden["hyper"]
+    return {"epsilon": hyper["eps_low"], "epsilon_high": hyper["eps_high"]}
+
+
+def test_the_batch_is_that_of_the_first_goldens():
+    assert all(peers.NEWER[key] == peers.GOLDEN[key] for key in ("params", "batch", "mask_id", "eos_id", "vocab"))
+
+
+@cases("espo")
+def test_espo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = ESPO(mc_samples=hyper["num_mc"], beta=hyper["beta"], **clip_of(golden))
+    masks = peers.masks(golden)[:, :, 5:]
+    assert torch.equal(masks[1::2], ~masks[::2])
+    views = objective.mask_views(peers.trajectory(), masks[::2])
+    check_sums(views, "old", golden["old_elbo"], 1 / hyper["num_mc"])
+    check_sums(views, "base", golden["ref_elbo"], 1 / hyper["num_mc"])
+    check(objective, views, golden)
+
+
+@cases("gdsd")
+def test_gdsd(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = GDSD(
+        mc_samples=hyper["num_mc"], psi=hyper["psi"], beta=hyper["beta"], tlc=hyper["weighted"], **clip_of(golden)
+    )
+    masks = peers.masks(golden).view(2, hyper["num_mc"], 4, 13)[:, :, :, 5:]
+    assert torch.equal(masks[1], ~masks[0])
+    views = objective.mask_views(peers.trajectory(), masks[0])
+    check_sums(views, "base", golden["ref_score"])
+    check(objective, views, golden)
+
+
+@cases("rldf")
+def test_rldf(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = RLDF(
+        states=hyper["mask_num"],
+        temperature=hyper["sample_temperature"],
+        threshold=hyper["low_prob_threshold"],
+        aggregation=hyper["loss_norm"],
+        beta=hyper["beta"],
+        kl=hyper["kl_type"],
+    )
+    t = peers.trajectory(reveal_step=golden["reveal_step"])
+    t.confidence = torch.tensor(golden["token_probs"])
+    for score, law in zip(objective.step_scores(t), golden["step_probabilities"], strict=True):
+        torch.testing.assert_close(score.softmax(0), torch.tensor(law, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    views = objective.state_views(t, torch.tensor(golden["steps"]))
+    policies = peers.policies()
+    kept = objective.prepare(views, lambda v, policy: Predictions(v, policies).logp(policy)).target
+    assert int(kept.sum()) == golden["positions_in_loss"]
+    check(objective, views, golden)
+
+
+@cases("justgrpo")
+def test_justgrpo(golden: dict[str, Any]):
+    objective = JustGRPO(epsilon=golden["hyper"]["eps"])
+    signal = torch.tensor(golden["advantages"])
+    check(objective, objective.views(peers.trajectory(block_length=1), signal, [0, 1, 2, 3], 0), golden)
+
+
+class Attending(peers.ClosedFormModel):
+    """The closed-form model of rows that end early: positions that are not attended to do not exist."""
+
+    def hidden(self, ids: torch.Tensor, attention: torch.Tensor | None = None) -> torch.Tensor:
+        assert attention is not None
+        width = ids.shape[1]
+        rows = [
+            F.pad(super(Attending, self).hidden(row[None, : int(own.sum())]), (0, 0, 0, width - int(own.sum())))
+            for row, own in zip(ids, attention, strict=True)
+        ]
+        return torch.cat(rows)
+
+
+@cases("bgpo")
+def test_bgpo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = BGPO(mc_samples=hyper["mc_num"], dual_clip=hyper["dual_clip"], **clip_of(golden))
+    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
+    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
+    views = objective.mask_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
+    views = dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
+    check(objective, views, golden, model=Attending)
+
+
+@cases("cj_grpo")
+def test_cj_grpo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    if "authors" in next(name for name, value in CASES.items() if value is golden):
+        objective = CJGRPO(epsilon=hyper["eps"], beta=hyper["beta"])
+    else:
+        objective = CJGRPO(beta=hyper["kl_coef"], dual_clip=hyper["dual_clip"], **clip_of(golden))
+    t = peers.trajectory(reveal_step=golden["reveal_step"])
+    views = objective.views(t, peers.advantages(), [0, 1, 2, 3], 0)
+    # The peer also runs rows that have no step any more.
+    assert all(
+        row in golden["noised_inputs_cur"][step]
+        for row, step in zip(views.input_ids.tolist(), views.state.tolist(), strict=True)
+    )
+    check(objective, views, golden, shown=False)
+
+
+@cases("gdpo")
+def test_gdpo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = GDPO(nodes=len(golden["points"]), epsilon=hyper["eps"], beta=hyper["beta"])
+    for found, expected in zip(gauss_legendre(objective.nodes), (golden["points"], golden["weights"]), strict=True):
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    views = objective.mask_views(peers.trajectory(), peers.masks(golden)[:, :, 5:])
+    check_sums(views, "old", golden["old_elbo"])
+    check(objective, views, golden)
+    drawn = objective.views(peers.trajectory(), peers.advantages(), [0, 1, 2, 3], 0)
+    assert sorted(drawn.target.sum(-1).tolist()) == sorted(views.target.sum(-1).tolist())
+
+
+@cases("egspo")
+def test_egspo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = EGSPO(
+        beta=hyper["beta"], exact_kl=hyper["exact_kl"], aggregation=hyper["aggregation"], **clip_of(golden)
+    )
+    t = peers.trajectory(reveal_step=golden["reveal_step"])
+    views = step_views(t, torch.arange(4), torch.tensor(golden["steps"]), after_eos=True)
+    check_sums(views, "old", golden["old_logp"])
+    check(objective, views, golden)
+
+
+@cases("stabledrl")
+def test_stable_drl(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = StableDRL(
+        clip=hyper["clip_iw"], beta=hyper["eubo_beta"], mix=hyper["mix"], num_masks=hyper["num_t"], p_mask=0.0
+    )
+    inputs = [golden[f"noised_inputs_{name}"][0] for name in ("cur", "old")]
+    masks = (torch.tensor(inputs) == peers.MASK).view(2, 4, hyper["num_t"], 13).transpose(1, 2).flatten(0, 1)
+    views = masked_views(peers.trajectory(), masks)
+    old = views.select((views.state >= hyper["num_t"]).nonzero().flatten())
+    bound = Sequences(old).lower_bound(Predictions(old, peers.policies()).logp("old"))
+    torch.testing.assert_close(bound, torch.tensor(golden["old_elbo"], dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    check(objective, views, golden, shown=False)
