@@ -1,4 +1,4 @@
-"""Group-relative advantages, as the different papers take them."""
+"""Group-relative advantages in the forms that the papers use."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ from lfpo.rollout.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class AGRPO:
-    """PPO's clipped loss of the tokens revealed at M sampled steps, in the states the sampler saw, as it drew them: at
-    its temperature and among the tokens its top-k and top-p left.
+    """PPO's clipped loss of the tokens revealed at M sampled steps, in the states the sampler saw. Probabilities are
+    those that the sampler drew from: at its temperature, among the tokens that its top-k and top-p kept.
 
-    mc_samples: M, steps sampled for each rollout, with replacement, stratified within the rollout (so that a rollout's
-        states do not depend on its batch mates; the public code stratifies over the micro-batch).
-    step_distribution: "uniform", or "entropy": in proportion to the entropy of what a step revealed, with importance
-        weights that undo it.
+    mc_samples: M, steps sampled for each rollout, with replacement, stratified within the rollout. The public code
+        stratifies over the micro-batch, so that the steps of a rollout depend on the other rollouts.
+    step_distribution: "uniform", or "entropy": in proportion to the mean entropy of what a step revealed, with
+        importance weights that correct for it.
     epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
     A rollout's steps end with the one that reveals its first EOS (the public code leaves that one out).
@@ -92,6 +92,11 @@ class AGRPO:
         return mean / mean.sum()
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
+
+        with rho = exp(log p - log p_old) of tokens as they were drawn, w from `views`, and k3 of KL to the base.
+        """
+
         def logp(policy: str) -> torch.Tensor:
             return predictions.logp(policy, predictions.views.sampler)
 

@@ -22,14 +22,14 @@ class CoupledGRPO:
     """PPO's clipped loss with, for each token, half the log-probability in the fully masked completion plus half a
     weighted one in whichever of two complementary masks hides it (weights 1/rho and 1/(1 - rho), rho the mask ratio).
 
-    The weights average 1.5, so this is not a log-probability and the ratio is a tempered one; the code is followed.
+    The weights sum to 1.5 on average, so this is not a log-probability; the public code does the same.
 
     min_ratio, max_ratio: rho is drawn from this range for each rollout and pass.
-    advantage: the public code takes leave-one-out, whatever its configuration says; its paper found "mean" better on
-        EvalPlus.
+    advantage: the public code always uses leave-one-out, its configuration has no effect; the paper found "mean" better
+        on EvalPlus.
     epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
-    Every pass draws its own masks; the public code's buffer index lets two passes use one.
+    Every pass draws new masks. In the public code two passes can share one, because of how its buffer is indexed.
     """
 
     num_iterations: int = 2
@@ -82,6 +82,10 @@ class CoupledGRPO:
         )
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over tokens of -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3,
+
+        with rho = exp(l - l_old), and l a token's log-probabilities in its views, weighted and added.
+        """
         views = predictions.views
         unit_S, first_U = views.units()
         shape = (len(first_U), views.labels.shape[1])

@@ -24,8 +24,8 @@ class DiffuGRPO:
     p_mask_prompt: chance of masking each prompt token; new masks for each of the num_iterations passes.
     epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
-    Where d1's code repeats one mask for several passes (its buffer index counts micro-steps), every pass has its own
-    here; and a mask belongs to its rollout, whatever row of a batch that is in.
+    Every pass draws new masks; d1's code repeats one mask for several passes, because its buffer index counts
+    micro-steps. A rollout's mask does not depend on its row in the batch.
     """
 
     num_iterations: int = 12
@@ -51,6 +51,10 @@ class DiffuGRPO:
         return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
+
+        with rho = exp(log p - log p_old) of each token, w = 1, and k3 of KL to the base.
+        """
         advantage_T = predictions.at_targets(signal_B)
         loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
         return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)

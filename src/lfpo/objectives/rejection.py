@@ -54,6 +54,7 @@ class Rejection:
         )
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """-sum over targets of log p / (t n), t the mask ratio of the view and n the tokens of its completion."""
         loss = -(predictions.weight_T * predictions.logp()).sum()
         return loss, measure_targets(predictions, predictions.at_targets(signal_B))
 

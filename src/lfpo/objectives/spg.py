@@ -30,8 +30,8 @@ class SPG:
         prompt and of the earlier blocks.
     num_iterations: passes through each batch, with new masks. There is no ratio, no clipping and no KL, as published.
 
-    As in the public code, and unlike its description, the wholly masked later blocks and the tokens that p_mask hides
-    enter the bounds too. Unlike there, no block is drawn a second time before all were drawn.
+    As in the public code, but not in its description, the masked later blocks and the tokens masked by p_mask are
+    targets too. Different from the public code, no block is drawn twice before all blocks were drawn once.
     """
 
     bound: Literal["mix", "eubo", "elbo", "none"] = "mix"
@@ -57,6 +57,10 @@ class SPG:
         return masked_views(trajectory, block_masks(self, trajectory, seeds, inner))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """-sum over rollouts of A n E for A > 0 and A n (mix U + (1 - mix) E) for A < 0 (bound "mix"),
+
+        with n the tokens of the completion, E the lower and U the upper bound of log p a token (Eq. 6 to 9).
+        """
         sequences, logp = Sequences(predictions.views), predictions.logp()
         advantage_U = signal_B.to(logp.device)[sequences.row_U]
         lower = sequences.lower_bound(logp)

@@ -26,7 +26,7 @@ class TraceRL:
     beta: weight of the k3 estimate of KL to the policy that sampled (not to the base), summed over a state's tokens.
     min_accuracy, max_accuracy: prompts whose mean reward is outside are left out. Advantages are z-scores in the group.
 
-    The public code also counts truncated answers as wrong; here that is the reward's business.
+    The public code also counts truncated answers as wrong; here the reward function decides that.
     """
 
     shrink: int = 8
@@ -47,12 +47,12 @@ class TraceRL:
             raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        """Z-scores; 0 for the rollouts of prompts that are left out, and for them alone."""
+        """Z-scores of the rewards in their group; exactly 0 only for rollouts of prompts that are left out."""
         mean = group_means(rewards_B, group_B)
         slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
         kept = (mean >= self.min_accuracy - slack) & (mean <= self.max_accuracy + slack)
         advantage = group_advantages(rewards_B, group_B, "zscore")
-        # A rollout just at its group's mean still has its term of KL.
+        # A rollout at its group's mean keeps its KL term: its signal is not exactly 0.
         return torch.where(kept, torch.where(advantage == 0, 1e-12, advantage), 0.0)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
@@ -74,6 +74,7 @@ class TraceRL:
         return noised(trajectory, row_S, picked.masked_before(first_S), target, weight_SC=mean_weight)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over states of [mean over its targets of -min(rho A, clip(rho) A)] + beta sum of k3 to theta_old."""
         logp, old = predictions.logp(), predictions.logp(OLD)
         advantage_T = predictions.at_targets(signal_B)
         loss_T, measures = clipped_loss(self, (logp - old).exp(), advantage_T)

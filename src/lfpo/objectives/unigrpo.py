@@ -21,15 +21,15 @@ from lfpo.rollout.trajectory import Trajectory
 class UniGRPO:
     """PPO's clipped loss with log p(o_k | prompt, completion masked at ratio t) as likelihood of the masked tokens.
 
-    num_iterations: mu passes; the ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula, which
-        its worked example does not follow). With one pass the ratio is t_1.
+    num_iterations: mu passes; the ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula; its
+        worked example differs). With one pass the ratio is t_1.
     diffusion_steps: T, the resolution of t. min_step: t_1 is drawn from min_step .. T - 2.
     after_eos: also score masked positions after the first EOS, as the public code does. Positions that the sampler
         never reached are left out either way.
     epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
-    The prompt is never masked. The paper speaks of a mean over masked tokens of the log-probability; the public code
-    (and this) takes a ratio for each token.
+    The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
+    log-probabilities over the masked tokens.
     """
 
     num_iterations: int = 4
@@ -78,6 +78,10 @@ class UniGRPO:
         return noised(trajectory, rows, masked_BC, target, after_eos=self.after_eos)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
+
+        with rho = exp(log p - log p_old) of each masked token, w = 1, and k3 of KL to the base.
+        """
         advantage_T = predictions.at_targets(signal_B)
         loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
         return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)

@@ -50,6 +50,7 @@ class WD1:
         return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """-sum over targets of w A_w log p, A_w = G (softmax(A) - softmax(-A)) over the G rollouts of the prompt."""
         signal_T = predictions.at_targets(signal_B)
         loss = -(predictions.weight_T * signal_T * predictions.logp()).sum()
         return loss, measure_targets(predictions, signal_T)
