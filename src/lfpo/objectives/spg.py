@@ -59,7 +59,7 @@ class SPG:
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """-sum over rollouts of A n E for A > 0 and A n (mix U + (1 - mix) E) for A < 0 (bound "mix"),
 
-        with n the tokens of the completion, E the lower and U the upper bound of log p a token (Eq. 6 to 9).
+        with n the tokens of the completion, E the lower and U the upper bound of log p a token.
         """
         sequences, logp = Sequences(predictions.views), predictions.logp()
         advantage_U = signal_B.to(logp.device)[sequences.row_U]
