@@ -9,6 +9,8 @@ import re
 
 from lfpo.rewards.answers import closing_brace
 
+MAX_LAYERS = 10
+
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"))
 _BOLD = ("**", "__")
 _COMMAND = (
@@ -72,8 +74,8 @@ def plain_latex(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """The text without everything that encloses all of it."""
-    while True:
+    """The text without what encloses all of it, at most MAX_LAYERS deep."""
+    for _ in range(MAX_LAYERS):
         inner = _stripped(text)
         for mark in _BOLD:
             if inner.startswith(mark) and inner.count(mark) == 2:
@@ -86,8 +88,9 @@ def unwrapped(text: str) -> str:
         if found and closing_brace(inner, found.end() - 1) == len(inner) - 1:
             inner = inner[found.end() : -1]
         if inner == text:
-            return inner
+            break
         text = inner
+    return text
 
 
 def without_introduction(text: str) -> str:
