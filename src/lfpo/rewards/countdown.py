@@ -70,7 +70,10 @@ def _uses(expression: str, numbers: list[int]) -> bool:
         tree = parse(expression)
     except ValueError:
         return False
-    return all(isinstance(node, _ALLOWED) for node in ast.walk(tree)) and sorted(constants(tree)) == sorted(numbers)
+    nodes = list(ast.walk(tree))
+    if any(not isinstance(n, _ALLOWED) or (isinstance(n, ast.Constant) and type(n.value) is not int) for n in nodes):
+        return False
+    return sorted(constants(tree)) == sorted(numbers)
 
 
 def _expression(completion: Any) -> str:
