@@ -415,6 +415,18 @@ def test_training_runs_on_local_rows(tmp_path: Path, llada: Path) -> None:
     assert {"rewards/tag_format/mean", "rewards/number_accuracy/mean"} <= metrics.keys()
 
 
+def test_a_folder_with_only_training_rows_trains_without_evaluation(
+    tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    folder = short_problems(tmp_path / "data")
+    (folder / "test.jsonl").unlink()
+    (metrics,) = trained_on_rows(
+        llada, f"gsm8k@{folder}", tmp_path / "run", max_steps=1, num_generations=2, eval_size=0
+    )
+    assert "rewards/number_accuracy/mean" in metrics
+
+
 def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, data = tiny.write_dream(tmp_path / "dream"), short_problems(tmp_path / "data")
     out = tmp_path / "result.json"

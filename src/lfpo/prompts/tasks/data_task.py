@@ -67,8 +67,8 @@ class DataTask:
         return rows[index]
 
     def test_rows(self, n: int | None = None) -> list[Row]:
-        """The first n test rows, or all if there are fewer or n is None."""
-        return list(split_rows(self, "test")[:n])
+        """The first n test rows, or all if there are fewer or n is None. 0 does not load the split."""
+        return [] if n == 0 else list(split_rows(self, "test")[:n])
 
     def correct(self, completion: str, row: Row) -> bool:
         """Whether a completion gets the accuracy reward."""
