@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import warnings
@@ -20,7 +21,8 @@ from lfpo.rewards.answers import last_boxed, marked_answer
 from lfpo.rewards.math import equivalent, math_accuracy, number_accuracy
 from lfpo.rewards.numbers import to_number
 
-DATA = Path(__file__).parent / "data"
+OWN = Path(__file__).parent / "data"
+DATA = Path(os.environ.get("LFPO_DATA") or OWN)  # a folder with more rows
 MEGABYTE = 1_000_000
 
 
@@ -29,7 +31,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 GSM8K = [row["answer"].split("####")[1].strip() for row in rows("gsm8k/train.jsonl") + rows("gsm8k/test.jsonl")]
-MATH = [row["answer"] for row in rows("math500/test.jsonl") + rows("math/train.jsonl")]
+MATH = [row["answer"] for row in rows("math500/test.jsonl") + rows("math/train.jsonl") if row["answer"]]
 
 
 def accepts(completion: str, gold: str) -> bool:
@@ -146,6 +148,11 @@ def gsm8k_forms(gold: str) -> list[str]:
         f"<answer>\\boxed{{{gold}}}</answer>",
         f"<answer>The answer is {gold} apples.</answer>",
         f"Therefore $\\boxed{{\\frac{{{value * 2}}}{{2}}}}$.",
+        f"\\boxed{{\\mathbf{{{gold}}}}}",
+        f"<answer>**{gold}**</answer>",
+        f"\\boxed{{{value - 3} + 3 = {gold}}}",
+        f"<answer>**Answer:** AB = {gold}</answer>",
+        "\\boxed{" + f"{int(value):,}".replace(",", "\\,") + "}",
     ]
 
 
@@ -165,11 +172,14 @@ def gsm8k_misses(gold: str, rng: random.Random) -> Iterator[str]:
         f"#### {-n or 4}",
         f"#### {n} thousand",
     )
+    yield from (f"\\boxed{{{n}\\text{{ {word}}}}}" for word in ("million", "tens", "below zero", "and a half", "to 1"))
+    yield from (f"#### {n}{mark}" for mark in ("_7", ":1", "t", " xy", " 1/2", f" = {n + 1}", "\\,5"))
+    yield from (f"#### {n + 1} = {n}", f"#### x^2 = {n}", f"#### x > {n}", f"**{n}** or **{n}**")
     yield from (f"#### {n} or {n}", f"#### {n} {n}", f"#### {n}+0", f"{n}", f"the answer is {n}", f"<answer>{n}")
     yield from (f"\\boxed{{{n}", f"#### {n}\n#### {n + 2}", f"\\boxed{{{n}}} \\boxed{{{n + 3}}}", "####", f"#### x{n}")
 
 
-def test_gsm8k_accepts_every_gold_answer_in_six_forms() -> None:
+def test_gsm8k_accepts_every_gold_answer_in_every_form() -> None:
     for gold in GSM8K:
         assert all(is_number(form, gold) and accepts(form, gold) for form in gsm8k_forms(gold)), gold
 
@@ -192,6 +202,8 @@ def math_forms(gold: str) -> list[str]:
         f"#### ${gold}$",
         f"Hence $\\boxed{{{respelled.replace(' ', '') if '{ ' not in gold else respelled}}}$.",
         f"<answer>The final answer is \\( {gold} \\).</answer>",
+        f"<answer>**${gold}$**</answer>",
+        f"\\boxed{{{{{gold}}}}}",
     ]
 
 
@@ -210,11 +222,13 @@ def math_misses(gold: str, rng: random.Random) -> Iterator[str]:
             yield gold[1:] if gold.startswith("-") else f"-{gold}"
     if "," not in gold:  # a list that names its elements twice is the same set
         yield f"{gold} or {gold}"
+    yield from (f"{gold}\\text{{ {word}}}" for word in ("million", "tens", "below zero", "and a half"))
+    yield from (f"{gold}_7", f"{gold}:1", f"{gold} = 1717", f"1717 = {gold}")
     yield from (f"{gold}, 1717", f"{gold} or 1717", f"\\{{{gold}, 1717\\}}")
     yield from (gold.replace(old, new, 1) for old, new in SWAPS if old in gold)
 
 
-def test_math_accepts_every_gold_answer_in_six_forms(without_math_verify: None) -> None:
+def test_math_accepts_every_gold_answer_in_every_form(without_math_verify: None) -> None:
     for gold in MATH:
         for form in math_forms(gold):
             assert accepts(form, gold), (form, gold)

@@ -46,7 +46,7 @@ _GROUPED = re.compile(rf"(?<![\d.])\d{{1,3}}(?:{_THIN}\s*\d{{3}})+(?!\d)")
 _RESPELLED = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\(le|ge)q(?:slant)?(?![A-Za-z])"), r"\\\1"),
+    (re.compile(r"\\(le|ge)q(?:slant)?"), r"\\\1 "),
     (re.compile(r"\\lt(?![A-Za-z])"), "<"),
     (re.compile(r"\\gt(?![A-Za-z])"), ">"),
     (re.compile(r"\\q?quad(?![A-Za-z])|(?<!\\)\\[ ,;:!]"), " "),  # a double backslash ends a row of a matrix
