@@ -64,8 +64,12 @@ def dream_generate(
     alg: str,
     eps: float = 1e-3,
     top_k: int | None = None,
+    top_p: float | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Dream's sampler at temperature 0 and alg_temp 0: tokens, and the step that revealed each."""
+    """Dream's sampler at temperature 0 and alg_temp 0: tokens, and the step that revealed each.
+
+    Ties go to the left. Dream's own code takes them from torch.topk, which leaves their order open.
+    """
     start = len(prompt)
     x = torch.tensor(prompt + [model.mask_id] * gen_length)
     reveal = [-1] * gen_length
@@ -76,6 +80,11 @@ def dream_generate(
         logits[:, model.mask_id] = -torch.inf
         if top_k is not None:
             logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
+        if top_p is not None:
+            ordered, index = logits.sort(-1, descending=True)
+            drop = ordered.softmax(-1).cumsum(-1) > top_p
+            drop = torch.cat([torch.zeros_like(drop[:, :1]), drop[:, :-1]], 1)
+            logits[torch.zeros_like(drop).scatter(1, index, drop)] = -torch.inf
         p = logits.softmax(-1)
         confidence, guess = p.max(-1)
         if alg == "topk_margin":
@@ -85,7 +94,7 @@ def dream_generate(
             confidence = (p * torch.log(p + 1e-10)).sum(-1)
         t, s = time[i], time[i + 1]
         count = int(len(masked) * (1 - s / t)) if i < steps - 1 else len(masked)
-        for j in confidence.topk(count).indices.tolist():
+        for j in confidence.sort(descending=True, stable=True).indices[:count].tolist():
             x[masked[j]] = guess[j]
             reveal[int(masked[j]) - start] = i
     return x[start:].tolist(), reveal

@@ -152,6 +152,26 @@ def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -
     assert {task.row("train", i)["answer"] for i in range(20)} == {"1", "2", "3"}
 
 
+def test_a_folder_with_one_split_leaves_the_other_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load_dataset(path: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, str]]:
+        asked.append(split)
+        return [{"question": f"{split}?", "answer": "#### 7"}]
+
+    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    row = {"question": "1?", "answer": "#### 1"}
+    write_jsonl(tmp_path / "a" / "train.jsonl", [row])
+    write_jsonl(tmp_path / "b" / "test.jsonl", [row])
+    only_train, only_test = data_task(f"gsm8k@{tmp_path / 'a'}"), data_task(f"gsm8k@{tmp_path / 'b'}")
+    assert only_train.row("train", 0)["question"] == "1?"
+    assert not asked  # training on local rows does not load the test split
+    assert only_train.row("test", 0)["question"] == "test?"
+    assert only_test.row("test", 0)["question"] == "1?"
+    assert only_test.row("train", 0)["question"] == "train?"
+    assert asked == ["test", "train"]
+
+
 def test_sudoku_is_split_by_solution(here: None) -> None:
     task = data_task("d1_sudoku@train=sudoku4x4/test_d1.csv,test=sudoku4x4/test_spg.csv")
     held_out = {row["solution"] for row in task.test_rows()}
@@ -393,6 +413,18 @@ def test_training_runs_on_local_rows(tmp_path: Path, llada: Path) -> None:
     task = f"gsm8k@{short_problems(tmp_path / 'data')}"
     (metrics,) = trained_on_rows(llada, task, tmp_path / "run", max_steps=1, num_generations=2)
     assert {"rewards/tag_format/mean", "rewards/number_accuracy/mean"} <= metrics.keys()
+
+
+def test_a_folder_with_only_training_rows_trains_without_evaluation(
+    tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    folder = short_problems(tmp_path / "data")
+    (folder / "test.jsonl").unlink()
+    (metrics,) = trained_on_rows(
+        llada, f"gsm8k@{folder}", tmp_path / "run", max_steps=1, num_generations=2, eval_size=0
+    )
+    assert "rewards/number_accuracy/mean" in metrics
 
 
 def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

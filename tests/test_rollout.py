@@ -143,6 +143,20 @@ def test_dreams_samplers_equal_the_published_procedure(dream: Path, settings: di
     assert batch.nfe.tolist() == [len(set(row)) for row in batch.reveal_step.tolist()]
 
 
+@pytest.mark.parametrize("steps", [8, 3])
+@pytest.mark.parametrize("alg", ["maskgit_plus", "topk_margin", "entropy"])
+def test_positions_with_a_nucleus_of_one_token_tie_and_go_from_the_left(dream: Path, alg: Any, steps: int):
+    """Their scores are exactly 1 (entropy: the same number), however sure the model is."""
+    model = load_model(dream, dtype=torch.float64)
+    model.backbone.lm_head.weight.data *= 20
+    batch = rollout(model, PROMPTS, SamplerConfig(gen_length=8, steps=steps, alg=alg, top_p=0.8), [0] * 4)
+    assert ((batch.confidence > 0.8) & (batch.confidence < 1)).sum() >= 8  # nuclei of one token, not ties by confidence
+    for row in (0, 3):
+        tokens, reveal = dream_generate(model, PROMPTS[row], steps=steps, gen_length=8, alg=alg, top_p=0.8)
+        assert batch.tokens[row].tolist() == tokens
+        assert batch.reveal_step[row].tolist() == reveal
+
+
 def test_dreams_samplers_differ(dream: Path):
     """Otherwise the test above could not tell them apart."""
     model = load_model(dream, dtype=torch.float64)

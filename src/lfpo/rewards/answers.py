@@ -31,7 +31,7 @@ def marked_answer(text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space."""
-    found = _boxed(text)
+    found = _boxed(text[-TAIL_CHARS:])
     return None if found is None else found[1].strip()
 
 
@@ -60,7 +60,7 @@ def closing_brace(text: str, start: int) -> int | None:
     """Index of the brace that closes the one at `start`, or None."""
     depth = 0
     for i in range(start, len(text)):
-        escaped = text[i - 1] == "\\"
+        escaped = i > 0 and text[i - 1] == "\\"
         if text[i] == "{" and not escaped:
             depth += 1
         elif text[i] == "}" and not escaped:

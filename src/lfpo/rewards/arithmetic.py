@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
@@ -26,7 +27,9 @@ def parse(source: str) -> ast.expr:
     if len(source) > MAX_CHARS:
         raise ValueError("expression too long")
     try:
-        return ast.parse(source.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `1if` is a warning for each completion that has it
+            return ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not an expression: {error}") from error
 

@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 from lfpo.rewards.answers import completion_text, marked_answer
+from lfpo.rewards.latex import unwrapped, without_introduction
 
-_LETTER = re.compile(r"(?:\\(?:text|mathrm|textbf)\{)?\(?([A-Z])\)?\}?[.:)]?(?:\s+(.*))?", re.DOTALL)
+_LETTER = re.compile(r"(?:\\(?:text|mathrm|textbf)\{|\*\*)?\(?([A-Z])\)?\}?[.:)]?(?:\*\*)?(?:\s+(.*))?", re.DOTALL)
 MAX_CHARS = 2_000
 
 
@@ -22,7 +23,7 @@ def choice_accuracy(
 def chosen_letter(text: str, options: list[str]) -> str | None:
     """The letter in the marked answer: `B`, `(B)`, `B.` or `B) text of option B`. None for anything else."""
     answer = marked_answer(text)
-    found = _LETTER.fullmatch(answer[:MAX_CHARS]) if answer else None
+    found = _LETTER.fullmatch(without_introduction(unwrapped(answer[:MAX_CHARS]))) if answer else None
     if found is None or ord(found[1]) - ord("A") >= len(options):
         return None
     if found[2] is not None and _words(found[2]) != _words(options[ord(found[1]) - ord("A")]):

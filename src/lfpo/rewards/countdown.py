@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from lfpo.rewards.answers import completion_text, marked_answer
 from lfpo.rewards.arithmetic import constants, evaluate, parse
+from lfpo.rewards.latex import unwrapped
 
-_ALLOWED = (ast.Add, ast.Sub, ast.Mult, ast.Div)
-_SPELLINGS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "÷": "/", "−": "-", "$": ""}  # noqa: RUF001
+MAX_CHARS = 1_000
+_ALLOWED = (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Constant)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_SPELLINGS = {
+    "\\left": "",
+    "\\right": "",
+    "\\times": "*",
+    "\\cdot": "*",
+    "\\div": "/",
+    "×": "*",  # noqa: RUF001
+    "÷": "/",
+    "−": "-",  # noqa: RUF001
+    "$": "",
+}
 
 
 def countdown_accuracy(
@@ -34,28 +48,39 @@ def countdown_partial(
 
 
 def reaches(expression: str, numbers: list[int], target: int) -> bool:
-    """Whether an expression uses each number once and equals the target; `= target` may follow it."""
-    left, equals, right = expression.partition("=")
-    if equals and right.strip() != str(target):
+    """Whether an expression uses each number once and equals the target; `= target` or `target =` may be at its end."""
+    sides = [side.strip() for side in expression.split("=", 2)]
+    if len(sides) == 2 and str(target) in sides:
+        sides.remove(str(target))
+    if len(sides) != 1:
         return False
     try:
-        return uses(left, numbers) and evaluate(parse(left)) == target
+        return uses(sides[0], numbers) and evaluate(parse(sides[0])) == target
     except ValueError:
         return False
 
 
 def uses(expression: str, numbers: list[int]) -> bool:
-    """Whether an expression consists of each number once, + - * / and parentheses."""
+    """Whether one side of an expression consists of each number once, + - * / and parentheses."""
+    return any(_uses(side, numbers) for side in expression.split("=", 2)[:2])
+
+
+def _uses(expression: str, numbers: list[int]) -> bool:
     try:
-        tree = parse(expression.partition("=")[0])
+        tree = parse(expression)
     except ValueError:
         return False
-    operators = [node.op for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
-    return all(isinstance(op, _ALLOWED) for op in operators) and sorted(constants(tree)) == sorted(numbers)
+    nodes = list(ast.walk(tree))
+    if any(not isinstance(n, _ALLOWED) or (isinstance(n, ast.Constant) and type(n.value) is not int) for n in nodes):
+        return False
+    return sorted(constants(tree)) == sorted(numbers)
 
 
 def _expression(completion: Any) -> str:
     text = marked_answer(completion_text(completion)) or ""
+    if len(text) > MAX_CHARS:
+        return ""
+    text = _FRACTION.sub(r"((\1)/(\2))", unwrapped(text))
     for old, new in _SPELLINGS.items():
         text = text.replace(old, new)
     return text

@@ -7,28 +7,34 @@ installed.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from fractions import Fraction
 from typing import Any
 
+from lfpo.rewards.algebra import may_decide
 from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
-from lfpo.rewards.numbers import plain_latex, to_number
+from lfpo.rewards.arithmetic import evaluate, parse
+from lfpo.rewards.latex import canonical, plain_latex, split_outside, without_introduction
+from lfpo.rewards.numbers import to_number
+from lfpo.rewards.statements import COMMAS, EQUALS, UNIONS, statement
 from lfpo.rewards.symbolic import symbolic_available, symbolically_equal
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
+MAX_SIDES = 5  # of `1 + 2 = 2 + 1 = 3`
 
-_INTRODUCTION = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*", re.IGNORECASE)
-_ASSIGNED = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?\s*(?:=|\\in(?![A-Za-z]))\s*")
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|rm)\s*\{([^{}]*)\}")
-_SHORT_FRACTION = re.compile(r"\\frac([0-9])([0-9])")
-_SHORT_SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-# Power towers, huge exponents and factorials: algebra on them only runs into the time limit.
-_HUGE = re.compile(r"\*\*|\^\s*\{?-?\s*\d{4}|\^\s*\{[^{}]*\^|\d{3}\}?\s*!|\\binom\{[^{}]*\d{3}|\d{40}")
-MAX_DEPTH = 10  # nested brackets
-_IN_BASE = re.compile(r"-?[0-9A-Z.]+_\w+")
-_JOINED = re.compile(r",|\b(?:or|and)\b")
-_SHORT_ROOT = re.compile(r"\\sqrt([0-9])")
-_WORDS = re.compile(r"[A-Za-z]{2,}")
-_LETTER = re.compile(r"\(([A-Za-z])\)")  # a multiple-choice option
-_BRACKETS = {"(": ")", "[": "]"}
+_CLOSING = {"(": ")", "[": "]"}
+_ANY_COMMA = re.compile(",")
+_ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
+_TO_PYTHON = (
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\^"), "**"),
+    (re.compile(r"\{"), "("),
+    (re.compile(r"\}"), ")"),
+    (re.compile(r"(\d*)\.(\d+)"), lambda m: f"({int(m[1] + m[2])}/1{'0' * len(m[2])})"),
+)
 
 
 def number_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
@@ -52,9 +58,19 @@ def _marked(completion: Any) -> str:
 
 
 def same_number(answer: str, gold: str) -> bool:
-    """Whether both texts are numbers with the same value."""
-    value, expected = to_number(bare(answer)), to_number(bare(gold))
-    return value is not None and value == expected
+    """Whether both texts are numbers with the same value. Either may be named or computed: `x = 5`, `2 + 3 = 5`."""
+    if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
+        return False
+    expected = to_number(statement(bare(gold)).value)
+    sides = _sides(statement(bare(answer)).value)
+    read = to_number if len(sides) == 1 else _computed
+    return expected is not None and all(read(side) == expected for side in sides)
+
+
+def _sides(value: str) -> list[str]:
+    """The sides of an equation; one for anything else. An equation is a right answer if every side of it is."""
+    sides = split_outside(value, EQUALS)
+    return sides if len(sides) <= MAX_SIDES else [""]
 
 
 def equivalent(answer: str, gold: str) -> bool:
@@ -62,94 +78,82 @@ def equivalent(answer: str, gold: str) -> bool:
     if not answer.strip() or len(answer) > MAX_CHARS or len(gold) > MAX_CHARS or not _balanced(answer):
         return False
     answer, gold = bare(answer), bare(gold)
+    if not answer or not gold:
+        return False
     if canonical(answer) == canonical(gold):
         return True
-    if _name(answer) and _name(gold) and _name(answer) != _name(gold):
+    ours, theirs = statement(answer), statement(gold)
+    if ours.name and theirs.name and ours.name != theirs.name:
         return False
-    if canonical(_value(answer)) == canonical(_value(gold)):
+    if _same_value(ours.value, theirs.value):
         return True
-    value, expected = to_number(_value(answer)), to_number(_value(gold))
+    both_equations = EQUALS.search(answer) and EQUALS.search(gold) and not (ours.name and theirs.name)
+    return bool(both_equations) and _same_by_algebra(answer, gold)
+
+
+def _same_value(answer: str, gold: str) -> bool:
+    if canonical(answer) == canonical(gold):
+        return True
+    value, expected = to_number(answer), to_number(gold)
     if expected is not None and value is not None:
         return value == expected
-    if _same_elements(_value(answer), _value(gold)):
-        return True
-    return _algebra_may_decide(answer, gold) and symbolic_available() and symbolically_equal(gold, answer)
+    if EQUALS.search(answer) and not EQUALS.search(gold):
+        sides = _sides(answer)
+        return len(sides) > 1 and all(
+            (expected is not None and _computed(s) == expected) or _same_value(s, gold) for s in sides
+        )
+    return _same_sets(answer, gold) or _same_by_algebra(answer, gold)
 
 
 def bare(text: str) -> str:
     """The text without math delimiters, `the answer is` and a final full stop."""
-    return plain_latex(_INTRODUCTION.sub("", text.strip(), count=1) if _INTRODUCTION.match(text.strip()) else text)
+    return plain_latex(without_introduction(plain_latex(text)))
 
 
-def canonical(text: str) -> str:
-    """LaTeX in one spelling: answers that differ only in typography become equal."""
-    text = _TEXT.sub(r"\1", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
-    text = _SHORT_SUBSCRIPT.sub(r"_\1", text)
-    text = "".join(text.split()).removesuffix(".")
-    if found := _LETTER.fullmatch(text):
-        return found[1]
-    return text.casefold() if _WORDS.fullmatch(text) else text
+def _computed(text: str) -> Fraction | None:
+    """The value of a number or of arithmetic, one side of `1,200 / 2 = 600`; None for anything else."""
+    if (value := to_number(text)) is not None:
+        return value
+    for pattern, replacement in _TO_PYTHON:
+        text = pattern.sub(replacement, text)
+    if not _ARITHMETIC.fullmatch(text):
+        return None
+    try:
+        return evaluate(parse(text))
+    except ValueError:
+        return None
 
 
-def _value(text: str) -> str:
-    """The text without a leading `x =`, `f(x) =` or `x \\in`."""
-    return text[match.end() :] if (match := _ASSIGNED.match(text)) else text
+def _same_sets(answer: str, gold: str) -> bool:
+    """Whether two lists or unions have the same elements in any order, or two tuples or intervals the same ends.
 
-
-def _name(text: str) -> str:
-    """The leading `x =`, `f(x) =` or `x \\in`, normalised, or an empty string."""
-    match = _ASSIGNED.match(text)
-    return canonical(match[0]) if match else ""
-
-
-def _same_elements(answer: str, gold: str) -> bool:
-    """Whether two tuples or intervals have the same brackets and, in order, equal numbers or equal LaTeX."""
-    closing = _BRACKETS.get(gold[:1])
-    if closing is None or answer[:1] != gold[:1] or answer[-1:] != gold[-1:] or gold[-1:] not in ")]":
-        return False
-    ours, theirs = split_elements(answer[1:-1]), split_elements(gold[1:-1])
-    return len(ours) == len(theirs) and all(
-        canonical(a) == canonical(g) or same_number(a, g) for a, g in zip(ours, theirs, strict=True)
-    )
-
-
-def split_elements(text: str) -> list[str]:
-    """Split at commas outside all brackets."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
-
-
-def _algebra_may_decide(answer: str, gold: str) -> bool:
-    """Whether to ask math-verify. It accepts some wrong answers that differ in form from the reference.
-
-    It reads words as products of letters (`even` = `neve`), takes the last side of `6 = 5` or the solution of `x^2 = 2`
-    as the answer, accepts `3, 4` for the point `(3, 4)` and `17 or 17` for 17, and ignores the base of `52_8`.
+    Elements are the same if they are equal numbers or equal LaTeX.
     """
-    if _HUGE.search(answer) or _depth(answer) > MAX_DEPTH:
-        return False
-    if _IN_BASE.fullmatch(canonical(gold)) or (_JOINED.search(answer) and not _JOINED.search(gold)):
-        return False
-    if _WORDS.fullmatch(canonical(gold)) or _WORDS.fullmatch(canonical(answer)):
-        return False
-    if "=" in _value(answer) and "=" not in gold:
-        return False
-    brackets = {text[:1] + text[-1:] for text in ("".join(_value(t).split()) for t in (answer, gold))}
-    wrapped = brackets & {"()", "[]", "(]", "[)"}
-    return not wrapped or len(brackets) == 1 or "," not in answer + gold
+    for separator in (UNIONS, COMMAS):
+        ours, theirs = (split_outside(text, separator) for text in (answer, gold))
+        if len(ours) == len(theirs) > 1:
+            return Counter(map(_key, ours)) == Counter(map(_key, theirs))
+    return _key(answer) == _key(gold)
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
+def _key(text: str) -> object:
+    """Equal for equal numbers, and for tuples and intervals with the same brackets and equal elements."""
+    text = text.strip()
+    if (value := to_number(text)) is not None:
+        return value
+    if text[:1] in _CLOSING and text[-1:] in _CLOSING.values():
+        elements = split_outside(text[1:-1], _ANY_COMMA)
+        if len(elements) > 1:
+            numbers = [to_number(element) for element in elements]
+            return (
+                text[0] + text[-1],
+                *(canonical(e) if n is None else n for e, n in zip(elements, numbers, strict=True)),
+            )
+    return canonical(text)
+
+
+def _same_by_algebra(answer: str, gold: str) -> bool:
+    return may_decide(answer, gold) and symbolic_available() and symbolically_equal(gold, answer)
 
 
 def _balanced(text: str) -> bool:

@@ -6,6 +6,7 @@ plain expressions is not used, because sympy's `parse_expr` evaluates its input 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import logging
@@ -21,7 +22,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     math_verify = importlib.import_module("math_verify")
-    config = [math_verify.LatexExtractionConfig()]
+    # Its units include single letters: with them, `13t` is 13. `units.py` has removed the units.
+    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
+    config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
     for line in sys.stdin:
         # The signal's default action kills this process, also inside a C call such as 9**9**9, where no Python handler
         # runs. It counts CPU time, so that a verdict does not depend on the load of the machine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, time_limits
+from lfpo.base.checks import at_least_one, not_negative, time_limits
 from lfpo.models.lora import LoraSettings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.trackers import check as check_trackers
@@ -118,9 +118,8 @@ class LFPOConfig:
         if self.sampler.temperature == 0 and self.sampler.remasking != "random":
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
-        at_least_one(
-            self, "update_tokens", "rollout_tokens", "eval_steps", "eval_size", "save_steps", "save_total_limit"
-        )
+        at_least_one(self, "update_tokens", "rollout_tokens", "eval_steps", "save_steps", "save_total_limit")
+        not_negative(self, "eval_size")
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
-from lfpo.prompts.tasks.files import find_split, read_records
+from lfpo.prompts.tasks.files import find_split, has_split, read_records
 from lfpo.prompts.tasks.hub import HubSplit, load_hub
 from lfpo.prompts.tasks.records import Record
 from lfpo.prompts.tasks.task import Row
@@ -67,8 +67,8 @@ class DataTask:
         return rows[index]
 
     def test_rows(self, n: int | None = None) -> list[Row]:
-        """The first n test rows, or all if there are fewer or n is None."""
-        return list(split_rows(self, "test")[:n])
+        """The first n test rows, or all if there are fewer or n is None. 0 does not load the split."""
+        return [] if n == 0 else list(split_rows(self, "test")[:n])
 
     def correct(self, completion: str, row: Row) -> bool:
         """Whether a completion gets the accuracy reward."""
@@ -107,6 +107,7 @@ class DataTask:
     def at(self, where: str) -> DataTask:
         """The same task over local files: a folder, a file, or `train=PATH,test=PATH`. Other splits stay on the hub.
 
+        Splits of a folder are those that it has a file of; if it has none, reading a split raises the UserError.
         A single file is the training split if its name starts with a stem of that split, else the test split.
         Raises UserError for a path that does not exist.
         """
@@ -115,7 +116,9 @@ class DataTask:
             return dataclasses.replace(self, local=pairs)
         path = Path(where).expanduser()
         if path.is_dir():
-            return dataclasses.replace(self, local=tuple((split, str(path)) for split in SPLITS))
+            stems = dict(self.stems)
+            present = [split for split in SPLITS if has_split(path, stems[split])]
+            return dataclasses.replace(self, local=tuple((split, str(path)) for split in present or SPLITS))
         if not path.is_file():
             raise UserError(f"task {self.name!r}: {path}: no such file or folder")
         is_train = path.stem.startswith(dict(self.stems)["train"])

@@ -22,18 +22,33 @@ def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
     stems: possible names of the split; the first with a file is used. Raises UserError if there is no file, or several
     that are not shards.
     """
-    files = {path: path.name.removesuffix(_suffix(path)) for path in sorted(folder.iterdir()) if _suffix(path)}
     for stem in stems:
-        shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
-        exact = [path for path, name in files.items() if name == stem]
-        found = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
-        if len(found) > 1 and found != shards:
-            names = " and ".join(path.name for path in found)
-            raise UserError(f"{folder}: {names} could both be the {stem} split; name one file")
-        if found:
+        if found := _files(folder, stem):
             return found
     wanted = ", ".join(f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
     raise UserError(f"{folder}: no file of this split (looked for {wanted})")
+
+
+def has_split(folder: Path, stems: Sequence[str]) -> bool:
+    """Whether a folder has a file of a split, perhaps several that could be it."""
+    return any(_candidates(folder, stem)[0] for stem in stems)
+
+
+def _files(folder: Path, stem: str) -> list[Path]:
+    found, shards = _candidates(folder, stem)
+    if len(found) > 1 and not shards:
+        names = " and ".join(path.name for path in found)
+        raise UserError(f"{folder}: {names} could both be the {stem} split; name one file")
+    return found
+
+
+def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
+    """The files that a stem names in a folder, and whether they are shards of one."""
+    files = {path: path.name.removesuffix(_suffix(path)) for path in sorted(folder.iterdir()) if _suffix(path)}
+    exact = [path for path, name in files.items() if name == stem]
+    shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
+    found = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
+    return found, found == shards
 
 
 def read_records(path: Path) -> list[Record]:

@@ -17,7 +17,11 @@ def check(sampler: Any) -> None:
 
 
 def reveal(step: Step) -> Reveal:
-    """The best scores; with alg_temp, a draw from softmax(score / alg_temp) without replacement."""
+    """The best scores; with alg_temp, a draw from softmax(score / alg_temp) without replacement.
+
+    Ties go to the left. With top_p they are common: all positions whose nucleus is one token score exactly 1. Dream's
+    code ranks them by torch.topk, which leaves the order of ties open.
+    """
     score = step.score
     if step.sampler.alg_temp:
         # The k highest of score / alg_temp + Gumbel noise are k draws without replacement.
