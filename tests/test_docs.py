@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import tiny
+from drill.command import main as drill
 from lfpo.cli import main
 from lfpo.cli.commands import COMMANDS
 
@@ -36,6 +38,7 @@ SMOKE = {
     "--overrides.num_generations 2 --overrides.eval_steps 1 --overrides.eval_size 2",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
 }
+DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1"
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
 TINY = "--sampler.gen_length 8 --sampler.steps 8 --sampler.block_length 8"  # for models of the hub
 PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
@@ -61,15 +64,22 @@ STAND_INS = {
 }
 
 
+def typed_lines(page: Path) -> Iterator[str]:
+    """The lines of a page's blocks of code, continued lines joined."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
 def commands(page: Path) -> list[list[str]]:
     """The lfpo commands in a page's blocks of code, as arguments."""
-    found = []
-    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        for line in block.replace("\\\n", " ").splitlines():
-            match = re.match(r"(?:lfpo|torchrun .*-m lfpo) (?=[a-z])(.*)", line)
-            if match:
-                found.append(shlex.split(match[1], comments=True))
-    return found
+    matches = (re.match(r"(?:lfpo|torchrun .*-m lfpo) (?=[a-z])(.*)", line) for line in typed_lines(page))
+    return [shlex.split(match[1], comments=True) for match in matches if match]
+
+
+def drills() -> list[str]:
+    """The options of `make drill` in all pages' blocks of code."""
+    words = [shlex.split(line, comments=True) for p in PAGES for line in typed_lines(p) if "make drill" in line]
+    return list(dict.fromkeys("".join(line[2:]).removeprefix("ARGS=") for line in words))
 
 
 ALL = [pytest.param(c, id=f"{p.stem}: {' '.join(c)[:60]}") for p in PAGES for c in commands(p)]
@@ -156,6 +166,14 @@ def those(pattern: re.Pattern[str], but: re.Pattern[str]) -> list[Any]:
 @pytest.mark.parametrize("arguments", those(LONG, ELSEWHERE))
 def test_a_long_command(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
     typed(shlex.join(arguments), folder, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", drills())
+def test_a_drill(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    everything = "" if "--faults" in options else "--faults fuzz"  # the other commands name all faults between them
+    assert drill([*options.split(), *everything.split(), *shlex.split(DRILL)]) == 0
 
 
 @pytest.mark.parametrize("arguments", those(AWAY, re.compile(f"{ELSEWHERE.pattern}|{LONG.pattern}")))

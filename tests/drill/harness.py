@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-import lfpo
+import processes
 from drill import inside
 from drill.inside import Fault
 from lfpo.runs.directory import Run
@@ -25,7 +25,6 @@ from lfpo.train.checkpoint import latest_checkpoint
 
 ITERATIONS, EVERY = 6, 2  # of each run; iterations between two checkpoints and two evaluations
 PATIENCE = 600.0  # seconds after which a run that does not end counts as hanging
-PATHS = [str(Path(__file__).parents[1]), str(Path(lfpo.__file__).parents[1])]  # of this package and of lfpo
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def start(
 ) -> Child:
     """Start `lfpo` with these arguments in a new process, which leads a new session.
 
-    It is forked from a process that has only imported torch. logs: where its output goes; None: beside its folder.
+    It is forked (see processes.context). logs: where its output goes; None: beside its folder.
     environment: variables to set. network: path of the network namespace to enter.
     """
     folder = Path(arguments[arguments.index("--output_dir") + 1])
@@ -170,20 +169,11 @@ def start(
     return Child(process, log, begun)
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """The environment for a new interpreter, in which lfpo and this package can be imported."""
-    paths = [*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
-
-
 _method = "forkserver"
 
 
 def _context() -> Any:
-    context = multiprocessing.get_context(_method)
-    if _method == "forkserver":
-        context.set_forkserver_preload(["lfpo.train.rl", "lfpo.cli.command_line"])
-    return context
+    return processes.context() if _method == "forkserver" else multiprocessing.get_context(_method)
 
 
 def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:

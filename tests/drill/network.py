@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from drill.harness import PATIENCE, Drill, Outcome, Tally, difference, environment, in_namespaces, progress, recover
+from drill.harness import PATIENCE, Drill, Outcome, Tally, difference, in_namespaces, progress, recover
 from drill.inside import CLONE_NEWNET, CLONE_NEWNS
 from drill.ranks import SILENCE, WITHIN, Network, arguments_of_two, start_two, unbroken, unclear
+from processes import environment
 
 HOSTS = ("10.77.0.1", "10.77.0.2")
 INTERFACES = ("lfpo0", "lfpo1")

@@ -23,13 +23,13 @@ from drill.harness import (
     Outcome,
     Tally,
     difference,
-    environment,
     recover,
     start,
     train_arguments,
 )
 from drill.inside import Fault
 from lfpo.base.errors import LOST
+from processes import environment
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
 WITHIN = 6.0  # more seconds that the other rank may take to end

@@ -16,7 +16,6 @@ from drill.harness import (
     Outcome,
     Tally,
     difference,
-    environment,
     recover,
     start,
     train_arguments,
@@ -27,6 +26,7 @@ from lfpo.rewards.child_process import resident_bytes
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.runs.directory import Run
 from lfpo.train.rl import MAX_FAILED
+from processes import environment
 
 ROLLOUTS = 8  # an iteration, as in train_arguments
 TIMEOUT = 2.0

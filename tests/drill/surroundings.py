@@ -13,8 +13,9 @@ from pathlib import Path
 
 import lfpo
 from drill.disk import no_namespace
-from drill.harness import Drill, Outcome, Tally, difference, environment, start, train_arguments
+from drill.harness import Drill, Outcome, Tally, difference, start, train_arguments
 from lfpo.models.loading import EMBEDDED
+from processes import environment
 
 
 def surroundings(drill: Drill) -> list[Outcome]:
