@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import tiny
+from drill.command import FAULTS, DrillConfig
 from drill.command import main as drill
 from lfpo.cli import main
 from lfpo.cli.commands import COMMANDS
@@ -79,7 +80,7 @@ def commands(page: Path) -> list[list[str]]:
 def drills() -> list[str]:
     """The options of `make drill` in all pages' blocks of code."""
     words = [shlex.split(line, comments=True) for p in PAGES for line in typed_lines(p) if "make drill" in line]
-    return list(dict.fromkeys("".join(line[2:]).removeprefix("ARGS=") for line in words))
+    return ["".join(line[2:]).removeprefix("ARGS=") for line in words]
 
 
 ALL = [pytest.param(c, id=f"{p.stem}: {' '.join(c)[:60]}") for p in PAGES for c in commands(p)]
@@ -168,12 +169,18 @@ def test_a_long_command(arguments: list[str], folder: Path, capsys: pytest.Captu
     typed(shlex.join(arguments), folder, capsys)
 
 
+def test_documented_drills_name_every_group_of_faults(monkeypatch: pytest.MonkeyPatch):
+    asked: list[DrillConfig] = []
+    monkeypatch.setattr("drill.command.run_drill", asked.append)
+    assert [drill(options.split()) for options in drills()] == [0] * len(asked)
+    assert {name for config in asked for name in config.chosen} == set(FAULTS)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("options", drills())
-def test_a_drill(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("faults", FAULTS)
+def test_a_drill(faults: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    everything = "" if "--faults" in options else "--faults fuzz"  # the other commands name all faults between them
-    assert drill([*options.split(), *everything.split(), *shlex.split(DRILL)]) == 0
+    assert drill(["--faults", faults, *shlex.split(DRILL)]) == 0
 
 
 @pytest.mark.parametrize("arguments", those(AWAY, re.compile(f"{ELSEWHERE.pattern}|{LONG.pattern}")))

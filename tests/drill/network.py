@@ -67,6 +67,8 @@ def linked() -> Iterator[tuple[tuple[Network, Network], Callable[[str], None]]]:
         first, second = (Network(*where) for where in zip(paths, HOSTS, INTERFACES, strict=True))
         yield (first, second), lambda state: ip(f"link set {INTERFACES[0]} {state}")
     finally:
+        # The next link has the same name, and the kernel removes this one only some time after the keeper's end.
+        subprocess.run(["ip", "link", "del", INTERFACES[0]], check=False, capture_output=True)
         keeper.kill()
         keeper.wait()
         keeper.stdout.close()
