@@ -27,6 +27,7 @@ PRELOADED = [
     "lfpo.train.sft",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
+    "peft",
 ]
 SECONDS = 300.0  # after which a process counts as hanging
 

@@ -57,7 +57,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
         assert a.keys() == b.keys()
         for name, value in a.items():
             # Batches of other sizes: float32 values differ in their last bits, rollouts do not.
-            summed = name.startswith(("loss", "grad_norm", "kl/", "entropy/", "p_target", "negatives/"))
+            summed = name.startswith(("loss", "grad_norm", "kl/", "entropy/", "p_target", "negatives/", "ratio/"))
             assert b[name] == pytest.approx(value, rel=1e-4 if summed else 1e-9, abs=1e-7 if summed else 1e-9), name
 
 

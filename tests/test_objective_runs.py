@@ -1,0 +1,37 @@
+"""Every objective trains an adapter in two ranks as in one, and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tiny
+from lfpo.objectives import OBJECTIVES
+from test_distributed import assert_same_run, metrics, run
+from test_objective_training import SMALL_RUNS
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, model: Path, tmp_path: Path):
+    settings = yaml.safe_dump({"name": name, **SMALL_RUNS.get(name, {})}, default_flow_style=True)
+    given = ["--objective", settings.strip(), "--lora", "{r: 2, lora_alpha: 4}", "--prompts_per_iteration", "2"]
+    # Two blocks of two rollouts, and two of one, which leave a rank without any.
+    given += ["--num_generations", "3", "--optimizer_steps_per_iteration", "4"]
+    # Steps of 1e-2 are so long that the last bits of a gradient decide which token a rollout draws.
+    given += ["--learning_rate", "1e-3", "--eval_size", "1"]
+    if name == "justgrpo":
+        given += ["--sampler.block_length", "1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    two_ranks = ("--fsdp", "true")
+    for folder, ranks, more in ((whole, 1, ("2",)), (parts, 2, ("1", *two_ranks)), (parts, 1, ("2", "--resume"))):
+        process = run(folder, model, ranks, *given, "--max_steps", *more)
+        assert process.returncode == 0, process.stderr
+    assert all(row["grad_norm"] > 0 for row in metrics(whole)[1:])
+    assert_same_run(whole, parts)
