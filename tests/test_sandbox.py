@@ -19,7 +19,7 @@ from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.inside.judge import same
+from lfpo.rewards.sandbox.inside.compare import same
 from lfpo.rewards.sandbox.job import encode_job
 
 LIMITS = Limits(seconds=30)
@@ -57,8 +57,13 @@ def test_subclasses_are_sent_as_their_base_unless_they_redefine_equality():
 
         __hash__ = int.__hash__
 
-    assert wire.decode(wire.encode([point(1, 2), collections.Counter("aab")])) == [(1, 2), {"a": 2, "b": 1}]
-    for value in (Sly(3), object(), [Sly(3)], collections.deque([1])):
+    class Plain(dict):
+        pass
+
+    back = wire.decode(wire.encode([point(1, 2), Plain(a=2), collections.Counter("aab")]))
+    assert back == [(1, 2), {"a": 2}, {"a": 2, "b": 1}] and back[0].y == 2
+    assert [type(value) for value in back[1:]] == [dict, collections.Counter]
+    for value in (Sly(3), object(), [Sly(3)], iter([1])):
         with pytest.raises(wire.NotAValue):
             wire.encode(value)
 
@@ -120,7 +125,7 @@ def test_float_tolerance(sandbox):
 
 
 def test_tests_pass_or_fail_one_by_one(sandbox):
-    verdict = sandbox.judge(Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert nothing(1)"]))
+    verdict = sandbox.judge(Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"]))
     assert verdict.tests == (True, False, False) and verdict.reason == "test 1: AssertionError"
 
 
@@ -138,7 +143,7 @@ def test_passes_before_a_hang_count():
         ("1 / 0", "the program does not load: ZeroDivisionError"),
         ("", "test 0: NameError"),
         ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
-        ("def f(): return object()", "test 0: AssertionError: the program returned something that is not"),
+        ("def f(): return object()", "test 0: the program returned something that is not plain data"),
         ("#" * 300_000, "the program is longer than 200000 characters"),
     ],
 )
@@ -151,7 +156,8 @@ def test_instances_can_be_passed_back_and_iterated(sandbox):
     program = "class Pair:\n    def __init__(self, a): self.a = a\ndef total(ps): return sum(p.a for p in ps)\n"
     program += "def count(n): yield from range(n)\n"
     tests = ["assert total([Pair(1), Pair(2)]) == 3", "assert Pair(4).a == 4", "assert list(count(3)) == [0, 1, 2]"]
-    assert sandbox.judge(Job(program, tests=tests)).tests == (True, True, True)
+    job = Job(program, tests=tests, functions=["total", "count"], classes=["Pair"])
+    assert sandbox.judge(job).tests == (True, True, True)
 
 
 def test_exceptions_of_the_program_can_be_expected(sandbox):
@@ -256,25 +262,27 @@ def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
     assert (verdict.tests, verdict.reason) == ((False,), "1 of 1 tests did not run")
 
 
-def test_numpy_scalars_become_python_numbers():
+def test_numpy_values_keep_their_types_unless_they_redefine_equality():
     sandbox = Sandbox(limits=LIMITS, libraries=installed_libraries(), unsafe=True)
     program = "import numpy as np\ndef f(x): return [np.float64(x), np.int64(x), np.bool_(x)]\n"
     program += "def array(x): return np.array([x])\nclass Sly(np.float64):\n    def __eq__(self, other): return True\n"
     program += "def sly(x): return Sly(0)\n"
     tests = [
         "assert f(1) == [1.0, 1, True]",
-        "assert type(f(1)[1]) is int",
-        "assert array(1) == [1]",
+        "assert f(1)[1].dtype == 'int64' and isinstance(f(1)[0], float)",
+        "assert array(1) == [1] and array(1).shape == (1,)",
         "assert sly(1) == 1",
     ]
-    assert sandbox.judge(Job(program, tests=tests)).tests == (True, True, False, False)
+    job = Job(program, tests=tests, functions=["f", "array", "sly"])
+    assert sandbox.judge(job).tests == (True, True, True, False)
 
 
 def test_the_setup_may_use_the_programs_classes_and_keeps_its_own_names(sandbox):
     program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\n"
     program += "def total(node): return node.x + (total(node.next) if node.next else 0)\ndef two(): return 3\n"
     setup = "first = Node(1)\nfirst.next = Node(2)\ndef two(): return 2\n"
-    assert sandbox.judge(Job(program, tests=["assert total(first) == 3", "assert two() == 2"], setup=setup)).passed
+    tests = ["assert total(first) == 3", "assert two() == 2"]
+    assert sandbox.judge(Job(program, "total", tests=tests, setup=setup, classes=["Node"])).passed
 
 
 def test_libraries_can_be_imported_only_if_given(tmp_path):
@@ -435,7 +443,7 @@ def test_inconsistent_jobs_are_user_errors(job, message):
 def test_wrong_tests_values_and_workers_are_user_errors(sandbox):
     with pytest.raises(UserError, match=r"test 0 of f is not Python"):
         sandbox.judge(Job("x", "f", tests=["assert ("]))
-    with pytest.raises(UserError, match="built-in types; a object is not"):
+    with pytest.raises(UserError, match="plain data; a object is not"):
         sandbox.judge(Job("x", "f", [Call((), object())]))
     with pytest.raises(UserError, match="at least one worker"):
         Sandbox(workers=0, unsafe=True)

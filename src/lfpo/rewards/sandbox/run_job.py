@@ -117,7 +117,7 @@ def _message(data: bytes) -> tuple[Any, ...]:
     """A report. A program that shares its process with the tests could send anything."""
     try:
         message = wire.decode(data, extensions=False)
-    except (wire.BadBytes, RecursionError, MemoryError):
+    except wire.BadBytes:
         message = None
     forms = {"test": (str, bool, str), "count": (str, int), "unloadable": (str, str), "done": (str,)}
     if type(message) is tuple and message and type(message[0]) is str:

@@ -78,7 +78,7 @@ def read_suite(
     trees += [parsed(test, f"test {number}", entry_point) for number, test in enumerate(tests)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     missing = _loaded(nodes) - set(_bound(nodes)) - {entry_point, *functions, *(classes or ())}
-    missing = {name for name in missing if not hasattr(builtins, name)}
+    missing = {name for name in missing if not hasattr(builtins, name)} - {"__name__", "__file__"}
     known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
     unknown = missing - known
     if not entry_point and not functions and not classes and len(unknown or known) == 1:
@@ -96,6 +96,28 @@ def read_suite(
         numpy="numpy" in source or "np" in known,
         needs=_needs(nodes, source, unknown, entry_point, functions, classes),
     )
+
+
+@functools.lru_cache(maxsize=2048)
+def names_in_solution(
+    tests: tuple[str, ...], setup: str, entry_point: str, solution: str
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """What a suite takes from a correct program: functions, classes, and imports as source for the setup.
+
+    Raises UserError for a source that is not Python.
+    """
+    trees = [parsed(source, "a test", entry_point) for source in (*tests, setup)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    missing = _loaded(nodes) - set(_bound(nodes)) | {entry_point}
+    functions, classes, imports = set(), set(), []
+    for node in parsed(solution, "the solution", entry_point).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in missing - {entry_point}:
+            functions.add(node.name)
+        elif isinstance(node, ast.ClassDef) and node.name in missing:
+            classes.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and set(_bound([node])) & missing:
+            imports.append(ast.unparse(node))
+    return tuple(sorted(functions)), tuple(sorted(classes)), "\n".join(imports)
 
 
 def parsed(source: str, what: str, name: str) -> ast.Module:
@@ -127,7 +149,6 @@ def _bound(nodes: list[ast.AST]) -> Iterator[str]:
             yield node.arg
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-    yield from ("__name__", "__file__")
 
 
 def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:

@@ -211,8 +211,8 @@ def _pandas_to_plain(pandas: Any, value: Any) -> tuple[str, Any] | None:
 
 def _values(column: Any) -> Any:
     """A column as an array of numpy where it is one, else as pandas' own array."""
-    dtype = column.dtype
-    return column.to_numpy() if type(dtype).__module__.startswith("numpy") else column
+    in_numpy = type(column).__name__ in {"NumpyExtensionArray", "PandasArray", "DatetimeArray", "TimedeltaArray"}
+    return column.to_numpy() if in_numpy and getattr(column, "tz", None) is None else column
 
 
 def _extension_array(dtype: str, items: list[Any]) -> Any:

@@ -44,7 +44,10 @@ class BadBytes(Exception):
 def encode(value: Any, refer: Refer | None = None) -> bytes:
     """The value as bytes. refer: gives kind and payload of an object that is not a value. Raises NotAValue."""
     parts: list[bytes] = []
-    _write(value, parts, 0, refer)
+    try:
+        _write(value, parts, 0, refer)
+    except RecursionError:
+        raise NotAValue("nested too deeply") from None
     return b"".join(parts)
 
 
@@ -139,6 +142,8 @@ def decode(data: bytes, resolve: Resolve | None = None, extensions: bool = True)
     reader = _Reader(data, resolve, extensions)
     try:
         value = reader.value(0)
+    except RecursionError:
+        raise BadBytes("nested too deeply") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
         raise BadBytes(str(error)) from error  # types refuse values that do not fit them
     if reader.at != len(data):
