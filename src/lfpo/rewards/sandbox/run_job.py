@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import select
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from typing import Any
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite
+from lfpo.rewards.sandbox.scratch import scratch_folder
 
 _MAX_REPORT = 16 * 2**20
 
@@ -58,9 +58,9 @@ def _start_judge_and_program(
             ("program", program_in, program_out, ()),
             ("judge", judge_in, judge_out, (from_program, to_program)),
         ):
-            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
             process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
-            stack.callback(launch.stop, process)
+            stack.callback(launch.stop, process, rung)
     finally:
         for fd in theirs:
             os.close(fd)
@@ -75,9 +75,9 @@ def _start_together(stack: ExitStack, rung: str, limits: Limits, libraries: tupl
     stack.callback(os.close, report)
     with open(to_suite, "wb", 0):
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
             process = launch.start(rung, "together", limits, libraries, scratch, suite_in, suite_out)
-            stack.callback(launch.stop, process)
+            stack.callback(launch.stop, process, rung)
         finally:
             os.close(suite_in)
             os.close(suite_out)

@@ -80,7 +80,7 @@ def _probe(name: str) -> Rung:
         except subprocess.TimeoutExpired:
             errors = b"did not start in time"
         finally:
-            launch.stop(process)
+            launch.stop(process, name)
     if process.returncode == 0:
         return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name]}")
     lines = errors.decode(errors="replace").strip().splitlines()

@@ -38,7 +38,11 @@ _MEMBERS = {
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z]+[a-z0-9]\w*")
 _PLAIN = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0), deque(), None)
 _PLAIN += (Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), (item for item in ()))
-_PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)}
+_PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
+    *("shape", "dtype", "ndim", "size", "T", "tolist", "item", "sum", "mean", "std", "all", "any", "min", "max"),
+    *("flatten", "ravel", "reshape", "astype", "round", "iloc", "loc", "columns", "values", "equals", "empty"),
+    *("to_dict", "to_list", "to_numpy", "unique", "name", "send", "close", "cache_info", "cache_clear"),
+}
 
 # Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
 # catch_warnings changes the state of all threads.
