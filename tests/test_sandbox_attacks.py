@@ -176,8 +176,8 @@ def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
     names = [name for name in ALL if confines(rung) or name not in HARM | ENDLESS]
     endless = [name for name in names if name in ENDLESS]
     quick = [name for name in names if name not in ENDLESS]
-    hasty = Sandbox(rung, Limits(seconds=1.5, **CAPS), workers=len(ENDLESS), unsafe=True)
-    patient = Sandbox(rung, Limits(seconds=30, **CAPS), workers=4, unsafe=True)
+    hasty = Sandbox(rung, Limits(seconds=1.5, **CAPS), workers=len(ENDLESS), unsafe="root")
+    patient = Sandbox(rung, Limits(seconds=30, **CAPS), workers=4, unsafe="root")
     attacks = dict(zip(endless, hasty.run([Job(ALL[n][0], tests=TESTS) for n in endless]), strict=True))
     attacks |= dict(zip(quick, patient.run([Job(ALL[n][0], tests=TESTS) for n in quick]), strict=True))
     twins = patient.run([Job(ALL[name][1], tests=TESTS) for name in names])

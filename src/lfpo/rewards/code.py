@@ -16,6 +16,7 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
+from lfpo.rewards.sandbox.rungs import Unsafe
 from lfpo.rewards.sandbox.suite import names_in_solution
 
 MAX_CHARS = Limits().program_chars
@@ -24,7 +25,9 @@ MAX_CACHED = 20_000
 DEFAULT_LIMITS = Limits(seconds=20)
 """Wall time is twice the CPU time, for a busy machine."""
 UNSAFE = "LFPO_UNSAFE_SANDBOX"
-"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox."""
+"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox; `root`
+allows it to root too."""
+_UNSAFE: dict[str, Unsafe] = {"1": True, "root": "root"}
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test")
 SETUP_FIELDS = ("setup", "test_setup_code", "test_imports")
 
@@ -139,7 +142,7 @@ class Grader:
     def sandbox(self) -> Sandbox:
         """The sandbox, created at the first use. Raises UserError if this machine has none."""
         if self._sandbox is None:
-            unsafe = os.environ.get(UNSAFE) == "1"
+            unsafe = _UNSAFE.get(os.environ.get(UNSAFE, ""), False)
             self._sandbox = Sandbox(limits=self._limits, libraries=installed_libraries(), unsafe=unsafe)
         return self._sandbox
 

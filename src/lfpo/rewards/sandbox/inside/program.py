@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import itertools
 import operator
 import sys
 import types
@@ -52,9 +53,9 @@ class _Session:
             wire.send(self.outbox, self.answer(*wire.decode(data, self.resolve)))
 
     def answer(self, operation: str, *arguments: Any) -> bytes:
-        limit = sys.getrecursionlimit()
         try:
             value = getattr(self, "do_" + operation.replace(" ", "_"))(*arguments)
+            limit = sys.getrecursionlimit()  # the program's own
             sys.setrecursionlimit(max(limit, 20_000))  # to encode what is nested deeply
             try:
                 return wire.encode(("value", value, self.output()), self.refer)
@@ -112,6 +113,8 @@ class _Session:
             return operator.attrgetter(payload[1])(found)
         if kind == "callback":
             return Callback(self, payload)
+        if kind == "iterator":
+            return itertools.chain.from_iterable(iter(Callback(self, payload), []))
         name, state = payload
         value = object.__new__(self.suite_class(name))
         for key, item in state.items():

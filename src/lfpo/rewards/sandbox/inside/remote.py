@@ -7,6 +7,7 @@ and what they give is plain data again. Instances of the program's classes are a
 from __future__ import annotations
 
 import builtins
+import itertools
 import sys
 import types
 
@@ -240,6 +241,9 @@ class Link:
             return "named", (value.__module__, value.__qualname__)
         if kind.__module__ == self.namespace.get("__name__") and not isinstance(value, type):
             return _suite_instance(value)
+        if hasattr(kind, "__next__"):
+            self._callbacks.append(lambda: list(itertools.islice(value, 1)))
+            return "iterator", len(self._callbacks) - 1
         if callable(value):
             self._callbacks.append(value)
             return "callback", len(self._callbacks) - 1

@@ -194,6 +194,8 @@ class _Reader:
         if form != b"m":
             raise BadBytes(f"unknown form {form!r}")
         mask = self.take(count)
+        if mask.count(0) + mask.count(1) != count:
+            raise BadBytes("a mask of other bytes than 0 and 1")
         integers = iter(array("q", self.take(8 * mask.count(0))).tolist())
         floats = iter(array("d", self.take(8 * mask.count(1))).tolist())
         return [next(floats) if is_float else next(integers) for is_float in mask]
