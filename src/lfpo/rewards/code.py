@@ -31,6 +31,10 @@ _UNSAFE: dict[str, Unsafe] = {"1": True, "root": "root"}
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test")
 SETUP_FIELDS = ("setup", "test_setup_code", "test_imports")
 
+_PROCESSES = re.compile(
+    r"\b(?:subprocess|multiprocessing|ProcessPoolExecutor|create_subprocess_\w+|shutil\.(?:copy|copy2|copytree|move)"
+    r"|os\.(?:system|popen|fork|spawn\w+|kill|chmod|chown|utime))\b"
+)
 _OPEN = re.compile(r"```[ \t]*+(\w*+)")
 SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
 
@@ -38,9 +42,12 @@ SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
 def extract_code(completion: str, entry_point: str = "") -> str:
     """The first fenced Python block that defines the entry point, else the first one, else the whole completion.
 
-    A fence that is never closed ends with the text, so a truncated answer still counts.
+    A fence that is never closed ends with the text, so a truncated answer still counts. A completion longer than
+    MAX_CHARS is not searched; it scores 0.
     """
-    blocks = [code for tag, code in fenced_blocks(completion[:MAX_CHARS]) if tag.lower() in {"", "python", "py"}]
+    if len(completion) > MAX_CHARS:
+        return completion
+    blocks = [code for tag, code in fenced_blocks(completion) if tag.lower() in {"", "python", "py"}]
     if not blocks:
         return completion
     defines = [code for code in blocks if entry_point and defined(code, entry_point)]
@@ -107,7 +114,7 @@ def code_format(prompts: Sequence[Any], completions: Sequence[Any], **columns: A
 
 
 def _format(text: str) -> float:
-    blocks = fenced_blocks(text[:MAX_CHARS])
+    blocks = fenced_blocks(text) if len(text) <= MAX_CHARS else []
     if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") != 2:
         return 0.0
     return 1.0 if parses(blocks[0][1]) else 0.5
@@ -193,7 +200,9 @@ def needs_of(row: Mapping[str, Any]) -> str:
 
 
 def _not_python(job: Job) -> Verdict:
-    return Verdict(False, "the program is not Python", 0.0, (False,) * len(job.calls or job.tests))
+    too_long = f"the program is longer than {MAX_CHARS} characters"
+    reason = too_long if len(job.program) > MAX_CHARS else "the program is not Python"
+    return Verdict(False, reason, 0.0, (False,) * len(job.calls or job.tests))
 
 
 @functools.cache
@@ -225,6 +234,7 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         classes=classes,
         unittest=any("unittest.TestCase" in test for test in tests),
         together=bool(row.get("together")),
+        processes=any(_PROCESSES.search(source) for source in (_solution(row), setup, *tests)),
     )
 
 
@@ -238,10 +248,14 @@ def _taken_names(
     functions, classes = row.get("functions"), row.get("classes")
     if functions is not None or classes is not None or row.get("together"):
         return tuple(functions or ()), None if classes is None else tuple(classes), ""
-    solution = next((row[name] for name in SOLUTION_FIELDS if isinstance(row.get(name), str) and row[name]), "")
+    solution = _solution(row)
     if not parses(solution):
         return (), None, ""
     return names_in_solution(tuple(tests), setup, entry_point, solution)
+
+
+def _solution(row: Mapping[str, Any]) -> str:
+    return next((row[name] for name in SOLUTION_FIELDS if isinstance(row.get(name), str) and row[name]), "")
 
 
 def _tests(row: Mapping[str, Any], where: str) -> list[str]:

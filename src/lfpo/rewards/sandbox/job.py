@@ -59,6 +59,7 @@ class Job:
     unittest: the tests define unittest.TestCase classes, and every test method counts.
     together: program and unittest classes run in one module of one process, for suites that patch the program's modules
     or inspect objects of other than built-in types. Such a verdict is easier to cheat (docs/sandbox.md).
+    processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
     tolerance: for floats returned by calls; relative if the expected value is above 1, else absolute.
     Raises UserError for an inconsistent combination.
     """
@@ -72,6 +73,7 @@ class Job:
     classes: Sequence[str] | None = None
     unittest: bool = False
     together: bool = False
+    processes: bool = False
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:

@@ -20,12 +20,13 @@ from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode
 from lfpo.rewards.sandbox.scratch import scratch_folder
 
 _MAX_REPORT = 16 * 2**20
+_NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 
 
 def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
     """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
     begin = time.monotonic()
-    if needs := job.needs:
+    if needs := job.needs or _NAMESPACES * (job.processes and rung == launch.LIMITS):
         tests = (False,) * len(job.calls or job.tests)
         return Verdict(False, f"not judged: needs {needs}", 0.0, tests, needs)
     nonce = secrets.token_bytes(16) if job.together else b""

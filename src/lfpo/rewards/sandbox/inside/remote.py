@@ -166,6 +166,7 @@ class Link:
         self.inbox, self.outbox, self.gone = inbox, outbox, ""
         self.namespace: dict[str, Any] = {}
         self.instances = self.in_place = self.stops = False
+        self._sent: set[type] = set()
         self._callbacks: list[Callable[..., Any]] = []
         self._exceptions: dict[tuple[str, ...], type[BaseException]] = {}
         self._output = 0
@@ -240,6 +241,7 @@ class Link:
         if isinstance(value, types.FunctionType | type) and value.__module__ in sys.stdlib_module_names:
             return "named", (value.__module__, value.__qualname__)
         if kind.__module__ == self.namespace.get("__name__") and not isinstance(value, type):
+            self._sent.add(kind)
             return _suite_instance(value)
         if hasattr(kind, "__next__"):
             self._callbacks.append(lambda: list(itertools.islice(value, 1)))
@@ -272,10 +274,15 @@ class Link:
         raise wire.BadBytes(f"unknown kind {kind!r}")
 
     def _suite_object(self, name: str, state: dict[str, Any]) -> Any:
-        """An instance of the suite's class. Its state must not hide a method."""
+        """An instance of the suite's class. Its state must not hide a method.
+
+        A class with a comparison of its own must have been an argument: it could be equal to what the test expects.
+        """
         kind = self.namespace.get(name)
         if not isinstance(kind, type) or kind.__module__ != self.namespace.get("__name__"):
             raise wire.BadBytes(f"unknown class {name!r}")
+        if kind not in self._sent and kind.__eq__ is not object.__eq__ and "__dataclass_fields__" not in vars(kind):
+            raise wire.BadBytes(f"class {name!r} has a comparison of its own")
         value = object.__new__(kind)
         for key, item in state.items():
             if callable(getattr(kind, key, None)):
