@@ -26,9 +26,55 @@ def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
 
 
 UNITS = [
-    *("```" + " " * 999_997, "a", "`", "```", "```\n", "```python\n", "```\n```\n", "``` \t", "\n", " ", "\t", "\n ```"),
-    *("def ", "def f", "def f(", "def f(:\n", "class f:\n", "(", "[", "{", "{**", "-", "not ", "lambda:", "f'{", "f(", "a,"),
-    *("a;", "a.", "@a\n", "if a:\n ", '"', "'", "\\\n", "\0", "\ud800", "é", "x = ", "1", "0x", "1e", "async ", "yield "),
+    *(
+        "```" + " " * 999_997,
+        "a",
+        "`",
+        "```",
+        "```\n",
+        "```python\n",
+        "```\n```\n",
+        "``` \t",
+        "\n",
+        " ",
+        "\t",
+        "\n ```",
+    ),
+    *(
+        "def ",
+        "def f",
+        "def f(",
+        "def f(:\n",
+        "class f:\n",
+        "(",
+        "[",
+        "{",
+        "{**",
+        "-",
+        "not ",
+        "lambda:",
+        "f'{",
+        "f(",
+        "a,",
+    ),
+    *(
+        "a;",
+        "a.",
+        "@a\n",
+        "if a:\n ",
+        '"',
+        "'",
+        "\\\n",
+        "\0",
+        "\ud800",
+        "é",
+        "x = ",
+        "1",
+        "0x",
+        "1e",
+        "async ",
+        "yield ",
+    ),
 ]
 
 
@@ -79,8 +125,15 @@ class _Refusing(Sandbox):
 def test_names_that_tests_take_are_read_from_the_solution() -> None:
     row = {
         "test_list": ["assert isclose(total([Pair(1, 2)], twice), helper(3)) and sqrt(4) == 2"],
-        "code": "from math import isclose, sqrt\nimport os\nclass Pair: pass\ndef helper(x): return x\ndef twice(x): return 2 * x\n"
-        "def total(xs, f): return 3\nunused = 1",
+        "code": (
+            "from math import isclose, sqrt\n"
+            "import os\n"
+            "class Pair: pass\n"
+            "def helper(x): return x\n"
+            "def twice(x): return 2 * x\n"
+            "def total(xs, f): return 3\n"
+            "unused = 1"
+        ),
     }
     job = code_job("x = 1", row)
     assert (list(job.functions), list(job.classes or ())) == (["helper", "total", "twice"], ["Pair"])

@@ -104,7 +104,9 @@ def test_float_tolerance(sandbox):
 
 
 def test_tests_pass_or_fail_one_by_one(sandbox):
-    verdict = sandbox.judge(Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"]))
+    verdict = sandbox.judge(
+        Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"])
+    )
     assert verdict.tests == (True, False, False) and verdict.reason == "test 1: AssertionError"
 
 

@@ -116,13 +116,14 @@ CHEATS = {
     ),
     "environment": escape("os.environ['HOME'], os.environ['PATH']", "os.environ.get('HOME')"),
 }
+ARM = os.name == "posix" and os.uname().machine == "aarch64"
 CALL = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\ndef call(*args):\n    got = libc.syscall(*args)\n"
 CALL += "    if got < 0: raise OSError(ctypes.get_errno(), 'refused')\n    return got\n"
 
 
 def system_call(numbers: tuple[int, int], *arguments: int) -> tuple[str, str]:
     """A program that is correct only if the call of x86_64 or aarch64 succeeds, and one that calls getpid."""
-    number, getpid = (numbers[1], 172) if os.uname().machine == "aarch64" else (numbers[0], 39)
+    number, getpid = (numbers[1], 172) if ARM else (numbers[0], 39)
     attack, harmless = (f"call({', '.join(map(str, [n, *args]))})" for n, args in ((number, arguments), (getpid, ())))
     program = CALL + "def add(a, b):\n    {}\n    return a + b\n"
     return program.format(attack), program.format(harmless)
@@ -153,16 +154,14 @@ HARM = {
     "secret memory": system_call((447, 447), 0),
     "memory file": system_call((319, 279), 0, 0),
     "asynchronous io": (
-        CALL + f"def add(a, b):\n    call({206 if os.uname().machine != 'aarch64' else 0}, 1, ctypes.byref(ctypes.c_long()))\n"
-        "    return a + b\n",
+        CALL + f"def add(a, b):\n    call({0 if ARM else 206}, 1, ctypes.byref(ctypes.c_long()))\n    return a + b\n",
         RIGHT,
     ),
     "shared memory of System V": system_call((29, 194), 0, 4096, 0o1600),
     "message queue of System V": system_call((68, 186), 0, 0o1600),
     "semaphore of System V": system_call((64, 190), 0, 1, 0o1600),
     "message queue of POSIX": (
-        CALL + f"def add(a, b):\n    call({240 if os.uname().machine != 'aarch64' else 180}, b'q', 0o102, 0o600, None)\n"
-        "    return a + b\n",
+        CALL + f"def add(a, b):\n    call({180 if ARM else 240}, b'q', 0o102, 0o600, None)\n    return a + b\n",
         RIGHT,
     ),
     "watches": system_call((294, 26), 0),
@@ -180,11 +179,13 @@ HARM = {
         "import os\nos.path.exists('/dev/shm')\n" + RIGHT,
     ),
     "full disk": (
-        f"import time\nfor i in range({TAG} // 2**20 + 2): open(f'{{i}}', 'wb').write(bytes(2**20))\ntime.sleep(1)\n" + RIGHT,
+        f"import time\nfor i in range({TAG} // 2**20 + 2): open(f'{{i}}', 'wb').write(bytes(2**20))\ntime.sleep(1)\n"
+        + RIGHT,
         "open('a', 'wb').write(bytes(2**20))\n" + RIGHT,
     ),
     "deeply nested folders": (
-        "import os\nfor i in range(4000):\n    os.mkdir('d' * 20, 0o700)\n    os.chdir('d' * 20)\nos.mkdir('x', 0)\n" + WRONG,
+        "import os\nfor i in range(4000):\n    os.mkdir('d' * 20, 0o700)\n    os.chdir('d' * 20)\nos.mkdir('x', 0)\n"
+        + WRONG,
         "import os\nfor i in range(20):\n    os.mkdir('d')\n    os.chdir('d')\nos.mkdir('x', 0)\n" + RIGHT,
     ),
     "own session, without death signal": (

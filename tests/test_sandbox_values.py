@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import functools
 import math
@@ -103,7 +104,14 @@ def test_equality_of_frames() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *(Fraction(1, 3), Decimal("1.50"), datetime.date(2020, 2, 29), datetime.timedelta(1, 2, 3), range(1, 9, 2), ...),
+        *(
+            Fraction(1, 3),
+            Decimal("1.50"),
+            datetime.date(2020, 2, 29),
+            datetime.timedelta(1, 2, 3),
+            range(1, 9, 2),
+            ...,
+        ),
         datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
         *(collections.deque([1, 2], 3), collections.Counter("aab"), collections.OrderedDict([(2, 1), (1, 2)]), int),
         *(bytearray(b"x"), slice(1, 2), [1, 2.5] * 9, [2**70] * 9, list(range(99)), [0.5] * 9, [True, 1] * 9),
@@ -147,10 +155,8 @@ def test_any_nested_value_survives_and_equals_itself(value: object) -> None:
 @settings(max_examples=500, deadline=None)
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     for prefix in (b"", b"L\0\0\0\1", b"X", b"XU\0\0\0\2i"):
-        try:
+        with contextlib.suppress(wire.BadBytes):
             wire.decode(prefix + data)
-        except wire.BadBytes:
-            pass
 
 
 @pytest.mark.parametrize(
@@ -202,6 +208,16 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "import pandas as pd\nassert f(3).equals(pd.Series([1]))",
     ),
     "a container of liars": (LYING.format("__eq__"), "def f(x): return [3]", "assert 3 in [f(1)] or f(1)[0] == 3"),
+    "a class of the suite that equals everything near": (
+        "class Near:\n    def __init__(self, x): self.x = x\ndef f(x): return Near(3)",
+        "def f(x): return 3",
+        "class Near:\n    x = 0\n    def __eq__(self, other): return True\nassert f(1) == 3",
+    ),
+    "state that hides a method": (
+        "class P:\n    pass\ndef f(p):\n    p.check = lambda *a: True\n    return p",
+        "def f(p): return p",
+        "class P:\n    def check(self, x): return x == 1\nassert f(P()).check(1) and not f(P()).check(2)",
+    ),
     "a subclass of a container": (
         "class S(set):\n    issubset = lambda *a: True\ndef f(x): return S([9])",
         "class S(set): pass\ndef f(x): return S([1])",
@@ -212,7 +228,11 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "def f(x): yield 3",
         "assert next(f(1)) == 3",
     ),
-    "a liar from a function": (LYING.format("__eq__") + "def f(x): return S", "def f(x): return lambda: 3", "assert f(1)() == 3"),
+    "a liar from a function": (
+        LYING.format("__eq__") + "def f(x): return S",
+        "def f(x): return lambda: 3",
+        "assert f(1)() == 3",
+    ),
     "a liar from a coroutine": (
         LYING.format("__eq__") + "async def f(x): return S()",
         "async def f(x): return 3",
@@ -244,7 +264,11 @@ CHEATS: dict[str, tuple[str, str, str]] = {
         "def f(x): return [3.5, 3.5]",
         "import numpy as np\nassert np.allclose(f(1), [3.5, 3.5])",
     ),
-    "an end of iteration": ("def f(x): raise StopIteration", "def f(x): return x", "assert all(map(lambda x: f(x) == x, [1, 2]))"),
+    "an end of iteration": (
+        "def f(x): raise StopIteration",
+        "def f(x): return x",
+        "assert all(map(lambda x: f(x) == x, [1, 2]))",
+    ),
     "an argument that is emptied": (
         "def f(xs):\n    xs.clear()\n    return 0",
         "def f(xs): return sum(xs)",
@@ -276,7 +300,10 @@ def test_infinity_is_not_close_to_anything() -> None:
 # Honest programs: (program, test)
 
 HONEST: dict[str, tuple[str, str]] = {
-    "next on a returned iterator": ("def f(n): yield from range(n)", "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2]"),
+    "next on a returned iterator": (
+        "def f(n): yield from range(n)",
+        "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2]",
+    ),
     "an endless generator": (
         "import itertools\ndef f(): return itertools.count()",
         "import itertools\nassert list(itertools.islice(f(), 5000)) == list(range(5000))",
@@ -297,16 +324,26 @@ HONEST: dict[str, tuple[str, str]] = {
         "def f(b): return b.decode()",
         "try: f(b'\\xff')\nexcept UnicodeDecodeError as e: assert e.start == 0\nelse: assert 0",
     ),
-    "the text of a KeyError": ("def f(k): return {}[k]", "try: f('a')\nexcept KeyError as e: assert str(e) == \"'a'\"\nelse: assert 0"),
+    "the text of a KeyError": (
+        "def f(k): return {}[k]",
+        "try: f('a')\nexcept KeyError as e: assert str(e) == \"'a'\"\nelse: assert 0",
+    ),
     "a custom exception by its built-in base": (
         "class E(ValueError):\n    def __init__(self, x): super().__init__(f'bad {x}')\ndef f(x): raise E(x)",
         "try: f(1)\nexcept ValueError as e: assert str(e) == 'bad 1'\nelse: assert 0",
     ),
-    "a SystemExit": ("import sys\ndef f(): sys.exit(3)", "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0"),
+    "a SystemExit": (
+        "import sys\ndef f(): sys.exit(3)",
+        "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0",
+    ),
     "async": ("async def f(x): return x + 1", "import asyncio\nassert asyncio.run(f(1)) == 2"),
     "async gather": (
         "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x",
-        "import asyncio\nasync def main(): return await asyncio.gather(f(1), f(2))\nassert asyncio.run(main()) == [1, 2]",
+        (
+            "import asyncio\n"
+            "async def main(): return await asyncio.gather(f(1), f(2))\n"
+            "assert asyncio.run(main()) == [1, 2]"
+        ),
     ),
     "async generator": (
         "async def f(n):\n    for i in range(n): yield i",
@@ -315,16 +352,34 @@ HONEST: dict[str, tuple[str, str]] = {
     "datetime without import": ("def f(d): return d.year", "assert f(datetime(2020, 1, 2)) == 2020"),
     "arguments that are not built in": (
         "def f(a, b, c, d): return a.sum() + b + len(c) + d.day",
-        "import datetime, numpy as np\nfrom fractions import Fraction\nfrom collections import deque\n"
-        "assert f(np.array([1, 2]), Fraction(1, 2), deque([1]), datetime.date(2020, 1, 3)) == 7.5",
+        (
+            "import datetime, numpy as np\n"
+            "from fractions import Fraction\n"
+            "from collections import deque\n"
+            "assert f(np.array([1, 2]), Fraction(1, 2), deque([1]), datetime.date(2020, 1, 3)) == 7.5"
+        ),
     ),
-    "set_int_max_str_digits": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(n): return 10**n", "assert len(str(f(9000))) == 9001"),
-    "Fraction": ("from fractions import Fraction\ndef f(): return Fraction(1, 3)", "from fractions import Fraction\nassert f() + Fraction(2, 3) == 1"),
+    "set_int_max_str_digits": (
+        "import sys\nsys.set_int_max_str_digits(0)\ndef f(n): return 10**n",
+        "assert len(str(f(9000))) == 9001",
+    ),
+    "Fraction": (
+        "from fractions import Fraction\ndef f(): return Fraction(1, 3)",
+        "from fractions import Fraction\nassert f() + Fraction(2, 3) == 1",
+    ),
     "Decimal, date, deque, range, bytearray": (
-        "import datetime, decimal, collections\ndef f():\n    return [decimal.Decimal('1.5'), datetime.date(2020, 1, 2),"
-        " collections.deque([1]), range(3), bytearray(b'x'), collections.defaultdict(int), 1j]",
-        "import datetime, decimal, collections\na = f()\nassert a == [decimal.Decimal('1.5'), datetime.date(2020, 1, 2),"
-        " collections.deque([1]), range(3), bytearray(b'x'), {}, 1j] and a[5]['new'] == 0",
+        (
+            "import datetime, decimal, collections\n"
+            "def f():\n"
+            "    a = [decimal.Decimal('1.5'), datetime.date(2020, 1, 2), collections.deque([1]), range(3)]\n"
+            "    return [*a, bytearray(b'x'), collections.defaultdict(int), 1j]"
+        ),
+        (
+            "import datetime, decimal, collections\n"
+            "a = f()\n"
+            "b = [decimal.Decimal('1.5'), datetime.date(2020, 1, 2), collections.deque([1]), range(3)]\n"
+            "assert a == [*b, bytearray(b'x'), {}, 1j] and a[5]['new'] == 0"
+        ),
     ),
     "numpy array": (
         "import numpy as np\ndef f(n): return np.eye(n)",
@@ -339,44 +394,97 @@ HONEST: dict[str, tuple[str, str]] = {
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nassert f(P(1)) == P(2)",
     ),
     "20 threads": (
-        "import threading, time\ndef f(n):\n    ts = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(n)]\n"
-        "    for t in ts: t.start()\n    for t in ts: t.join()\n    return n",
+        (
+            "import threading, time\n"
+            "def f(n):\n"
+            "    ts = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(n)]\n"
+            "    for t in ts: t.start()\n"
+            "    for t in ts: t.join()\n"
+            "    return n"
+        ),
         "assert f(20) == 20",
     ),
     "changes in place": ("def f(xs): xs.sort()", "xs = [[3], [1]]\ninner = xs[0]\nf(xs)\nassert xs == [[1], [3]]"),
-    "changes in place of an array": ("def f(a): a *= 2", "import numpy as np\na = np.array([1, 2])\nf(a)\nassert a.tolist() == [2, 4]"),
+    "changes in place of an array": (
+        "def f(a): a *= 2",
+        "import numpy as np\na = np.array([1, 2])\nf(a)\nassert a.tolist() == [2, 4]",
+    ),
     "functions as arguments": (
         "def f(g, xs): return [g(x) for x in xs]",
-        "seen = []\ndef g(x):\n    seen.append(x)\n    return x + 1\nassert f(g, [1, 2]) == [2, 3] and seen == [1, 2]\n"
-        "import math\nassert f(math.sqrt, [4]) == [2.0] and f(str, [1]) == ['1'] and f(len, ['ab']) == [2]",
+        (
+            "seen = []\n"
+            "def g(x):\n"
+            "    seen.append(x)\n"
+            "    return x + 1\n"
+            "assert f(g, [1, 2]) == [2, 3] and seen == [1, 2]\n"
+            "import math\n"
+            "assert f(math.sqrt, [4]) == [2.0] and f(str, [1]) == ['1'] and f(len, ['ab']) == [2]"
+        ),
     ),
     "a function that raises": (
         "def f(g):\n    try: return g()\n    except ValueError as e: return str(e)",
         "def g(): raise ValueError('no')\nassert f(g) == 'no'",
     ),
-    "a function that calls the program": ("def f(n, g): return g(n - 1) if n else 0", "g = lambda n: f(n, g) + 1\nassert f(5, g) == 5"),
+    "a function that calls the program": (
+        "def f(n, g): return g(n - 1) if n else 0",
+        "g = lambda n: f(n, g) + 1\nassert f(5, g) == 5",
+    ),
     "a returned function": ("def f(x): return lambda y: x + y", "assert f(1)(2) == 3"),
     "printed output": (
         "def f(): print('hi')",
-        "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stdout(out): f()\nassert out.getvalue() == 'hi\\n'",
+        (
+            "import io, contextlib\n"
+            "out = io.StringIO()\n"
+            "with contextlib.redirect_stdout(out): f()\n"
+            "assert out.getvalue() == 'hi\\n'"
+        ),
     ),
-    "deep nesting": ("def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x", "x = f(300)\nfor _ in range(300): [x] = x\nassert x == []"),
-    "recursion": ("import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)", "assert f(10_000) == 10_000"),
+    "deep nesting": (
+        "def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
+        "x = f(300)\nfor _ in range(300): [x] = x\nassert x == []",
+    ),
+    "recursion": (
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)",
+        "assert f(10_000) == 10_000",
+    ),
 }
 PROCESSES: dict[str, tuple[str, str]] = {
-    "Pool": ("from multiprocessing import Pool\ndef g(x): return x * x\ndef f(n):\n    with Pool(2) as p: return p.map(g, range(n))", "assert f(3) == [0, 1, 4]"),
+    "Pool": (
+        (
+            "from multiprocessing import Pool\n"
+            "def g(x): return x * x\n"
+            "def f(n):\n"
+            "    with Pool(2) as p: return p.map(g, range(n))"
+        ),
+        "assert f(3) == [0, 1, 4]",
+    ),
     "ProcessPoolExecutor": (
-        "from concurrent.futures import ProcessPoolExecutor\ndef g(x): return x * x\ndef f(n):\n"
-        "    with ProcessPoolExecutor(2) as p: return list(p.map(g, range(n)))",
+        (
+            "from concurrent.futures import ProcessPoolExecutor\n"
+            "def g(x): return x * x\n"
+            "def f(n):\n"
+            "    with ProcessPoolExecutor(2) as p: return list(p.map(g, range(n)))"
+        ),
         "assert f(3) == [0, 1, 4]",
     ),
     "Lock and shared memory": (
-        "import multiprocessing as m\nfrom multiprocessing.shared_memory import SharedMemory\ndef f(n):\n    s = SharedMemory(create=True, size=n)\n"
-        "    with m.Lock(): s.buf[0] = 7\n    x = s.buf[0]\n    s.close(); s.unlink()\n    return x",
+        (
+            "import multiprocessing as m\n"
+            "from multiprocessing.shared_memory import SharedMemory\n"
+            "def f(n):\n"
+            "    s = SharedMemory(create=True, size=n)\n"
+            "    with m.Lock(): s.buf[0] = 7\n"
+            "    x = s.buf[0]\n"
+            "    s.close(); s.unlink()\n"
+            "    return x"
+        ),
         "assert f(100) == 7",
     ),
     "subprocess and shell": (
-        "import os, subprocess\ndef f(): return subprocess.run(['echo', 'hi'], capture_output=True).stdout, os.system('true')",
+        (
+            "import os, subprocess\n"
+            "def f(): return subprocess.run(['echo', 'hi'], capture_output=True).stdout, os.system('true')"
+        ),
         "assert f() == (b'hi\\n', 0)",
     ),
 }
@@ -423,7 +531,8 @@ CLASS_TESTS = (
     "s = Stack([1, 2])\ns[0] = 5\nassert s[0] == 5 and 5 in s and list(s) == [5, 2] and s[0:1] == [5] and Stack() < s",
     "try: Stack().pop()\nexcept StackError as e: assert str(e) == 'empty' and e.size == 0\nelse: assert 0",
     "with Stack([1]) as s: assert s\nassert not s and isinstance(s, Stack) and not isinstance(1, Stack)",
-    "assert Stack.limit == 9 and Stack.of(1, 2).top == 2 and size(Stack([1])) == 1 and {Stack([1]): 2}[Stack([1])] == 2",
+    "assert Stack.limit == 9 and Stack.of(1, 2).top == 2 and size(Stack([1])) == 1",
+    "assert {Stack([1]): 2}[Stack([1])] == 2",
     "assert list(Countdown(3)) == [2, 1, 0] and next(Countdown(3)) == 2 and sum(Countdown(3)) == 3",
     "try: Stack(1)\nexcept TypeError: pass\nelse: assert 0",
 )
@@ -448,7 +557,12 @@ def test_classes_work_as_in_one_process_where_the_job_names_them(rung: str) -> N
 
 def test_an_instance_is_never_equal_to_plain_data() -> None:
     program = "class P:\n    __eq__ = __ne__ = lambda self, other: True\n    __hash__ = None\ndef f(): return P()"
-    tests = ["assert f() == 3", "assert [f()] == [3]", "assert f() != 3", "try: assert f() == 3\nexcept Exception: pass"]
+    tests = [
+        "assert f() == 3",
+        "assert [f()] == [3]",
+        "assert f() != 3",
+        "try: assert f() == 3\nexcept Exception: pass",
+    ]
     assert sandbox().judge(Job(program, "f", tests=tests, classes=["P"])).tests == (False,) * 4
 
 
@@ -461,7 +575,11 @@ def test_an_instance_is_never_equal_to_plain_data() -> None:
         (["assert helper(f(1)) == 2"], {"entry_point": "f"}, "a definition of helper in the tests"),
         (["assert f(g(1)) == 2"], {}, "a definition of f, g in the tests"),
         (["assert f(g(1)) == 2"], {"functions": ["f", "g"]}, ""),
-        (["assert f(1).node.value == 2"], {}, "the program's classes in classes, because the tests use .node of a result"),
+        (
+            ["assert f(1).node.value == 2"],
+            {},
+            "the program's classes in classes, because the tests use .node of a result",
+        ),
         (["assert f(1).node.value == 2"], {"classes": []}, ""),
         (["assert len(Stack()) == 0"], {}, "classes to be given: whether Stack is a class"),
         (["assert len(Stack()) == 0"], {"classes": ["Stack"]}, ""),

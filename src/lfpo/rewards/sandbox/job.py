@@ -11,6 +11,7 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.suite import Suite, parsed, read_suite
 
+
 @dataclass(frozen=True)
 class Limits:
     """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
@@ -140,9 +141,7 @@ def encode_job(job: Job) -> bytes:
     try:
         return wire.encode(content)
     except wire.NotAValue as error:
-        raise UserError(
-            f"entry point {job.entry_point!r}: values of a call must be plain data; {error}"
-        ) from error
+        raise UserError(f"entry point {job.entry_point!r}: values of a call must be plain data; {error}") from error
 
 
 def encode_suite(job: Job, nonce: bytes) -> bytes:

@@ -121,10 +121,8 @@ def _message(data: bytes) -> tuple[Any, ...]:
     except wire.BadBytes:
         message = None
     forms = {"test": (str, bool, str), "count": (str, int), "unloadable": (str, str), "done": (str,)}
-    if type(message) is tuple and message and type(message[0]) is str:
-        if tuple(map(type, message)) == forms.get(message[0]):
-            return message
-    return ("forged",)
+    is_message = type(message) is tuple and message and type(message[0]) is str
+    return message if is_message and tuple(map(type, message)) == forms.get(message[0]) else ("forged",)
 
 
 def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:

@@ -50,8 +50,8 @@ def strongest_rung(unsafe: Unsafe = False) -> str:
             return found.name
     reasons = "; ".join(f"{found.name}: {found.reason}" for found in available_rungs() if found.name in _SAFE)
     raise UserError(
-        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass {_permission()} to "
-        "run it under resource limits only"
+        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass {_permission()} "
+        "to run it under resource limits only"
     )
 
 
@@ -109,7 +109,12 @@ def _not_stopped(name: str) -> str:
     if "Landlock" not in features:
         left += ["reading and writing all files of the user"]
     if "seccomp" not in features:
-        left += ["the network", "signals to and memory of the user's processes", "chmod and other metadata", "SysV queues"]
+        left += [
+            "the network",
+            "signals to and memory of the user's processes",
+            "chmod and other metadata",
+            "SysV queues",
+        ]
     return "; ".join([*left, "attacks on the kernel"])
 
 

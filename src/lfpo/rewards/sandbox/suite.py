@@ -36,8 +36,8 @@ _MEMBERS = {
     "Fraction": "fractions",
 }
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z]+[a-z0-9]\w*")
-_PLAIN = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0), deque(), None)
-_PLAIN += (Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), (item for item in ()))
+_PLAIN: tuple[object, ...] = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0))
+_PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]))
 _PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
     *("shape", "dtype", "ndim", "size", "T", "tolist", "item", "sum", "mean", "std", "all", "any", "min", "max"),
     *("flatten", "ravel", "reshape", "astype", "round", "iloc", "loc", "columns", "values", "equals", "empty"),
@@ -145,8 +145,8 @@ def _bound(nodes: list[ast.AST]) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            yield node.name
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            yield node.name or "_"
         elif isinstance(node, ast.MatchMapping) and node.rest:
             yield node.rest
         elif isinstance(node, ast.arg):
@@ -172,9 +172,7 @@ def _ignores_a_result(nodes: list[ast.AST], names: set[str]) -> bool:
         if isinstance(node, ast.Try | ast.With | ast.AsyncWith | ast.Lambda)
         for child in ast.walk(node)
     }
-    return any(
-        isinstance(node, ast.Expr) and _calls(node.value, names) and id(node) not in guarded for node in nodes
-    )
+    return any(isinstance(node, ast.Expr) and _calls(node.value, names) and id(node) not in guarded for node in nodes)
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
@@ -198,10 +196,11 @@ def _needs(
     if classes is not None:
         return ""
     names = {entry_point, *functions}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and _calls(node.value, names) and node.attr not in _PLAIN_ATTRIBUTES:
-            if not any(package in source for package in ("numpy", "np.", "pandas", "pd.")):
-                return f"the program's classes in classes, because the tests use .{node.attr} of a result"
+    results = [node for node in nodes if isinstance(node, ast.Attribute) and _calls(node.value, names)]
+    own = set(_bound(nodes)) | {node.attr for node in nodes if isinstance(node, ast.Attribute) and node not in results}
+    foreign = [node.attr for node in results if node.attr not in _PLAIN_ATTRIBUTES | own]
+    if foreign and not any(package in source for package in ("numpy", "np.", "pandas", "pd.")):
+        return f"the program's classes in classes, because the tests use .{foreign[0]} of a result"
     if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point) and "_" not in entry_point:
         return f"classes to be given: whether {entry_point} is a class (classes=[{entry_point!r}]) or not (classes=[])"
     return ""

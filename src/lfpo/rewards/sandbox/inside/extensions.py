@@ -16,10 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
+_FACTORIES: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "tuple": tuple,
+}
 _BUILT_IN_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (*_FACTORIES.values(), bytes, bytearray, complex, frozenset, range, object, type, type(None))
+    **_FACTORIES,
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "complex": complex,
+    "frozenset": frozenset,
+    "range": range,
+    "object": object,
+    "type": type,
+    "NoneType": type(None),
 }
 _ARRAY_KINDS = "biufcmMSU"
 _EXTENSION_DTYPES = {"str", "string", "boolean", "Float32", "Float64"}
@@ -29,7 +45,7 @@ _EXTENSION_DTYPES |= {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 1
 def to_plain(value: Any) -> tuple[str, Any] | None:
     """Name and built-in values of an instance of one of the types, None for anything else."""
     kind = type(value)
-    if kind is type:
+    if isinstance(value, type):
         return ("type", value.__name__) if _BUILT_IN_TYPES.get(value.__name__) is value else None
     for package, convert in (("numpy", _numpy_to_plain), ("pandas", _pandas_to_plain)):
         if kind.__module__.partition(".")[0] == package and (module := sys.modules.get(package)):
@@ -223,7 +239,7 @@ def _extension_array(dtype: str, items: list[Any]) -> Any:
 
 def _object_dtype(values: Any) -> Any:
     """pandas would infer another type from an array of objects."""
-    return object if getattr(values, "dtype", None) == object else None
+    return object if type(values).__name__ == "ndarray" and values.dtype.kind == "O" else None
 
 
 def _index(values: Any, name: Any) -> Any:

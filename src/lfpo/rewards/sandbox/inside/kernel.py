@@ -94,9 +94,20 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
 # kernels are not: they "do not exist", and libraries then use older ones.
 _FIRST_COMMON = 424
 _COMMON = {
-    **{"pidfd_send_signal": 424, "pidfd_open": 434, "close_range": 436, "openat2": 437, "faccessat2": 439},
-    **{"epoll_pwait2": 441, "futex_waitv": 449, "cachestat": 451, "fchmodat2": 452, "map_shadow_stack": 453},
-    **{"futex_wake": 454, "futex_wait": 455, "futex_requeue": 456, "mseal": 462},
+    "pidfd_send_signal": 424,
+    "pidfd_open": 434,
+    "close_range": 436,
+    "openat2": 437,
+    "faccessat2": 439,
+    "epoll_pwait2": 441,
+    "futex_waitv": 449,
+    "cachestat": 451,
+    "fchmodat2": 452,
+    "map_shadow_stack": 453,
+    "futex_wake": 454,
+    "futex_wait": 455,
+    "futex_requeue": 456,
+    "mseal": 462,
 }
 # On the rung `limits`: other processes can be seen there, and Landlock does not protect the metadata of files.
 _CALLS_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
@@ -273,7 +284,12 @@ _Step = tuple[int, int, int, int]
 def _filter(namespaces: bool) -> bytes:
     """The forbidden calls as a BPF program over call number, architecture and arguments."""
     machine = os.uname().machine
-    steps: list[_Step] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_GIVE, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    steps: list[_Step] = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_GIVE, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+    ]
     steps += [(_AT_LEAST, 0, 1, _X32_BIT), (_GIVE, 0, 0, _REFUSE | _EPERM)]
     forbidden = [*_CALLS.values(), *(() if namespaces else _CALLS_WITHOUT_NAMESPACES.values())]
     for pair in forbidden:
@@ -283,7 +299,11 @@ def _filter(namespaces: bool) -> bytes:
     for number in _COMMON.values():
         steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOW)]
     steps += [(_AT_LEAST, 0, 1, _FIRST_COMMON), (_GIVE, 0, 0, _REFUSE | _ENOSYS)]
-    stream = [(_AND, 0, 0, 15), (_EQUAL, 1, 0, 1), (_GIVE, 0, 0, _REFUSE | _EPERM)]  # a datagram could name any receiver
+    stream = [
+        (_AND, 0, 0, 15),
+        (_EQUAL, 1, 0, 1),
+        (_GIVE, 0, 0, _REFUSE | _EPERM),
+    ]  # a datagram could name any receiver
     steps += _about(_SOCKETPAIR, 1, stream)
     if not namespaces:
         for pair in _ONLY_FOR_ITSELF.values():

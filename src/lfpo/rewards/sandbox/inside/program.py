@@ -116,7 +116,7 @@ class _Session:
         if kind == "iterator":
             return itertools.chain.from_iterable(iter(Callback(self, payload), []))
         name, state = payload
-        value = object.__new__(self.suite_class(name))
+        value: Any = object.__new__(self.suite_class(name))
         for key, item in state.items():
             object.__setattr__(value, key, item)
         return value
@@ -184,8 +184,8 @@ class _Session:
             return operands[0].__exit__(None, None, None)
         if name in {"enter", "trunc", "floor", "ceil"}:
             return getattr(operands[0], f"__{name}__")()
-        own = getattr(operator, f"__{name}__", None) or getattr(operator, name, None)
-        return (getattr(builtins, name, None) or own)(*operands)
+        own = getattr(builtins, name, None) or getattr(operator, f"__{name}__")
+        return own(*operands)
 
     def do_items(self, handle: int, count: int) -> tuple[list[Any], bool]:
         """The next items, and whether the iterator has ended. An error after the first item is raised next time."""
@@ -239,8 +239,12 @@ class _Refused:
 
 
 def _raising(error: BaseException) -> Any:
-    raise error
-    yield
+    """An iterator that raises the error."""
+
+    def fail() -> None:
+        raise error
+
+    return iter(fail, object())
 
 
 def _changeable(value: Any) -> Any:
@@ -250,7 +254,7 @@ def _changeable(value: Any) -> Any:
 
 def exception_names(kind: type) -> tuple[list[str], str]:
     """Names of the exception's classes that are not built in, and of the first one that is."""
-    names = []
+    names: list[str] = []
     for found in kind.__mro__:
         if found.__module__ == "builtins":
             return names, found.__name__

@@ -64,7 +64,9 @@ def _children() -> list[int]:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(number) for number in file.read().split()]
     except OSError:  # the kernel was built without this file
-        return [number for number in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(number) == os.getpid()]
+        return [
+            number for number in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(number) == os.getpid()
+        ]
 
 
 def _parent(process: int) -> int:
