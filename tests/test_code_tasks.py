@@ -50,7 +50,7 @@ ACECODE: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def allow_resource_limits_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")
+    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -28,7 +28,7 @@ TAG = 18_000_000 + os.getpid()  # a limit in the command line of these sandboxes
 
 @pytest.fixture(autouse=True)
 def where_nothing_confines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")
+    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")
 
 
 def open_files() -> int:
@@ -74,7 +74,7 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     right = task.solution(row)
     completions = [*noise, *(f"```python\n{program}\n```" for program in hostile), right]
     limits = Limits(seconds=2, cpu_seconds=1, memory=2**28, disk=TAG, processes=16)
-    grader = Grader(Sandbox(limits=limits, workers=8, unsafe=True))
+    grader = Grader(Sandbox(limits=limits, workers=8, unsafe="root"))
     before, begin = open_files(), time.monotonic()
     columns = {name: [value] * len(completions) for name, value in row.items() if name != "prompt"}
     functions: list[RewardFunction] = [syntax_compliance, grader.pass_rate, grader.all_tests_pass]
@@ -100,7 +100,7 @@ def test_each_program_runs_once_whoever_asks() -> None:
             ran.extend(jobs)
             return [Verdict("return 1" in job.program, "", 0.1, (True, "return 1" in job.program)) for job in jobs]
 
-    grader = Grader(Counting(unsafe=True))
+    grader = Grader(Counting(unsafe="root"))
     completions = ["def f(): return 1", "def f(): return 2", "def f(): return 1", "def f(:"]
     columns: dict[str, list[Any]] = {"tests": [["assert f() == 1", "assert f()"]] * 4, "needs": ["", "", "", ""]}
     assert grader.pass_rate([""] * 4, completions, **columns) == [1.0, 0.5, 1.0, 0.0]

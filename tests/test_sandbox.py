@@ -19,7 +19,6 @@ from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.inside.judge import same
 from lfpo.rewards.sandbox.job import encode_job
 
 LIMITS = Limits(seconds=30)
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system
 
 @pytest.fixture(scope="module")
 def sandbox():
-    return Sandbox(limits=LIMITS, workers=2, unsafe=True)
+    return Sandbox(limits=LIMITS, workers=2, unsafe="root")
 
 
 # The wire format
@@ -57,8 +56,13 @@ def test_subclasses_are_sent_as_their_base_unless_they_redefine_equality():
 
         __hash__ = int.__hash__
 
-    assert wire.decode(wire.encode([point(1, 2), collections.Counter("aab")])) == [(1, 2), {"a": 2, "b": 1}]
-    for value in (Sly(3), object(), [Sly(3)], collections.deque([1])):
+    class Plain(dict):
+        pass
+
+    back = wire.decode(wire.encode([point(1, 2), Plain(a=2), collections.Counter("aab")]))
+    assert back == [(1, 2), {"a": 2}, {"a": 2, "b": 1}] and back[0].y == 2
+    assert [type(value) for value in back[1:]] == [dict, collections.Counter]
+    for value in (Sly(3), object(), [Sly(3)], iter([1])):
         with pytest.raises(wire.NotAValue):
             wire.encode(value)
 
@@ -82,26 +86,6 @@ def test_invalid_bytes_are_an_error(data):
         wire.decode(data)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected", "tolerance", "equal"),
-    [
-        (1, 1, 0, True),
-        (1, 1.0, 0, True),
-        (True, 1, 0, False),
-        ([1], (1,), 0, False),
-        (0.1 + 0.2, 0.3, 0, False),
-        ([{"a": 0.1 + 0.2}], [{"a": 0.3}], 1e-9, True),
-        (float("nan"), float("nan"), 0, True),
-        (10**400, 1.0, 1e-6, False),
-        (1000001.0, 1000000.0, 1e-6, True),
-        ("1", 1, 1, False),
-        ({1, 2}, {2, 1}, 0, True),
-    ],
-)
-def test_equality_with_the_expected_value(value, expected, tolerance, equal):
-    assert same(value, expected, tolerance) is equal
-
-
 # Verdicts
 
 
@@ -120,14 +104,16 @@ def test_float_tolerance(sandbox):
 
 
 def test_tests_pass_or_fail_one_by_one(sandbox):
-    verdict = sandbox.judge(Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert nothing(1)"]))
+    verdict = sandbox.judge(
+        Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"])
+    )
     assert verdict.tests == (True, False, False) and verdict.reason == "test 1: AssertionError"
 
 
 def test_passes_before_a_hang_count():
     program = "def f(x):\n    while x == 2: pass\n    return x\n"
     tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
-    verdict = Sandbox(limits=Limits(seconds=3), unsafe=True).judge(Job(program, tests=tests))
+    verdict = Sandbox(limits=Limits(seconds=3), unsafe="root").judge(Job(program, tests=tests))
     assert verdict.tests == (True, False, False) and verdict.reason == "not done after 3 s"
 
 
@@ -138,7 +124,7 @@ def test_passes_before_a_hang_count():
         ("1 / 0", "the program does not load: ZeroDivisionError"),
         ("", "test 0: NameError"),
         ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
-        ("def f(): return object()", "test 0: AssertionError: the program returned something that is not"),
+        ("def f(): return object()", "test 0: the program returned something that is not plain data"),
         ("#" * 300_000, "the program is longer than 200000 characters"),
     ],
 )
@@ -151,7 +137,8 @@ def test_instances_can_be_passed_back_and_iterated(sandbox):
     program = "class Pair:\n    def __init__(self, a): self.a = a\ndef total(ps): return sum(p.a for p in ps)\n"
     program += "def count(n): yield from range(n)\n"
     tests = ["assert total([Pair(1), Pair(2)]) == 3", "assert Pair(4).a == 4", "assert list(count(3)) == [0, 1, 2]"]
-    assert sandbox.judge(Job(program, tests=tests)).tests == (True, True, True)
+    job = Job(program, tests=tests, functions=["total", "count"], classes=["Pair"])
+    assert sandbox.judge(job).tests == (True, True, True)
 
 
 def test_exceptions_of_the_program_can_be_expected(sandbox):
@@ -233,7 +220,7 @@ PATCH = "def double(x):\n    import sys, unittest\n    case = sys._getframe(1).f
 def test_program_and_unittest_in_one_process(program, tests, reason):
     limits = Limits(seconds=3 if "while" in program else 30)
     job = Job(program, tests=[TOGETHER], unittest=True, together=True)
-    verdict = Sandbox(limits=limits, unsafe=True).judge(job)
+    verdict = Sandbox(limits=limits, unsafe="root").judge(job)
     assert verdict.tests == tests and verdict.reason.startswith(reason) and verdict.passed == (not reason)
 
 
@@ -256,33 +243,35 @@ def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
     assert (verdict.tests, verdict.reason) == ((False,), "1 of 1 tests did not run")
 
 
-def test_numpy_scalars_become_python_numbers():
-    sandbox = Sandbox(limits=LIMITS, libraries=installed_libraries(), unsafe=True)
+def test_numpy_values_keep_their_types_unless_they_redefine_equality():
+    sandbox = Sandbox(limits=LIMITS, libraries=installed_libraries(), unsafe="root")
     program = "import numpy as np\ndef f(x): return [np.float64(x), np.int64(x), np.bool_(x)]\n"
     program += "def array(x): return np.array([x])\nclass Sly(np.float64):\n    def __eq__(self, other): return True\n"
     program += "def sly(x): return Sly(0)\n"
     tests = [
         "assert f(1) == [1.0, 1, True]",
-        "assert type(f(1)[1]) is int",
-        "assert array(1) == [1]",
+        "assert f(1)[1].dtype == 'int64' and isinstance(f(1)[0], float)",
+        "assert array(1) == [1] and array(1).shape == (1,)",
         "assert sly(1) == 1",
     ]
-    assert sandbox.judge(Job(program, tests=tests)).tests == (True, True, False, False)
+    job = Job(program, tests=tests, functions=["f", "array", "sly"])
+    assert sandbox.judge(job).tests == (True, True, True, False)
 
 
 def test_the_setup_may_use_the_programs_classes_and_keeps_its_own_names(sandbox):
     program = "class Node:\n    def __init__(self, x): self.x, self.next = x, None\n"
     program += "def total(node): return node.x + (total(node.next) if node.next else 0)\ndef two(): return 3\n"
     setup = "first = Node(1)\nfirst.next = Node(2)\ndef two(): return 2\n"
-    assert sandbox.judge(Job(program, tests=["assert total(first) == 3", "assert two() == 2"], setup=setup)).passed
+    tests = ["assert total(first) == 3", "assert two() == 2"]
+    assert sandbox.judge(Job(program, "total", tests=tests, setup=setup, classes=["Node"])).passed
 
 
 def test_libraries_can_be_imported_only_if_given(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "treasure.py").write_text("VALUE = 5\n")
     job = Job("def f():\n    import treasure\n    return treasure.VALUE", tests=["assert f() == 5"])
-    assert not Sandbox(limits=LIMITS, unsafe=True).judge(job).passed
-    assert Sandbox(limits=LIMITS, libraries=[str(tmp_path)], unsafe=True).judge(job).passed
+    assert not Sandbox(limits=LIMITS, unsafe="root").judge(job).passed
+    assert Sandbox(limits=LIMITS, libraries=[str(tmp_path)], unsafe="root").judge(job).passed
 
 
 # The pool
@@ -338,7 +327,7 @@ def test_a_judge_that_dies_fails_its_own_job_only(sandbox, monkeypatch):
     monkeypatch.setattr(launch, "start", watched)
     slow = Job("import time\ndef f():\n    time.sleep(1.5)\n    return 1", tests=["assert f() == 1"])
     good = Job("def f(): return 1", tests=["assert f() == 1"])
-    verdicts = Sandbox(limits=LIMITS, workers=1, unsafe=True).run([good, slow, good])
+    verdicts = Sandbox(limits=LIMITS, workers=1, unsafe="root").run([good, slow, good])
     assert [v.passed for v in verdicts] == [True, False, True]
     assert verdicts[1].reason == "the judging process died" and verdicts[1].tests == (False,)
 
@@ -363,7 +352,7 @@ import sys
 from lfpo.rewards.sandbox import Job, Limits, Sandbox
 limits = Limits(seconds=100, disk=int(sys.argv[2]))
 job = Job("import time, os\\nos.getpid()\\nwhile True: time.sleep(1)", tests=["assert 1"])
-Sandbox(sys.argv[1], limits, unsafe=True).judge(job)
+Sandbox(sys.argv[1], limits, unsafe="root").judge(job)
 """
 
 
@@ -394,7 +383,7 @@ def processes_with(tag: int) -> list[str]:
 
 def test_a_verdict_comes_soon_after_its_time_limit():
     begin = time.monotonic()
-    verdict = Sandbox(limits=Limits(seconds=1), unsafe=True).judge(Job("while True: pass", tests=["assert 1"]))
+    verdict = Sandbox(limits=Limits(seconds=1), unsafe="root").judge(Job("while True: pass", tests=["assert 1"]))
     assert not verdict.passed and time.monotonic() - begin < 10
 
 
@@ -403,17 +392,23 @@ def test_a_verdict_comes_soon_after_its_time_limit():
 
 def test_every_rung_is_available_or_says_why_not():
     assert [rung.name for rung in available_rungs()] == ["bubblewrap", "namespaces", "limits"]
-    assert all(rung.reason and "\n" not in rung.reason for rung in available_rungs())
+    assert all(rung.reason and "\n" not in rung.reason + rung.not_stopped for rung in available_rungs())
+    assert all(bool(rung.not_stopped) == rung.available for rung in available_rungs())
 
 
-def test_bare_limits_need_the_unsafe_flag(monkeypatch):
+@pytest.mark.parametrize(
+    ("user", "permission", "said"), [(1000, True, "pass unsafe=True"), (0, "root", 'pass unsafe="root"')]
+)
+def test_bare_limits_need_the_unsafe_flag_and_for_root_its_own(monkeypatch, user, permission, said):
     found = tuple(rungs.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
     monkeypatch.setattr(rungs, "available_rungs", lambda: found)
-    with pytest.raises(UserError, match="install bubblewrap, or pass unsafe=True"):
-        Sandbox()
-    with pytest.raises(UserError, match="pass unsafe=True"):
-        Sandbox("limits")
-    assert Sandbox(unsafe=True).rung == "limits"
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for refused in (False, True)[: 2 if user == 0 else 1]:
+        with pytest.raises(UserError, match=f"install bubblewrap, or {said}"):
+            Sandbox(unsafe=refused)
+        with pytest.raises(UserError, match=said):
+            Sandbox("limits", unsafe=refused)
+    assert Sandbox(unsafe=permission).rung == Sandbox("limits", unsafe=permission).rung == "limits"
     with pytest.raises(UserError, match="'bubblewrap' is not available on this machine: not here"):
         Sandbox("bubblewrap")
     with pytest.raises(UserError, match="valid: bubblewrap, namespaces, limits"):
@@ -435,10 +430,10 @@ def test_inconsistent_jobs_are_user_errors(job, message):
 def test_wrong_tests_values_and_workers_are_user_errors(sandbox):
     with pytest.raises(UserError, match=r"test 0 of f is not Python"):
         sandbox.judge(Job("x", "f", tests=["assert ("]))
-    with pytest.raises(UserError, match="built-in types; a object is not"):
+    with pytest.raises(UserError, match="plain data; a object is not"):
         sandbox.judge(Job("x", "f", [Call((), object())]))
     with pytest.raises(UserError, match="at least one worker"):
-        Sandbox(workers=0, unsafe=True)
+        Sandbox(workers=0, unsafe="root")
 
 
 # Rewards
@@ -480,7 +475,7 @@ def test_syntax_compliance():
 
 
 def test_bench_sandbox_writes_rates_of_correct_programs(tmp_path, monkeypatch, capsys):
-    rung = Sandbox(unsafe=True).rung
+    rung = Sandbox(unsafe="root").rung
     arguments = [
         "--verdicts",
         "2",

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
 from lfpo.rewards.sandbox.inside import wire
+from lfpo.rewards.sandbox.scratch import delete
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
@@ -114,6 +116,20 @@ CHEATS = {
     ),
     "environment": escape("os.environ['HOME'], os.environ['PATH']", "os.environ.get('HOME')"),
 }
+ARM = os.name == "posix" and os.uname().machine == "aarch64"
+CALL = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\ndef call(*args):\n    got = libc.syscall(*args)\n"
+CALL += "    if got < 0: raise OSError(ctypes.get_errno(), 'refused')\n    return got\n"
+
+
+def system_call(numbers: tuple[int, int], *arguments: int) -> tuple[str, str]:
+    """A program that is correct only if the call of x86_64 or aarch64 succeeds, and one that calls getpid."""
+    number, getpid = (numbers[1], 172) if ARM else (numbers[0], 39)
+    attack, harmless = (f"call({', '.join(map(str, [n, *args]))})" for n, args in ((number, arguments), (getpid, ())))
+    program = CALL + "def add(a, b):\n    {}\n    return a + b\n"
+    return program.format(attack), program.format(harmless)
+
+
+DATAGRAM = "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"
 # These do harm if nothing stops them, so they do not run on a rung that only limits resources.
 HARM = {
     "file outside": escape("open('/var/tmp/lfpo-attack', 'w')", "open('mine', 'w').write('1')"),
@@ -125,6 +141,56 @@ HARM = {
     "first process's memory": escape("open('/proc/1/maps').read(), open('/proc/self/mem')", "os.getppid()"),
     "signal to the rest": escape(
         "os.kill(-1, 9); os.kill(os.getppid(), 0); os.kill(1, 9); raise OSError", "os.getpid()"
+    ),
+    "metadata by mode": escape("os.chmod(os.__file__, 0o644)", "os.stat(os.__file__)"),
+    "metadata by time": escape("os.utime(os.__file__)", "os.stat(os.__file__)"),
+    "metadata by attribute": escape("os.setxattr(os.__file__, 'user.x', b'1')", "os.listxattr('.')"),
+    "limits of another process": escape(
+        "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0)) if os.getppid() > 1 else 1 / 0",
+        "import resource; resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))",
+    ),
+    "datagram to a socket outside": escape(f"{DATAGRAM}[0].sendto(b'', '/nowhere')", "socket.socketpair()"),
+    "datagram pair": escape(DATAGRAM, "x, y = socket.socketpair(); x.send(b'x')"),
+    "secret memory": system_call((447, 447), 0),
+    "memory file": system_call((319, 279), 0, 0),
+    "asynchronous io": (
+        CALL + f"def add(a, b):\n    call({0 if ARM else 206}, 1, ctypes.byref(ctypes.c_long()))\n    return a + b\n",
+        RIGHT,
+    ),
+    "shared memory of System V": system_call((29, 194), 0, 4096, 0o1600),
+    "message queue of System V": system_call((68, 186), 0, 0o1600),
+    "semaphore of System V": system_call((64, 190), 0, 1, 0o1600),
+    "message queue of POSIX": (
+        CALL + f"def add(a, b):\n    call({180 if ARM else 240}, b'q', 0o102, 0o600, None)\n    return a + b\n",
+        RIGHT,
+    ),
+    "watches": system_call((294, 26), 0),
+    "a call of a newer kernel": system_call((461, 461), 0, 0, 0, 0),
+    "many empty files": (
+        "import time\nfor i in range(30_000): open(str(i), 'w').close()\ntime.sleep(1)\n" + RIGHT,
+        "for i in range(300): open(str(i), 'w').close()\n" + RIGHT,
+    ),
+    "many empty files in shared memory": (
+        "for i in range(30_000): open(f'/dev/shm/{i}', 'w').close()\n" + RIGHT,
+        "import os\nos.path.exists('/dev/shm')\n" + RIGHT,
+    ),
+    "full shared memory": (
+        f"for i in range({TAG} // 2**20 + 2): open(f'/dev/shm/{{i}}', 'wb').write(bytes(2**20))\n" + RIGHT,
+        "import os\nos.path.exists('/dev/shm')\n" + RIGHT,
+    ),
+    "full disk": (
+        f"import time\nfor i in range({TAG} // 2**20 + 2): open(f'{{i}}', 'wb').write(bytes(2**20))\ntime.sleep(1)\n"
+        + RIGHT,
+        "open('a', 'wb').write(bytes(2**20))\n" + RIGHT,
+    ),
+    "deeply nested folders": (
+        "import os\nfor i in range(4000):\n    os.mkdir('d' * 20, 0o700)\n    os.chdir('d' * 20)\nos.mkdir('x', 0)\n"
+        + WRONG,
+        "import os\nfor i in range(20):\n    os.mkdir('d')\n    os.chdir('d')\nos.mkdir('x', 0)\n" + RIGHT,
+    ),
+    "own session, without death signal": (
+        "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0)\nos.setsid()\ntime.sleep(4)\n" + WRONG,
+        "import os\nos.getsid(0)\n" + RIGHT,
     ),
     "background process": (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.fork()\n    time.sleep(300)\n" + WRONG,
@@ -157,8 +223,10 @@ RUNGS = [rung.name for rung in available_rungs() if rung.available]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS)
-def test_attacks_score_zero_harmless_variants_one_and_no_process_is_left(rung):
+def test_attacks_score_zero_harmless_variants_one_and_no_process_is_left(rung, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     verdicts = judge_all(rung)
+    assert not list(tmp_path.iterdir())
     assert len(verdicts) == len(ALL) or not confines(rung)
     scored = {name: attack for name, (attack, _) in verdicts.items() if attack.pass_rate or not attack.reason}
     failed = {name: twin for name, (_, twin) in verdicts.items() if not twin.passed}
@@ -176,8 +244,8 @@ def judge_all(rung: str) -> dict[str, tuple[Verdict, Verdict]]:
     names = [name for name in ALL if confines(rung) or name not in HARM | ENDLESS]
     endless = [name for name in names if name in ENDLESS]
     quick = [name for name in names if name not in ENDLESS]
-    hasty = Sandbox(rung, Limits(seconds=1.5, **CAPS), workers=len(ENDLESS), unsafe=True)
-    patient = Sandbox(rung, Limits(seconds=30, **CAPS), workers=4, unsafe=True)
+    hasty = Sandbox(rung, Limits(seconds=1.5, **CAPS), workers=len(ENDLESS), unsafe="root")
+    patient = Sandbox(rung, Limits(seconds=30, **CAPS), workers=4, unsafe="root")
     attacks = dict(zip(endless, hasty.run([Job(ALL[n][0], tests=TESTS) for n in endless]), strict=True))
     attacks |= dict(zip(quick, patient.run([Job(ALL[n][0], tests=TESTS) for n in quick]), strict=True))
     twins = patient.run([Job(ALL[name][1], tests=TESTS) for name in names])
@@ -229,3 +297,43 @@ def runs_pytest(run, python: str) -> bool:
     except PermissionError:
         return False
     return found.stdout == "True\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper")
+def test_the_rung_limits_ends_a_process_that_left_its_session(tmp_path):
+    """It turned death signals off, so that only its parent can find it."""
+    tag = 19_000_000 + os.getpid()
+    program = "import ctypes, os, time\nctypes.CDLL(None).prctl(1, 0)\nos.setsid()\ntime.sleep(300)\n"
+    sandbox = Sandbox("limits", Limits(seconds=2, disk=tag), unsafe="root")
+    assert sandbox.judge(Job(program, tests=TESTS)).reason == "not done after 2 s"
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in lines if wire.encode(tag).hex().encode() in line]
+
+
+def test_a_folder_is_deleted_whatever_is_in_it(tmp_path):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("stays")
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "moved-0").mkdir()
+    here = os.open(folder, os.O_RDONLY)
+    for depth in range(3000):
+        os.mkdir("d" * 30, dir_fd=here)
+        (below,) = (os.open("d" * 30, os.O_RDONLY, dir_fd=here),)
+        os.close(os.open(f"file{depth}", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+        os.mkdir("closed", 0, dir_fd=below)
+        os.close(here)
+        here = below
+    os.close(here)
+    delete(str(folder))
+    assert not folder.exists() and (tmp_path / "outside").read_text() == "stays"
+
+
+def test_a_folder_that_cannot_be_deleted_does_not_fail_a_job(tmp_path, monkeypatch, caplog):
+    def refuse(path):
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("lfpo.rewards.sandbox.scratch.delete", refuse)
+    assert Sandbox("limits", unsafe="root").judge(Job(RIGHT, tests=TESTS)).passed
+    assert "could not be deleted" in caplog.text

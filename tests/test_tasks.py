@@ -168,7 +168,7 @@ def test_verdicts(name: str, row: dict, text: str, verdict: bool) -> None:
 
 def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sandbox also accepts expressions that the syntax tree rejects."""
-    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "1")  # so that the test runs on any machine
+    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")  # so that the test runs on any machine
     task, rng = get_task("expression"), random.Random(0)
     rows = task.test_rows(8)
     texts = [task.demonstrate(row, rng, 0.5) for row in rows]

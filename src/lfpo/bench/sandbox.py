@@ -49,7 +49,7 @@ def run_bench_sandbox(config: BenchSandboxConfig, console: Console | None = None
     console = console or Console()
     rungs = config.rungs or [rung.name for rung in available_rungs() if rung.available]
     sandboxes = {
-        rung: Sandbox(rung, workers=config.workers or None, libraries=installed_libraries(), unsafe=True)
+        rung: Sandbox(rung, workers=config.workers or None, libraries=installed_libraries(), unsafe="root")
         for rung in rungs
     }
     rows = [row for sandbox in sandboxes.values() for row in measure(sandbox, config)]

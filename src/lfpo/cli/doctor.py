@@ -52,6 +52,8 @@ def run_doctor(console: Console | None = None) -> None:
     table.add_row("disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free")
     for found in available_rungs():
         table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")
+        if found.not_stopped:
+            table.add_row("", f"does not stop: {found.not_stopped}")
     table.add_row("embedded model", _try_embedded())
     console.print(table)
 

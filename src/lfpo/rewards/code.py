@@ -16,6 +16,8 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
+from lfpo.rewards.sandbox.rungs import Unsafe
+from lfpo.rewards.sandbox.suite import names_in_solution
 
 MAX_CHARS = Limits().program_chars
 MAX_CACHED = 20_000
@@ -23,23 +25,51 @@ MAX_CACHED = 20_000
 DEFAULT_LIMITS = Limits(seconds=20)
 """Wall time is twice the CPU time, for a busy machine."""
 UNSAFE = "LFPO_UNSAFE_SANDBOX"
-"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox."""
+"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox; `root`
+allows it to root too."""
+_UNSAFE: dict[str, Unsafe] = {"1": True, "root": "root"}
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test")
 SETUP_FIELDS = ("setup", "test_setup_code", "test_imports")
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PROCESSES = re.compile(
+    r"\b(?:subprocess|multiprocessing|ProcessPoolExecutor|create_subprocess_\w+|shutil\.(?:copy|copy2|copytree|move)"
+    r"|os\.(?:system|popen|fork|spawn\w+|kill|chmod|chown|utime))\b"
+)
+_OPEN = re.compile(r"```[ \t]*+(\w*+)")
+SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
 
 
 def extract_code(completion: str, entry_point: str = "") -> str:
     """The first fenced Python block that defines the entry point, else the first one, else the whole completion.
 
-    A fence that is never closed ends with the text, so a truncated answer still counts.
+    A fence that is never closed ends with the text, so a truncated answer still counts. A completion longer than
+    MAX_CHARS is not searched; it scores 0.
     """
-    blocks = [code for tag, code in _FENCE.findall(completion[:MAX_CHARS]) if tag.lower() in {"", "python", "py"}]
+    if len(completion) > MAX_CHARS:
+        return completion
+    blocks = [code for tag, code in fenced_blocks(completion) if tag.lower() in {"", "python", "py"}]
     if not blocks:
         return completion
     defines = [code for code in blocks if entry_point and defined(code, entry_point)]
     return str((defines or blocks)[0])
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Language tag and content of each fenced block, in time linear in the text. The last block may lack its end."""
+    blocks: list[tuple[str, str]] = []
+    lines = text.split("\n")
+    tag, begin = "", -1  # begin: the first line of the open block
+    for number, line in enumerate(lines):
+        if not (stripped := line.lstrip(" \t")).startswith("```"):
+            continue
+        if begin >= 0:
+            blocks.append((tag, "".join(f"{inner}\n" for inner in lines[begin:number])))
+            begin = -1
+        elif number + 1 < len(lines) and (opened := _OPEN.match(stripped)):
+            tag, begin = opened.group(1), number + 1
+    if begin >= 0:
+        blocks.append((tag, "\n".join(lines[begin:])))
+    return blocks
 
 
 def defined(code: str, name: str) -> bool:
@@ -84,7 +114,7 @@ def code_format(prompts: Sequence[Any], completions: Sequence[Any], **columns: A
 
 
 def _format(text: str) -> float:
-    blocks = _FENCE.findall(text[:MAX_CHARS])
+    blocks = fenced_blocks(text) if len(text) <= MAX_CHARS else []
     if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") != 2:
         return 0.0
     return 1.0 if parses(blocks[0][1]) else 0.5
@@ -106,7 +136,9 @@ class Grader:
     Columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` with `test_setup_code`
     or `test_imports` (MBPP), `test_cases` (AceCode), or `tests` and `setup`. `header` is the source that a completion
     continues; its default is the prompt, if that is Python and defines the entry point. `together` marks suites that
-    share the program's process (docs/sandbox.md). A row with text in `needs` is not judged: its rewards are None.
+    share the program's process. `functions` and `classes` name what else the tests take from the program; by default
+    they are read from the row's solution (`solution`, `code` or `canonical_solution`). A row with text in `needs`, or
+    whose tests cannot be judged (docs/sandbox.md), has no reward: None.
     """
 
     def __init__(self, sandbox: Sandbox | None = None, limits: Limits | None = None) -> None:
@@ -117,19 +149,19 @@ class Grader:
     def sandbox(self) -> Sandbox:
         """The sandbox, created at the first use. Raises UserError if this machine has none."""
         if self._sandbox is None:
-            unsafe = os.environ.get(UNSAFE) == "1"
+            unsafe = _UNSAFE.get(os.environ.get(UNSAFE, ""), False)
             self._sandbox = Sandbox(limits=self._limits, libraries=installed_libraries(), unsafe=unsafe)
         return self._sandbox
 
     def pass_rate(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """The share of its tests that each completion passes."""
         verdicts = self.verdicts(prompts, completions, columns)
-        return [None if verdict is None else verdict.pass_rate for verdict in verdicts]
+        return [None if verdict is None or verdict.needs else verdict.pass_rate for verdict in verdicts]
 
     def all_tests_pass(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """1 for a completion that passes every test, else 0."""
         verdicts = self.verdicts(prompts, completions, columns)
-        return [None if verdict is None else float(verdict.passed) for verdict in verdicts]
+        return [None if verdict is None or verdict.needs else float(verdict.passed) for verdict in verdicts]
 
     def verdicts(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
@@ -155,15 +187,22 @@ class Grader:
 
     def _run(self, jobs: list[Job]) -> list[Verdict]:
         """Verdicts of all jobs; programs that do not parse fail without a process."""
-        verdicts = {i: _not_python(job) for i, job in enumerate(jobs) if not parses(job.program)}
+        verdicts = {i: _not_python(job) for i, job in enumerate(jobs) if not job.needs and not parses(job.program)}
         running = [i for i in range(len(jobs)) if i not in verdicts]
         if running:
             verdicts.update(zip(running, self.sandbox.run([jobs[i] for i in running]), strict=True))
         return [verdicts[i] for i in range(len(jobs))]
 
 
+def needs_of(row: Mapping[str, Any]) -> str:
+    """What a row's tests lack to be judged, or "". Raises UserError if the row has no tests."""
+    return str(row.get("needs") or "") or code_job("", row).needs
+
+
 def _not_python(job: Job) -> Verdict:
-    return Verdict(False, "the program is not Python", 0.0, (False,) * len(job.calls or job.tests))
+    too_long = f"the program is longer than {MAX_CHARS} characters"
+    reason = too_long if len(job.program) > MAX_CHARS else "the program is not Python"
+    return Verdict(False, reason, 0.0, (False,) * len(job.calls or job.tests))
 
 
 @functools.cache
@@ -183,15 +222,40 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
     code = extract_code(completion, entry_point)
     if entry_point and any(re.search(r"^def check\(", test, re.MULTILINE) for test in tests):
         tests = [f"{test}\n\ncheck({entry_point})\n" for test in tests]
+    entry_point = entry_point or _shadowed_builtin(tests)
+    setup = f"{setup}\n{header}"  # helpers that a prompt defines count as the suite's: the program could redefine them
+    functions, classes, imports = _taken_names(row, tests, setup, entry_point)
     return Job(
         program=f"{header}\n{code}" if header else code,  # also if the code repeats the header: it may lack the imports
-        entry_point=entry_point or _shadowed_builtin(tests),
+        entry_point=entry_point,
         tests=tests,
-        # Helpers that a HumanEval prompt defines count as test code, because the program could redefine them.
-        setup=f"{setup}\n{header}",
+        setup=f"{imports}\n{setup}" if imports else setup,
+        functions=functions,
+        classes=classes,
         unittest=any("unittest.TestCase" in test for test in tests),
         together=bool(row.get("together")),
+        processes=any(_PROCESSES.search(source) for source in (_solution(row), setup, *tests)),
     )
+
+
+def _taken_names(
+    row: Mapping[str, Any], tests: Sequence[str], setup: str, entry_point: str
+) -> tuple[Sequence[str], Sequence[str] | None, str]:
+    """The functions and classes that the tests take from the program, and imports that the tests lack.
+
+    From the columns `functions` and `classes`, else from the row's solution. Classes are None if neither says.
+    """
+    functions, classes = row.get("functions"), row.get("classes")
+    if functions is not None or classes is not None or row.get("together"):
+        return tuple(functions or ()), None if classes is None else tuple(classes), ""
+    solution = _solution(row)
+    if not parses(solution):
+        return (), None, ""
+    return names_in_solution(tuple(tests), setup, entry_point, solution)
+
+
+def _solution(row: Mapping[str, Any]) -> str:
+    return next((row[name] for name in SOLUTION_FIELDS if isinstance(row.get(name), str) and row[name]), "")
 
 
 def _tests(row: Mapping[str, Any], where: str) -> list[str]:

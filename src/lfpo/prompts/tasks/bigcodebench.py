@@ -50,10 +50,21 @@ def build(record: Record, prompt: str) -> Row:
     )
 
 
+_PANDAS_IMPORTS = {
+    **dict.fromkeys(("read_excel", "to_excel", "ExcelWriter", "ExcelFile"), "openpyxl"),
+    **dict.fromkeys(("read_parquet", "to_parquet", "read_feather", "to_feather"), "pyarrow"),
+    **dict.fromkeys(("read_hdf", "to_hdf"), "tables"),
+    "read_html": "lxml",
+    "to_markdown": "tabulate",
+}
+"""Functions of pandas, and the library that each imports when it is called."""
+
+
 def missing_libraries(*sources: str) -> list[str]:
-    """Top-level names of the modules that the sources import and that are not installed."""
+    """Top-level names of the modules that the sources import, or that pandas imports for them, and that are missing."""
     trees = [ast.parse(source) for source in sources]
-    names: set[str] = set()
+    attributes = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names = {_PANDAS_IMPORTS[name] for name in attributes & _PANDAS_IMPORTS.keys()}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}

@@ -12,7 +12,7 @@ from lfpo.prompts.tasks.hub import HubSplit
 from lfpo.prompts.tasks.records import Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
-from lfpo.rewards.code import Grader, code_job, pass_rate, syntax_compliance
+from lfpo.rewards.code import Grader, code_job, needs_of, pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Limits
 
 ROLE = "You are an expert Python programmer."
@@ -83,6 +83,10 @@ class CodeTask(DataTask):
     def reward_functions(self) -> list[RewardFunction]:
         """The LFPO paper's sparse rewards for code."""
         return [syntax_compliance, pass_rate]
+
+    def needs(self, row: Row) -> str:
+        """Why the row cannot be judged: a library that is missing, or tests that need what the sandbox lacks; or ""."""
+        return needs_of(row)
 
     def sample_record(self, row: Row, completion: str) -> dict[str, str]:
         """A line of the samples.jsonl that the scorers of EvalPlus and BigCodeBench read, with the program as judged.

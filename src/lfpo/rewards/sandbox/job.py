@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.inside import wire
-
-# Modules that tests may use without importing them, because programs usually do. The judge imports its own copy.
-_MODULES = {
-    *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
-    *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
-}
-
-# Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
-# catch_warnings changes the state of all threads.
-_PARSE_LOCK = threading.Lock()
+from lfpo.rewards.sandbox.suite import Suite, parsed, read_suite
 
 
 @dataclass(frozen=True)
@@ -29,7 +17,8 @@ class Limits:
     """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
 
     seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process.
-    disk: all files in /tmp. file_size: one file. processes: at any one time. open_files: of one process.
+    disk: all files in /tmp, and as much in /dev/shm. files: number of files and folders in each of them. file_size: one
+    file. processes: at any one time. open_files: of one process.
     program_chars: a longer program fails without being run.
     """
 
@@ -37,6 +26,7 @@ class Limits:
     cpu_seconds: int = 10
     memory: int = 2**30
     disk: int = 64 * 2**20
+    files: int = 10_000
     file_size: int = 16 * 2**20
     processes: int = 32
     open_files: int = 64
@@ -61,12 +51,16 @@ class Call:
 class Job:
     """A program, and either calls with expected values or tests that are Python source.
 
-    program: Python source. entry_point: the function that `calls` call.
+    program: Python source. entry_point: the function that calls and tests call; if empty, the only name that the tests
+    use and do not define. functions: other functions of the program that the tests call.
+    classes: the program's classes that the tests use. None: not known; the tests are then not judged if they seem to
+    use one. Only with classes may the program return instances, and such tests are easier to cheat (docs/sandbox.md).
     tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
-    setup: trusted source that runs before the tests. Names that setup and tests do not define come from the program.
+    setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
     unittest: the tests define unittest.TestCase classes, and every test method counts.
     together: program and unittest classes run in one module of one process, for suites that patch the program's modules
     or inspect objects of other than built-in types. Such a verdict is easier to cheat (docs/sandbox.md).
+    processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
     tolerance: for floats returned by calls; relative if the expected value is above 1, else absolute.
     Raises UserError for an inconsistent combination.
     """
@@ -76,8 +70,11 @@ class Job:
     calls: Sequence[Call] = ()
     tests: Sequence[str] = ()
     setup: str = ""
+    functions: Sequence[str] = ()
+    classes: Sequence[str] | None = None
     unittest: bool = False
     together: bool = False
+    processes: bool = False
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -88,18 +85,33 @@ class Job:
         if self.together and not (self.unittest and self.tests):
             raise UserError("together=True in a sandbox job needs tests and unittest=True")
 
+    @property
+    def suite(self) -> Suite:
+        """What the tests take from the program. Raises UserError for a test that is not Python."""
+        classes = None if self.classes is None else tuple(self.classes)
+        if self.calls:
+            classes = classes or ()
+        return read_suite(tuple(self.tests), self.setup, self.entry_point, tuple(self.functions), classes)
+
+    @property
+    def needs(self) -> str:
+        """Why the job cannot be judged, or "". It depends on the tests, never on the program."""
+        return "" if self.together else self.suite.needs
+
 
 @dataclass(frozen=True)
 class Verdict:
     """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
 
-    tests: for each test, call or test method in order, whether it passed.
+    tests: for each test, call or test method in order, whether it passed. needs: what is missing to judge the job, or
+    "". A job with needs was not run, whatever its program.
     """
 
     passed: bool
     reason: str
     seconds: float
     tests: tuple[bool, ...]
+    needs: str = ""
 
     @property
     def pass_rate(self) -> float:
@@ -109,24 +121,27 @@ class Verdict:
 
 def encode_job(job: Job) -> bytes:
     """The job as bytes for the judge. Raises UserError for a test that is not Python, or a value of another type."""
-    used = _names_used(job)
+    suite = job.suite
     content = {
         "program": job.program,
-        "entry_point": job.entry_point,
+        "entry_point": suite.entry_point,
+        "functions": suite.functions,
+        "classes": suite.classes,
+        "imports": suite.imports,
+        "suite_classes": list(suite.suite_classes),
+        "in_place": suite.in_place,
+        "output": suite.output,
+        "numpy": suite.numpy,
         "calls": [(call.args, dict(call.kwargs), call.expected) for call in job.calls],
         "tests": list(job.tests),
         "setup": job.setup,
         "unittest": job.unittest,
         "tolerance": float(job.tolerance),
-        "names": sorted(used - _MODULES - {job.entry_point}),
-        "modules": sorted(used & _MODULES),
     }
     try:
         return wire.encode(content)
     except wire.NotAValue as error:
-        raise UserError(
-            f"entry point {job.entry_point!r}: values of a call must have built-in types; {error}"
-        ) from error
+        raise UserError(f"entry point {job.entry_point!r}: values of a call must be plain data; {error}") from error
 
 
 def encode_suite(job: Job, nonce: bytes) -> bytes:
@@ -137,25 +152,8 @@ def encode_suite(job: Job, nonce: bytes) -> bytes:
 
 def count_methods(job: Job) -> int:
     """Number of test methods in the tests' classes, from the source. Raises UserError for a test that is not Python."""
-    trees = [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
+    trees = [parsed(source, f"test {number}", job.entry_point) for number, source in enumerate(job.tests)]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     names = [{node.name for node in found.body if isinstance(node, functions)} for found in classes]
     return sum(name.startswith("test") for defined in names for name in defined)
-
-
-def _names_used(job: Job) -> set[str]:
-    """Names in setup and tests that are not built-in."""
-    trees = [_parsed(job.setup, "the setup", job)]
-    trees += [_parsed(source, f"test {number}", job) for number, source in enumerate(job.tests)]
-    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return {name for name in names if not hasattr(builtins, name)}
-
-
-def _parsed(source: str, what: str, job: Job) -> ast.Module:
-    try:
-        with _PARSE_LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like
-            return ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{what} of {job.entry_point or 'a job'} is not Python: {error}") from error

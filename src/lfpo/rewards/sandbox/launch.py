@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +23,7 @@ BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"
 
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
+_PATIENCE = 15
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import main; main(sys.argv[2])"
 
@@ -95,6 +97,8 @@ def start(
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
         "scratch": scratch if rung == LIMITS else "/tmp",
+        "writable": [scratch] if rung == LIMITS else ["/tmp", "/dev/shm"],
+        "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
         **{k: v for k, v in vars(limits).items() if k not in {"seconds", "program_chars"}},
     }
@@ -113,10 +117,14 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     command += ["--die-with-parent", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
     if os.geteuid() == 0:  # inside, root switches to the user nobody
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp"]
+    if _keeps_capabilities():  # to limit the number of files; inside, all capabilities are dropped
+        command += ["--cap-add", "CAP_SYS_ADMIN"]
+    command += ["--perms", "0755", "--dir", "/dev"]
+    for path in ("/tmp", "/dev/shm"):
+        command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", path]
     for path in (*readable_paths(libraries), *_DEVICES):  # after /tmp, because a library may be below /tmp
         for parent in reversed(Path(path).parents[:-1]):
-            if str(parent) != "/tmp":
+            if str(parent) not in {"/tmp", "/dev"}:
                 command += ["--perms", "0755", "--dir", str(parent)]  # else the user nobody could not enter it
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
@@ -125,8 +133,23 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its process group, and wait for it."""
+@functools.cache
+def _keeps_capabilities() -> bool:
+    """Whether bwrap can leave a capability to the process: not if it runs as root for an ordinary user (setuid)."""
+    path = shutil.which("bwrap")
+    return os.geteuid() == 0 or path is None or not os.stat(path).st_mode & stat.S_ISUID
+
+
+def stop(process: subprocess.Popen[bytes], rung: str) -> None:
+    """End the process and its descendants, and wait for it.
+
+    On the rung `limits` SIGTERM tells the process to end its descendants (inside/supervise.py). On the others SIGKILL
+    ends process 1 of the namespace, and the kernel ends the rest.
+    """
+    if rung == LIMITS and sys.platform == "linux":
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

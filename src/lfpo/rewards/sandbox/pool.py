@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict
 from lfpo.rewards.sandbox.run_job import run_job
-from lfpo.rewards.sandbox.rungs import require_rung, strongest_rung
+from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 
 
 class Sandbox:
@@ -18,7 +18,7 @@ class Sandbox:
     rung: the kind of confinement, a name from `available_rungs()` (None: the strongest available).
     limits: for each job. workers: jobs at a time (None: the cores of this process, divided by the ranks that torchrun
     started on this machine). libraries: folders that programs and tests may import from, besides the standard library.
-    unsafe: allow the rung `limits`, which limits resources but does not confine.
+    unsafe: True allows the rung `limits`, which limits resources but does not confine; for root, only "root" does.
     Raises UserError if the rung is not available or not allowed, or if workers is below 1.
     """
 
@@ -28,7 +28,7 @@ class Sandbox:
         limits: Limits | None = None,
         workers: int | None = None,
         libraries: Sequence[str] = (),
-        unsafe: bool = False,
+        unsafe: Unsafe = False,
     ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")

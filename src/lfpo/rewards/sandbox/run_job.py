@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import select
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,13 +17,18 @@ from typing import Any
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite
+from lfpo.rewards.sandbox.scratch import scratch_folder
 
 _MAX_REPORT = 16 * 2**20
+_NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 
 
 def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
     """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
     begin = time.monotonic()
+    if needs := job.needs or _NAMESPACES * (job.processes and rung == launch.LIMITS):
+        tests = (False,) * len(job.calls or job.tests)
+        return Verdict(False, f"not judged: needs {needs}", 0.0, tests, needs)
     nonce = secrets.token_bytes(16) if job.together else b""
     content = encode_suite(job, nonce) if job.together else encode_job(job)
     expected = count_methods(job) if job.together else len(job.calls or job.tests)
@@ -55,9 +59,9 @@ def _start_judge_and_program(
             ("program", program_in, program_out, ()),
             ("judge", judge_in, judge_out, (from_program, to_program)),
         ):
-            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
             process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
-            stack.callback(launch.stop, process)
+            stack.callback(launch.stop, process, rung)
     finally:
         for fd in theirs:
             os.close(fd)
@@ -72,9 +76,9 @@ def _start_together(stack: ExitStack, rung: str, limits: Limits, libraries: tupl
     stack.callback(os.close, report)
     with open(to_suite, "wb", 0):
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory()) if rung == launch.LIMITS else ""
+            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
             process = launch.start(rung, "together", limits, libraries, scratch, suite_in, suite_out)
-            stack.callback(launch.stop, process)
+            stack.callback(launch.stop, process, rung)
         finally:
             os.close(suite_in)
             os.close(suite_out)
@@ -100,12 +104,25 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...
             if not data.startswith(nonce, 4):
                 yield ("forged",)
                 return
-            message = wire.decode(data[4 + len(nonce) : end])
+            message = _message(data[4 + len(nonce) : end])
             data = data[end:]
             yield message
+            if message[0] == "forged":
+                return
             if message[0] in {"done", "unloadable"}:
                 return
     yield ("late",)
+
+
+def _message(data: bytes) -> tuple[Any, ...]:
+    """A report. A program that shares its process with the tests could send anything."""
+    try:
+        message = wire.decode(data, extensions=False)
+    except wire.BadBytes:
+        message = None
+    forms = {"test": (str, bool, str), "count": (str, int), "unloadable": (str, str), "done": (str,)}
+    is_message = type(message) is tuple and message and type(message[0]) is str
+    return message if is_message and tuple(map(type, message)) == forms.get(message[0]) else ("forged",)
 
 
 def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from typing import Literal
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.job import Limits
 
 RUNGS = (launch.BUBBLEWRAP, launch.NAMESPACES, launch.LIMITS)
+Unsafe = bool | Literal["root"]
 _SAFE = (launch.BUBBLEWRAP, launch.NAMESPACES)
 _PROBE_SECONDS = 30
 
@@ -25,11 +27,13 @@ class Rung:
     """A kind of confinement.
 
     name: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not available.
+    not_stopped: what a program can still do.
     """
 
     name: str
     available: bool
     reason: str
+    not_stopped: str = ""
 
 
 @functools.cache
@@ -39,27 +43,36 @@ def available_rungs() -> tuple[Rung, ...]:
     return tuple(_probe(name) for name in RUNGS)
 
 
-def strongest_rung(unsafe: bool = False) -> str:
-    """Name of the strongest available rung. Raises UserError if there is none but `limits` and `unsafe` is False."""
+def strongest_rung(unsafe: Unsafe = False) -> str:
+    """Name of the strongest available rung. Raises UserError if there is none but `limits` and it is not allowed."""
     for found in available_rungs():
-        if found.available and (unsafe or found.name in _SAFE):
+        if found.available and (_allows(unsafe) or found.name in _SAFE):
             return found.name
     reasons = "; ".join(f"{found.name}: {found.reason}" for found in available_rungs() if found.name in _SAFE)
     raise UserError(
-        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass unsafe=True to "
-        "run it under resource limits only"
+        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass {_permission()} "
+        "to run it under resource limits only"
     )
 
 
-def require_rung(name: str, unsafe: bool) -> str:
+def _allows(unsafe: Unsafe) -> bool:
+    """Whether the rung `limits` may be used: root must say so, because a program there runs as root."""
+    return unsafe == "root" or (bool(unsafe) and os.geteuid() != 0)
+
+
+def _permission() -> str:
+    return 'unsafe="root" (you are root, and so would be the program)' if os.geteuid() == 0 else "unsafe=True"
+
+
+def require_rung(name: str, unsafe: Unsafe) -> str:
     """The name, if that rung can be used. Raises UserError if it is unknown, not available or not allowed."""
     found = {r.name: r for r in available_rungs()}.get(name)
     if found is None:
         raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
     if not found.available:
         raise UserError(f"sandbox rung {name!r} is not available on this machine: {found.reason}")
-    if name not in _SAFE and not unsafe:
-        raise UserError(f"sandbox rung {name!r} does not confine a program; pass unsafe=True to use it anyway")
+    if name not in _SAFE and not _allows(unsafe):
+        raise UserError(f"sandbox rung {name!r} does not confine a program; pass {_permission()} to use it anyway")
     return name
 
 
@@ -80,11 +93,29 @@ def _probe(name: str) -> Rung:
         except subprocess.TimeoutExpired:
             errors = b"did not start in time"
         finally:
-            launch.stop(process)
+            launch.stop(process, name)
     if process.returncode == 0:
-        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name]}")
+        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name]}", _not_stopped(name))
     lines = errors.decode(errors="replace").strip().splitlines()
     return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
+
+
+def _not_stopped(name: str) -> str:
+    """What a program can still do on a rung of this machine."""
+    if name in _SAFE:
+        return "attacks on the kernel; use of CPU and memory up to the limits"
+    features = launch.kernel_features()
+    left = ["reading the names and metadata of all files", "filling the disk for 0.1 s"]
+    if "Landlock" not in features:
+        left += ["reading and writing all files of the user"]
+    if "seccomp" not in features:
+        left += [
+            "the network",
+            "signals to and memory of the user's processes",
+            "chmod and other metadata",
+            "SysV queues",
+        ]
+    return "; ".join([*left, "attacks on the kernel"])
 
 
 _CONFINES = {

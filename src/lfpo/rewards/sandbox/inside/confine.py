@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from . import kernel
 
@@ -39,6 +40,9 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
 
 def wait_and_exit(child: int) -> None:
     """Wait for the child and exit: code 0 if it did, else 1. When process 1 exits, the kernel kills its namespace."""
+    if sys.platform == "linux":
+        kernel.no_new_privileges()
+        kernel.drop_capabilities()
     _, status = os.waitpid(child, 0)
     os._exit(1 if status else 0)
 
@@ -56,13 +60,23 @@ def _private_root(settings: dict[str, Any]) -> None:
     kernel.pivot_root("/tmp", "/tmp/old")
     os.chdir("/")
     os.mkdir("/tmp")
-    _mount_empty("/tmp", f"mode=1777,size={settings['disk']}")
+    os.makedirs("/dev/shm")
+    for path in settings["writable"]:
+        _mount_empty(path, f"mode=1777,size={settings['disk']},nr_inodes={settings['files']}")
     for path in settings["readable"] + settings["devices"]:  # a library may be below /tmp
         _bind(path)
     kernel.detach("/old")
     os.rmdir("/old")
     kernel.make_read_only("/")
-    kernel.make_writable("/tmp")
+    for path in settings["writable"]:
+        kernel.make_writable(path)
+
+
+def limit_inodes(settings: dict[str, Any]) -> None:
+    """For the rung `bubblewrap`, whose own option limits only the size of the writable folders."""
+    for path in settings["writable"]:
+        flags = kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("none", path, None, flags, f"nr_inodes={settings['files']}")
 
 
 def _mount_empty(path: str, options: str) -> None:
@@ -96,9 +110,9 @@ def drop_privileges(settings: dict[str, Any]) -> None:
         kernel.drop_capabilities()
     _limit_resources(settings)
     if settings["landlock"]:
-        kernel.landlock(settings["readable"], [settings["scratch"], *settings["devices"]])
+        kernel.landlock(settings["readable"], [*settings["writable"], *settings["devices"]])
     if settings["seccomp"]:
-        kernel.seccomp(forbid_fork=settings["rung"] == "limits")
+        kernel.seccomp(namespaces=settings["rung"] != "limits")
 
 
 def _limit_resources(settings: dict[str, Any]) -> None:
@@ -109,6 +123,8 @@ def _limit_resources(settings: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: settings["open_files"],
         resource.RLIMIT_CORE: 0,
     }
+    if settings["linux"]:  # what the kernel counts for all processes of a user
+        limits |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0, resource.RLIMIT_SIGPENDING: 256}
     if settings["rung"] != "limits":  # there it would count all processes of the user
         limits[resource.RLIMIT_NPROC] = settings["processes"]
     for kind, limit in limits.items():

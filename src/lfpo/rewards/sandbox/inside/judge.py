@@ -1,12 +1,15 @@
-"""The judge process. It holds tests and expected values, and gets only values from the program's process."""
+"""The judge process. It holds tests and expected values, and gets only plain data from the program's process."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
+import types
 
 from . import wire
-from .remote import Abandoned, Link
+from .compare import refuse_broadcasting, same
+from .remote import Abandoned, Function, Link
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -28,8 +31,11 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         passed, reason = passed and not link.gone, link.gone or reason
         wire.send(outbox, wire.encode(("test", passed, reason[:500])))
 
+    link.instances, link.in_place = bool(job["classes"]), job["in_place"]
+    sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
+    sys.setrecursionlimit(20_000)  # for values that are nested deeply
     try:
-        link.ask("load", job["program"])
+        link.ask("load", job["program"], job["output"], job["suite_classes"])
     except BaseException as error:  # whatever the program raised
         wire.send(outbox, wire.encode(("unloadable", f"the program does not load: {describe(error)}")))
         os._exit(0)
@@ -48,49 +54,30 @@ def describe(error: BaseException) -> str:
 def _compare_calls(job: dict[str, Any], link: Link, report: Report) -> None:
     for args, kwargs, expected in job["calls"]:
         try:
-            value = link.ask("call", link.ask("global", job["entry_point"]), args, kwargs)
-            passed = same(value, expected, job["tolerance"])
+            passed = same(_function(link, job["entry_point"])(*args, **kwargs), expected, job["tolerance"])
             report(passed, "" if passed else "another value than expected")
         except BaseException as error:  # whatever the program raised
             report(False, describe(error))
 
 
-def same(value: Any, expected: Any, tolerance: float) -> bool:
-    """Python's equality, except: True is not 1, nan equals nan, and floats may differ by the tolerance.
-
-    The tolerance is relative if the expected value is above 1, else absolute.
-    """
-    if type(value) is bool or type(expected) is bool:
-        return value is expected
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        return value == expected or _close(value, expected, tolerance)
-    if type(value) is not type(expected):
-        return False
-    if isinstance(value, list | tuple):
-        return len(value) == len(expected) and all(same(a, b, tolerance) for a, b in zip(value, expected, strict=True))
-    if isinstance(value, dict):
-        return value.keys() == expected.keys() and all(same(value[k], expected[k], tolerance) for k in expected)
-    return bool(value == expected)
-
-
-def _close(value: float, expected: float, tolerance: float) -> bool:
-    if isinstance(value, int) and isinstance(expected, int):
-        return False
-    if value != value or expected != expected:
-        return value != value and expected != expected
-    try:
-        return abs(value - expected) <= tolerance * max(1.0, abs(expected))
-    except OverflowError:  # an int too large for a float
-        return False
+def _function(link: Link, name: str) -> Function:
+    """A function of the program. Raises NameError or TypeError if it defines none of that name."""
+    return Function(link, link.ask("function", name))
 
 
 def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callable[[int], None]) -> None:
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    sys.modules["tests"] = module = types.ModuleType("tests")
+    link.namespace = namespace = vars(module)
     try:
+        if job["numpy"]:
+            importlib.import_module("numpy.testing")
+            refuse_broadcasting(sys.modules["numpy"])
         _bind(job, link, namespace)
-        exec(compile(job["setup"], "<setup>", "exec"), namespace)  # after _bind, to override the program's names
-        if job["entry_point"]:
-            namespace[job["entry_point"]] = link.ask("global", job["entry_point"])
+        link.stops = "StopIteration" in job["setup"]
+        exec(compile(job["setup"], "<setup>", "exec"), namespace)
+        for name in (job["entry_point"], *job["functions"]):  # after the setup, which may define the prompt's stub
+            if name and name not in job["classes"]:
+                namespace[name] = _function(link, name)
     except BaseException as error:  # the program does not define the entry point, or the setup fails
         for _ in job["tests"]:
             report(False, describe(error))
@@ -98,9 +85,12 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
     if job["unittest"]:
         from .unittest_cases import run_cases  # imported here: importing unittest takes longer than most jobs
 
-        run_cases("\n\n".join(job["tests"]), namespace, report, announce)
+        source = "\n\n".join(job["tests"])
+        link.stops |= "StopIteration" in source
+        run_cases(source, module, report, announce)
         return
     for number, source in enumerate(job["tests"]):
+        link.stops = "StopIteration" in job["setup"] or "StopIteration" in source
         try:
             exec(compile(source, f"<test {number}>", "exec"), namespace)
         except BaseException as error:  # a failed assertion, or what the program raised
@@ -110,10 +100,9 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
 
 
 def _bind(job: dict[str, Any], link: Link, namespace: dict[str, Any]) -> None:
-    """Define the names that setup and tests use: modules are imported here, other names come from the program."""
-    for name in job["modules"]:
-        namespace[name] = importlib.import_module(name)
-    defined = link.ask("names", job["names"])
-    for name in job["names"]:
-        if name in defined:
-            namespace[name] = link.ask("global", name)
+    """Define what the setup and tests use but do not define: modules and their members, and the program's classes."""
+    for name, module, member in job["imports"]:
+        found = importlib.import_module(module)
+        namespace[name] = getattr(found, member) if member else found
+    for name in job["classes"]:
+        namespace[name] = link.ask("global", name)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 32, 0x1000, 0x4000, 0x40000
 _MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 2, -100, 0x8000, 1
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+_M_ARENA_MAX = -8
 _EPERM, _ENOSYS = 1, 38
 _NEW_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
@@ -32,44 +33,84 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # Forbidden calls. name: (number on x86_64, number on aarch64), None if the architecture does not have the call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
+    # other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
     "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
+    # mounts and namespaces
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
     "chroot": (161, 51),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
     "unshare": (272, 97),
     "setns": (308, 268),
+    "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
+    # the machine
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
     "init_module": (175, 105),
     "finit_module": (313, 273),
     "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    # large parts of the kernel that programs do not need
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
+    # kernel memory and quotas that no limit of a process counts
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    "memfd_create": (319, 279),  # no limit counts its pages
+    "memfd_create": (319, 279),
+    "io_setup": (206, 0),
     "shmget": (29, 194),
-    "reboot": (169, 142),
-    "socket": (41, 198),  # socketpair is allowed: it connects only the process with itself
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+    # the network
+    "socket": (41, 198),  # socketpair of streams is allowed: it connects only the process with itself
 }
-_FORK_AND_SIGNAL_CALLS: dict[str, tuple[int | None, int | None]] = {
+# From this number on, calls have one number on all architectures. Only those below are allowed, so that calls of newer
+# kernels are not: they "do not exist", and libraries then use older ones.
+_FIRST_COMMON = 424
+_COMMON = {
+    "pidfd_send_signal": 424,
+    "pidfd_open": 434,
+    "close_range": 436,
+    "openat2": 437,
+    "faccessat2": 439,
+    "epoll_pwait2": 441,
+    "futex_waitv": 449,
+    "cachestat": 451,
+    "fchmodat2": 452,
+    "map_shadow_stack": 453,
+    "futex_wake": 454,
+    "futex_wait": 455,
+    "futex_requeue": 456,
+    "mseal": 462,
+}
+# On the rung `limits`: other processes can be seen there, and Landlock does not protect the metadata of files.
+_CALLS_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
     "kill": (62, 129),
@@ -78,8 +119,38 @@ _FORK_AND_SIGNAL_CALLS: dict[str, tuple[int | None, int | None]] = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
 }
-_CLONE, _CLONE3 = (56, 220), 435
+# Also on the rung `limits`: calls whose first argument is a process, and must be 0, the calling one.
+_ONLY_FOR_ITSELF: dict[str, tuple[int | None, int | None]] = {
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+}
+_SOCKETPAIR, _IOCTL = (53, 199), (16, 29)
+_SET_FILE_FLAGS = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+_CLONE = (56, 220)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
@@ -91,9 +162,20 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def die_with_parent() -> None:
-    """Have the kernel send this process SIGKILL when its parent ends. A change of user clears this setting."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl(PDEATHSIG)")
+def die_with_parent(signal: int = 9) -> None:
+    """Have the kernel send this process the signal when its parent ends. A change of user clears this setting."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PDEATHSIG)")
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose own parent ends."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(CHILD_SUBREAPER)")
+
+
+def share_heap() -> None:
+    """Have threads share two heaps: glibc reserves 64 MB of address space for each, which the memory limit counts."""
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_ARENA_MAX, 2)
 
 
 def unshare(flags: int) -> None:
@@ -185,30 +267,61 @@ def has_seccomp() -> bool:
     return os.uname().machine in _AUDIT_ARCH and os.path.exists("/proc/sys/kernel/seccomp")
 
 
-def seccomp(forbid_fork: bool) -> None:
-    """Forbid the calls in _CALLS. forbid_fork: also new processes and signals. Call no_new_privileges first."""
-    program = _filter(forbid_fork)
+def seccomp(namespaces: bool) -> None:
+    """Forbid system calls. namespaces: whether the process has namespaces of its own; else also new processes, signals
+    and changes of metadata are forbidden. Call no_new_privileges first."""
+    program = _filter(namespaces)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0), "prctl(SECCOMP)")
 
 
-def _filter(forbid_fork: bool) -> bytes:
-    """The forbidden calls as a BPF program over call number, architecture and first argument."""
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse, kill = 0x7FFF0000, 0x50000, 0x80000000
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x50000, 0x80000000
+_Step = tuple[int, int, int, int]
+
+
+def _filter(namespaces: bool) -> bytes:
+    """The forbidden calls as a BPF program over call number, architecture and arguments."""
     machine = os.uname().machine
-    clone = _number(_CLONE) or 0
-    steps = [(load, 0, 0, 4), (equal, 1, 0, _AUDIT_ARCH[machine]), (give, 0, 0, kill), (load, 0, 0, 0)]
-    steps += [(at_least, 0, 1, _X32_BIT), (give, 0, 0, refuse | _EPERM)]
-    # clone3 "does not exist": glibc then uses clone, whose flags a filter can read.
-    steps += [(equal, 0, 1, _CLONE3), (give, 0, 0, refuse | _ENOSYS)]
-    for pair in [*_CALLS.values(), *(_FORK_AND_SIGNAL_CALLS.values() if forbid_fork else ())]:
+    steps: list[_Step] = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_GIVE, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+    ]
+    steps += [(_AT_LEAST, 0, 1, _X32_BIT), (_GIVE, 0, 0, _REFUSE | _EPERM)]
+    forbidden = [*_CALLS.values(), *(() if namespaces else _CALLS_WITHOUT_NAMESPACES.values())]
+    for pair in forbidden:
         if (number := _number(pair)) is not None:
-            steps += [(equal, 0, 1, number), (give, 0, 0, refuse | _EPERM)]
-    steps += [(equal, 1, 0, clone), (give, 0, 0, allow), (load, 0, 0, 16)]
-    steps += [(any_bit, 0, 1, _NEW_NAMESPACES), (give, 0, 0, refuse | _EPERM)]
-    if forbid_fork:
-        steps += [(any_bit, 1, 0, _CLONE_THREAD), (give, 0, 0, refuse | _EPERM)]
-    steps += [(give, 0, 0, allow)]
+            steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE | _EPERM)]
+    # clone3 is not in _COMMON: glibc then uses clone, whose flags a filter can read.
+    for number in _COMMON.values():
+        steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOW)]
+    steps += [(_AT_LEAST, 0, 1, _FIRST_COMMON), (_GIVE, 0, 0, _REFUSE | _ENOSYS)]
+    stream = [
+        (_AND, 0, 0, 15),
+        (_EQUAL, 1, 0, 1),
+        (_GIVE, 0, 0, _REFUSE | _EPERM),
+    ]  # a datagram could name any receiver
+    steps += _about(_SOCKETPAIR, 1, stream)
+    if not namespaces:
+        for pair in _ONLY_FOR_ITSELF.values():
+            steps += _about(pair, 0, [(_EQUAL, 1, 0, 0), (_GIVE, 0, 0, _REFUSE | _EPERM)])
+        flags = [step for code in _SET_FILE_FLAGS for step in ((_EQUAL, 0, 1, code), (_GIVE, 0, 0, _REFUSE | _EPERM))]
+        steps += _about(_IOCTL, 1, flags)
+    clone = [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), (_GIVE, 0, 0, _REFUSE | _EPERM)]
+    if not namespaces:
+        clone += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_GIVE, 0, 0, _REFUSE | _EPERM)]
+    steps += _about(_CLONE, 0, clone)
+    steps += [(_GIVE, 0, 0, _ALLOW)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _about(pair: tuple[int | None, int | None], argument: int, checks: list[_Step]) -> list[_Step]:
+    """Steps that check an argument of one call, and allow the call after the last check."""
+    number = _number(pair)
+    if number is None:
+        return []
+    inner: list[_Step] = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, (_GIVE, 0, 0, _ALLOW)]
+    return [(_EQUAL, 0, len(inner), number), *inner]

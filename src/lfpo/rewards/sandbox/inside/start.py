@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import confine, kernel, wire
+from . import confine, kernel, supervise, wire
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -23,14 +23,26 @@ def main(argument: str) -> None:
     serve = _import_role(settings["role"])  # while this process may still read its own files
     if settings["rung"] == "namespaces":
         confine.enter_namespaces(settings)
-    if settings["linux"]:
+    if settings["inodes"]:
+        confine.limit_inodes(settings)
+    alone = settings["linux"] and settings["rung"] == "limits"
+    if alone:
+        supervise.adopt()
+    elif settings["linux"]:
         kernel.die_with_parent()  # a training process that is killed cannot stop this one
     inbox, outbox = os.dup(0), os.dup(1)  # the pipes to the other side
     # Process 1 of the namespace only waits, so that no test or program runs in it: the namespace cannot signal it.
     if child := os.fork():
         os.close(inbox)
         os.close(outbox)
+        _redirect_to_devnull()
+        if alone:
+            supervise.supervise(child, settings)
         confine.wait_and_exit(child)
+    if alone:
+        supervise.release()
+    if settings["linux"]:
+        kernel.share_heap()
     confine.drop_privileges(settings)
     os.chdir(settings["scratch"])
     _redirect_to_devnull()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 import unittest
 from collections.abc import Callable
@@ -10,15 +9,12 @@ from typing import Any
 
 
 def run_cases(
-    source: str, namespace: dict[str, Any], report: Callable[[bool, str], None], announce: Callable[[int], None]
+    source: str, module: types.ModuleType, report: Callable[[bool, str], None], announce: Callable[[int], None]
 ) -> None:
-    """Define the classes of the source in the namespace and run each test method. A skipped test does not pass.
+    """Define the classes of the source in the module and run each test method. A skipped test does not pass.
 
     announce: called once with the number of tests. report: called for each with (passed, reason).
     """
-    module = types.ModuleType("tests")
-    module.__dict__.update(namespace)
-    sys.modules[module.__name__] = module
     try:
         exec(compile(source, "<tests>", "exec"), module.__dict__)
     except BaseException as error:  # raised by the tests' code or by the program

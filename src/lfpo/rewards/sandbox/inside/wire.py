@@ -1,26 +1,27 @@
-"""The wire format: built-in values encoded as bytes, and frames of bytes on a pipe.
+"""The wire format: values encoded as bytes, and frames of bytes on a pipe.
 
-Decoding runs no code and creates built-in values only, so that bytes from an untrusted process are safe to decode;
-marshal and pickle are not. Types are exact: 1, 1.0 and True stay different. An instance of a subclass is sent as its
-built-in base if the class keeps the base's `__eq__` (a namedtuple, a defaultdict), and a numpy scalar as a Python
-number. Anything else is not a value; the caller may send a handle, an integer, in its place.
+Decoding runs no code of the sender: it creates instances of built-in types and of the types in extensions.py, so that
+bytes from an untrusted process are safe to decode; marshal and pickle are not. Types are exact: 1, 1.0 and True stay
+different. An instance of a subclass is sent as its built-in base if the class keeps the base's `__eq__`. Anything else
+is not a value; the caller may send a reference, a kind with a payload, in its place.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import sys
+from array import array
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Opaque = Callable[[Any], int | None]  # the handle of an object that is not a value, or None
+    Refer = Callable[[Any], tuple[str, Any] | None]  # kind and payload of an object that is not a value, or None
+    Resolve = Callable[[str, Any], Any]  # the object of a kind and a payload
 
-MAX_DEPTH = 120
-MAX_FRAME = 32 * 2**20
+MAX_DEPTH = 1000
+MAX_FRAME = 2**30
 
 _LENGTH = struct.Struct(">I")
 _DOUBLE = struct.Struct(">d")
@@ -29,24 +30,28 @@ _BASES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozens
 _SEQUENCES: dict[type, bytes] = {list: b"L", tuple: b"U", set: b"S", frozenset: b"Z"}
 _BUILDERS: dict[bytes, Callable[[list[Any]], Any]] = {b"L": list, b"U": tuple, b"S": set, b"Z": frozenset}
 _CONSTANTS: dict[bytes, bool | None] = {b"N": None, b"T": True, b"F": False}
+_PACK_ABOVE = 4  # a longer list of numbers is sent as arrays
 
 
 class NotAValue(Exception):
-    """The object, or something in it, is not a built-in value, or is nested too deeply."""
+    """The object, or something in it, cannot be sent, or is nested too deeply."""
 
 
 class BadBytes(Exception):
     """The bytes are not an encoded value."""
 
 
-def encode(value: Any, opaque: Opaque | None = None) -> bytes:
-    """The value as bytes. opaque: gives the handle of an object that is not a value. Raises NotAValue."""
+def encode(value: Any, refer: Refer | None = None) -> bytes:
+    """The value as bytes. refer: gives kind and payload of an object that is not a value. Raises NotAValue."""
     parts: list[bytes] = []
-    _write(value, parts, 0, opaque)
+    try:
+        _write(value, parts, 0, refer)
+    except RecursionError:
+        raise NotAValue("nested too deeply") from None
     return b"".join(parts)
 
 
-def _write(value: Any, parts: list[bytes], depth: int, opaque: Opaque | None) -> None:
+def _write(value: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
     if depth > MAX_DEPTH:
         raise NotAValue("nested too deeply")
     kind = type(value)
@@ -56,52 +61,58 @@ def _write(value: Any, parts: list[bytes], depth: int, opaque: Opaque | None) ->
         _sized(b"I", value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True), parts)
     elif kind is float:
         parts.append(b"D" + _DOUBLE.pack(value))
-    elif kind is complex:
-        parts.append(b"C" + _COMPLEX.pack(value.real, value.imag))
     elif kind is str:
         _sized(b"s", value.encode("utf-8", "surrogatepass"), parts)
+    elif kind in _SEQUENCES:
+        parts.append(_SEQUENCES[kind])
+        _write_items(value, parts, depth + 1, refer)
+    elif kind is dict:
+        parts.append(b"M")
+        _write_items(list(value), parts, depth + 1, refer)
+        _write_items(list(value.values()), parts, depth + 1, refer)
     elif kind is bytes:
         _sized(b"b", value, parts)
-    elif kind in _SEQUENCES:
-        parts.append(_SEQUENCES[kind] + _LENGTH.pack(len(value)))
-        for item in value:
-            _write(item, parts, depth + 1, opaque)
-    elif kind is dict:
-        parts.append(b"M" + _LENGTH.pack(len(value)))
-        for key, item in value.items():
-            _write(key, parts, depth + 1, opaque)
-            _write(item, parts, depth + 1, opaque)
+    elif kind is complex:
+        parts.append(b"C" + _COMPLEX.pack(value.real, value.imag))
     else:
-        _write_other(value, parts, depth, opaque)
+        _write_other(value, parts, depth, refer)
 
 
-def _write_other(value: Any, parts: list[bytes], depth: int, opaque: Opaque | None) -> None:
-    for base in _BASES:
-        if isinstance(value, base) and _equal_like(type(value), base):
-            _write(_as_base(value, base), parts, depth, opaque)
+def _write_items(items: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
+    """The items of a sequence: numbers as two arrays and a mask where possible, else one by one."""
+    parts.append(_LENGTH.pack(len(items)))
+    if len(items) > _PACK_ABOVE and set(map(type, items)) <= {int, float}:
+        try:
+            integers = array("q", [item for item in items if type(item) is int])
+        except OverflowError:
+            pass
+        else:
+            floats = array("d", [item for item in items if type(item) is float])
+            mixed = bool(integers and floats)
+            mask = bytes([type(item) is float for item in items]) if mixed else b""
+            parts += (b"m" if mixed else b"d" if floats else b"q", mask, integers.tobytes(), floats.tobytes())
             return
-    if (number := _plain_number(value)) is not None:
-        _write(number, parts, depth, opaque)
+    parts.append(b"i")
+    for item in items:
+        _write(item, parts, depth, refer)
+
+
+def _write_other(value: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
+    from .extensions import to_plain  # imported here, because most jobs have built-in values only
+
+    if (plain := to_plain(value)) is not None:
+        parts.append(b"X")
+        _write(plain, parts, depth + 1, refer)
         return
-    handle = opaque(value) if opaque else None
-    if handle is None:
-        raise NotAValue(f"a {type(value).__name__} is not a built-in value")
-    parts.append(b"H" + _LENGTH.pack(handle))
-
-
-def _equal_like(kind: type, base: type) -> bool:
-    """Whether instances compare like those of the base. Counter and OrderedDict count too: they do so nearly."""
-    standard = kind.__module__ == "collections" and kind.__name__ in {"Counter", "OrderedDict"}
-    return kind.__eq__ is base.__eq__ or standard
-
-
-def _plain_number(value: Any) -> Any:
-    """A numpy scalar as a Python number; None for anything else."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value).__module__ != "numpy" or not isinstance(value, numpy.generic):
-        return None
-    number = value.item()
-    return number if type(number) in (bool, int, float, complex) else None
+    for base in _BASES:
+        if isinstance(value, base) and type(value).__eq__ is base.__eq__:
+            _write(_as_base(value, base), parts, depth, refer)
+            return
+    reference = refer(value) if refer else None
+    if reference is None:
+        raise NotAValue(f"a {type(value).__name__} is not plain data")
+    parts.append(b"H")
+    _write(reference, parts, depth + 1, refer)
 
 
 def _as_base(value: Any, base: type) -> Any:
@@ -125,21 +136,24 @@ def _sized(tag: bytes, body: bytes, parts: list[bytes]) -> None:
     parts += (tag, _LENGTH.pack(len(body)), body)
 
 
-def decode(data: bytes, resolve: Callable[[int], Any] | None = None) -> Any:
-    """The encoded value. resolve: gives the object of a handle. Raises BadBytes."""
-    reader = _Reader(data, resolve)
+def decode(data: bytes, resolve: Resolve | None = None, extensions: bool = True) -> Any:
+    """The encoded value. resolve: gives the object of a reference. extensions: whether to allow types that are not
+    built in. Raises BadBytes."""
+    reader = _Reader(data, resolve, extensions)
     try:
         value = reader.value(0)
-    except (struct.error, UnicodeDecodeError, TypeError, IndexError, OverflowError) as error:
-        raise BadBytes(str(error)) from error
+    except RecursionError:
+        raise BadBytes("nested too deeply") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise BadBytes(str(error)) from error  # types refuse values that do not fit them
     if reader.at != len(data):
         raise BadBytes("bytes after the value")
     return value
 
 
 class _Reader:
-    def __init__(self, data: bytes, resolve: Callable[[int], Any] | None) -> None:
-        self.data, self.at, self.resolve = data, 0, resolve
+    def __init__(self, data: bytes, resolve: Resolve | None, extensions: bool) -> None:
+        self.data, self.at, self.resolve, self.extensions = data, 0, resolve, extensions
 
     def value(self, depth: int) -> Any:
         if depth > MAX_DEPTH + 1:
@@ -154,16 +168,37 @@ class _Reader:
         if tag == b"D":
             return _DOUBLE.unpack(self.take(8))[0]
         if tag in _BUILDERS:
-            return _BUILDERS[tag]([self.value(depth + 1) for _ in range(self.length())])
+            items = self.items(depth + 1)
+            return items if tag == b"L" else _BUILDERS[tag](items)
         if tag == b"M":
-            return {self.value(depth + 1): self.value(depth + 1) for _ in range(self.length())}
+            return dict(zip(self.items(depth + 1), self.items(depth + 1), strict=True))
         if tag == b"b":
             return self.sized()
         if tag == b"C":
             return complex(*_COMPLEX.unpack(self.take(16)))
+        if tag == b"X" and self.extensions:
+            from .extensions import from_plain
+
+            return from_plain(self.value(depth + 1))
         if tag == b"H" and self.resolve:
-            return self.resolve(self.length())
+            kind, payload = self.value(depth + 1)
+            return self.resolve(kind, payload)
         raise BadBytes(f"unknown tag {tag!r}")
+
+    def items(self, depth: int) -> list[Any]:
+        count, form = self.length(), self.take(1)
+        if form == b"i":
+            return [self.value(depth) for _ in range(count)]
+        if form in b"qd":
+            return array(form.decode(), self.take(8 * count)).tolist()
+        if form != b"m":
+            raise BadBytes(f"unknown form {form!r}")
+        mask = self.take(count)
+        if mask.count(0) + mask.count(1) != count:
+            raise BadBytes("a mask of other bytes than 0 and 1")
+        integers = iter(array("q", self.take(8 * mask.count(0))).tolist())
+        floats = iter(array("d", self.take(8 * mask.count(1))).tolist())
+        return [next(floats) if is_float else next(integers) for is_float in mask]
 
     def take(self, count: int) -> bytes:
         piece = self.data[self.at : self.at + count]

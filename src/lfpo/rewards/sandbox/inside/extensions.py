@@ -1,0 +1,258 @@
+"""Types of plain data besides the built-in ones: how they are sent as built-in values, and built from them again.
+
+The set is closed: an untrusted sender can create instances of these types only. To add a type, add it to `_TYPES` with
+a function to built-in values and one back. The second may raise ArithmeticError, AttributeError, LookupError, TypeError
+or ValueError for values that do not fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+
+TYPE_CHECKING = False  # importing typing would double the start-up time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_FACTORIES: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "tuple": tuple,
+}
+_BUILT_IN_TYPES: dict[str, type] = {
+    **_FACTORIES,
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "complex": complex,
+    "frozenset": frozenset,
+    "range": range,
+    "object": object,
+    "type": type,
+    "NoneType": type(None),
+}
+_ARRAY_KINDS = "biufcmMSU"
+_EXTENSION_DTYPES = {"str", "string", "boolean", "Float32", "Float64"}
+_EXTENSION_DTYPES |= {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)}
+
+
+def to_plain(value: Any) -> tuple[str, Any] | None:
+    """Name and built-in values of an instance of one of the types, None for anything else."""
+    kind = type(value)
+    if isinstance(value, type):
+        return ("type", value.__name__) if _BUILT_IN_TYPES.get(value.__name__) is value else None
+    for package, convert in (("numpy", _numpy_to_plain), ("pandas", _pandas_to_plain)):
+        if kind.__module__.partition(".")[0] == package and (module := sys.modules.get(package)):
+            return convert(module, value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in _TYPES and _is_this_type(kind):
+        return name, _TYPES[name][0](value)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__eq__ is tuple.__eq__:
+        return "namedtuple", (kind.__name__, list(kind._fields), list(tuple.__iter__(value)))
+    return None
+
+
+def _is_this_type(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__ == "builtins" or getattr(module, kind.__qualname__, None) is kind
+
+
+def from_plain(plain: Any) -> Any:
+    """The instance. Raises LookupError for a type that is not in the set."""
+    name, content = plain
+    return _TYPES[name][1](content)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _fraction(parts: Any) -> Any:
+    numerator, denominator = parts
+    return _module("fractions").Fraction(int(numerator), int(denominator))
+
+
+def _offset(value: Any) -> Any:
+    """The offset from UTC in seconds, None for a time without time zone."""
+    offset = value.utcoffset()
+    return None if offset is None else offset.total_seconds()
+
+
+def _with_offset(value: Any, seconds: Any, fold: int) -> Any:
+    datetime = _module("datetime")
+    zone = None if seconds is None else datetime.timezone(datetime.timedelta(seconds=seconds))
+    return value.replace(tzinfo=zone, fold=fold)
+
+
+def _datetime(parts: Any) -> Any:
+    text, seconds, fold = parts
+    return _with_offset(_module("datetime").datetime.fromisoformat(text), seconds, fold)
+
+
+def _time(parts: Any) -> Any:
+    text, seconds, fold = parts
+    return _with_offset(_module("datetime").time.fromisoformat(text), seconds, fold)
+
+
+def _defaultdict(parts: Any) -> Any:
+    factory, content = parts
+    return _module("collections").defaultdict(None if factory is None else _FACTORIES[factory], content)
+
+
+def _namedtuple(parts: Any) -> Any:
+    name, fields, values = parts
+    return _namedtuple_type(str(name), tuple(map(str, fields)))(*values)
+
+
+@functools.cache
+def _namedtuple_type(name: str, fields: tuple[str, ...]) -> Any:
+    return _module("collections").namedtuple(name, fields)
+
+
+def _factory_name(value: Any) -> str | None:
+    name = getattr(value.default_factory, "__name__", "")
+    return name if _FACTORIES.get(name) is value.default_factory else None
+
+
+# Name of the type: (to built-in values, from built-in values)
+_TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "type": (lambda v: v.__name__, lambda p: _BUILT_IN_TYPES[p]),
+    "builtins.bytearray": (bytes, lambda p: bytearray(bytes(p))),
+    "builtins.range": (lambda v: (v.start, v.stop, v.step), lambda p: range(*p)),
+    "builtins.slice": (lambda v: (v.start, v.stop, v.step), lambda p: slice(*p)),
+    "builtins.ellipsis": (lambda v: None, lambda p: ...),
+    "builtins.dict_keys": (list, lambda p: dict.fromkeys(p).keys()),
+    "builtins.dict_values": (list, lambda p: dict(enumerate(p)).values()),
+    "builtins.dict_items": (list, lambda p: dict(p).items()),
+    "fractions.Fraction": (lambda v: (v.numerator, v.denominator), _fraction),
+    "decimal.Decimal": (str, lambda p: _module("decimal").Decimal(str(p))),
+    "datetime.date": (lambda v: v.isoformat(), lambda p: _module("datetime").date.fromisoformat(p)),
+    "datetime.datetime": (lambda v: (v.replace(tzinfo=None).isoformat(), _offset(v), v.fold), _datetime),
+    "datetime.time": (lambda v: (v.replace(tzinfo=None).isoformat(), _offset(v), v.fold), _time),
+    "datetime.timedelta": (
+        lambda v: (v.days, v.seconds, v.microseconds),
+        lambda p: _module("datetime").timedelta(*p),
+    ),
+    "datetime.timezone": (
+        lambda v: v.utcoffset(None).total_seconds(),
+        lambda p: _module("datetime").timezone(_module("datetime").timedelta(seconds=p)),
+    ),
+    "collections.deque": (lambda v: (list(v), v.maxlen), lambda p: _module("collections").deque(*p)),
+    "collections.Counter": (dict, lambda p: _module("collections").Counter(dict(p))),
+    "collections.OrderedDict": (lambda v: list(v.items()), lambda p: _module("collections").OrderedDict(p)),
+    "collections.defaultdict": (lambda v: (_factory_name(v), dict(v)), _defaultdict),
+    "array.array": (lambda v: (v.typecode, list(v)), lambda p: _module("array").array(*p)),
+    "uuid.UUID": (str, lambda p: _module("uuid").UUID(p)),
+    "pathlib.PosixPath": (str, lambda p: _module("pathlib").PosixPath(p)),
+    "pathlib.PurePosixPath": (str, lambda p: _module("pathlib").PurePosixPath(p)),
+    "namedtuple": (list, _namedtuple),
+    "numpy.ndarray": (list, lambda p: _array(*p)),
+    "numpy.generic": (list, lambda p: _array(*p)[()]),
+    "pandas.Series": (list, lambda p: _series(*p)),
+    "pandas.Index": (list, lambda p: _index(*p)),
+    "pandas.RangeIndex": (list, lambda p: _module("pandas").RangeIndex(*p[:3], name=p[3])),
+    "pandas.MultiIndex": (list, lambda p: _module("pandas").MultiIndex.from_arrays(p[0], names=p[1])),
+    "pandas.DataFrame": (list, lambda p: _frame(*p)),
+    "pandas.Categorical": (list, lambda p: _module("pandas").Categorical.from_codes(p[0], p[1], ordered=bool(p[2]))),
+    "pandas.array": (list, lambda p: _extension_array(*p)),
+    "pandas.Timestamp": (list, lambda p: _module("pandas").Timestamp(p[0]).as_unit(p[1])),
+    "pandas.Timedelta": (list, lambda p: _module("pandas").Timedelta(p[0], unit="ns").as_unit(p[1])),
+    "pandas.NaT": (list, lambda p: _module("pandas").NaT),
+    "pandas.NA": (list, lambda p: _module("pandas").NA),
+}
+
+
+def _numpy_to_plain(numpy: Any, value: Any) -> tuple[str, Any] | None:
+    """An array or a number of numpy. Subclasses, such as matrix, are refused."""
+    if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
+        return None
+    array = numpy.asarray(value)
+    if array.dtype.kind == "O":
+        content: Any = list(array.flat)
+    elif array.dtype.kind in _ARRAY_KINDS:
+        content = array.tobytes()
+    else:
+        return None
+    name = "numpy.ndarray" if type(value) is numpy.ndarray else "numpy.generic"
+    return name, (array.dtype.str, list(array.shape), content)
+
+
+def _array(dtype: str, shape: list[int], content: Any) -> Any:
+    numpy = _module("numpy")
+    kind = numpy.dtype(str(dtype)).kind
+    if kind == "O":
+        result = numpy.empty(len(content), dtype=object)
+        for number, item in enumerate(content):
+            result[number] = item
+        return result.reshape(shape)
+    if kind not in _ARRAY_KINDS:
+        raise ValueError(f"arrays of {dtype} are not plain data")
+    return numpy.frombuffer(content, dtype=dtype).reshape(shape).copy()
+
+
+def _pandas_to_plain(pandas: Any, value: Any) -> tuple[str, Any] | None:
+    kind = type(value)
+    if value is pandas.NaT or value is pandas.NA:
+        return "pandas.NaT" if value is pandas.NaT else "pandas.NA", None
+    if kind is pandas.Timestamp and value.tzinfo is None:
+        return "pandas.Timestamp", (value.isoformat(), value.unit)
+    if kind is pandas.Timedelta:
+        return "pandas.Timedelta", (value.as_unit("ns").value, value.unit)
+    if kind is pandas.DataFrame:
+        columns = [_values(value.iloc[:, number].array) for number in range(value.shape[1])]
+        return "pandas.DataFrame", (value.columns, value.index, columns)
+    if kind is pandas.Series:
+        return "pandas.Series", (_values(value.array), value.index, value.name)
+    if kind is pandas.RangeIndex:
+        return "pandas.RangeIndex", (value.start, value.stop, value.step, value.name)
+    if kind is pandas.MultiIndex:
+        levels = [value.get_level_values(number) for number in range(value.nlevels)]
+        return "pandas.MultiIndex", (levels, list(value.names))
+    if isinstance(value, pandas.Index):
+        return "pandas.Index", (_values(value.array), value.name)
+    if kind is pandas.Categorical:
+        return "pandas.Categorical", (value.codes.tolist(), value.categories, bool(value.ordered))
+    if isinstance(value, pandas.api.extensions.ExtensionArray) and str(value.dtype) in _EXTENSION_DTYPES:
+        missing = value.isna()
+        items = [None if gone else item for item, gone in zip(value.tolist(), missing, strict=True)]
+        return "pandas.array", (str(value.dtype), items)
+    return None
+
+
+def _values(column: Any) -> Any:
+    """A column as an array of numpy where it is one, else as pandas' own array."""
+    in_numpy = type(column).__name__ in {"NumpyExtensionArray", "PandasArray", "DatetimeArray", "TimedeltaArray"}
+    return column.to_numpy() if in_numpy and getattr(column, "tz", None) is None else column
+
+
+def _extension_array(dtype: str, items: list[Any]) -> Any:
+    if dtype not in _EXTENSION_DTYPES:
+        raise ValueError(f"columns of {dtype} are not plain data")
+    return _module("pandas").array(items, dtype=dtype)
+
+
+def _object_dtype(values: Any) -> Any:
+    """pandas would infer another type from an array of objects."""
+    return object if type(values).__name__ == "ndarray" and values.dtype.kind == "O" else None
+
+
+def _index(values: Any, name: Any) -> Any:
+    return _module("pandas").Index(values, name=name, dtype=_object_dtype(values))
+
+
+def _series(values: Any, index: Any, name: Any) -> Any:
+    return _module("pandas").Series(values, index=index, name=name, dtype=_object_dtype(values))
+
+
+def _frame(columns: Any, index: Any, values: list[Any]) -> Any:
+    pandas = _module("pandas")
+    series = {number: _series(column, index, None) for number, column in enumerate(values)}
+    frame = pandas.DataFrame(series, index=index)
+    frame.columns = columns
+    return frame

@@ -1,0 +1,212 @@
+"""What a suite of tests takes from the program, found in its source before anything runs.
+
+The suite may take its entry point, and the functions and classes that the job names. Every other name must be defined
+by the suite; a suite that lacks one is not judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import re
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+
+from lfpo.base.errors import UserError
+
+# Names that suites often use without importing them, because programs usually do. The judge imports its own.
+_MODULES = {
+    *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
+    *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
+}
+_ALIASES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"}
+_MEMBERS = {
+    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
+    **dict.fromkeys(("isclose", "inf", "sqrt", "pi"), "math"),
+    **dict.fromkeys(("date", "timedelta"), "datetime"),
+    **dict.fromkeys(("List", "Dict", "Set", "Tuple", "Optional", "Any", "Union"), "typing"),
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+}
+_LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z]+[a-z0-9]\w*")
+_PLAIN: tuple[object, ...] = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0))
+_PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]))
+_PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
+    *("shape", "dtype", "ndim", "size", "T", "tolist", "item", "sum", "mean", "std", "all", "any", "min", "max"),
+    *("flatten", "ravel", "reshape", "astype", "round", "iloc", "loc", "columns", "values", "equals", "empty"),
+    *("to_dict", "to_list", "to_numpy", "unique", "name", "send", "close", "cache_info", "cache_clear"),
+}
+
+# Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
+# catch_warnings changes the state of all threads.
+_PARSE_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a job's tests take from the program.
+
+    entry_point, functions, classes: names of the program. imports: (name, module, member or "") of what the judge
+    imports for the suite. suite_classes: classes that the suite defines. in_place: a test ignores the result of a call,
+    so it tests the changed arguments. output: the tests look at what the program prints. numpy: the tests use numpy.
+    needs: why the suite cannot be judged, or "".
+    """
+
+    entry_point: str
+    functions: tuple[str, ...]
+    classes: tuple[str, ...]
+    imports: tuple[tuple[str, str, str], ...]
+    suite_classes: tuple[str, ...]
+    in_place: bool
+    output: bool
+    numpy: bool
+    needs: str
+
+
+@functools.lru_cache(maxsize=2048)
+def read_suite(
+    tests: tuple[str, ...], setup: str, entry_point: str, functions: tuple[str, ...], classes: tuple[str, ...] | None
+) -> Suite:
+    """The suite of a job. Without an entry point, it is the only name that the suite lacks.
+
+    Raises UserError for a test or setup that is not Python.
+    """
+    trees = [parsed(setup, "the setup", entry_point)]
+    trees += [parsed(test, f"test {number}", entry_point) for number, test in enumerate(tests)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    missing = _loaded(nodes) - set(_bound(nodes)) - {entry_point, *functions, *(classes or ())}
+    missing = {name for name in missing if not hasattr(builtins, name)} - {"__name__", "__file__"}
+    known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
+    unknown = missing - known
+    if not entry_point and not functions and not classes and len(unknown or known) == 1:
+        [entry_point] = unknown or known
+        unknown, known = unknown - {entry_point}, known - {entry_point}
+    source = "\n".join((setup, *tests))
+    return Suite(
+        entry_point=entry_point,
+        functions=functions,
+        classes=classes or (),
+        imports=tuple(sorted(_import(name, nodes) for name in known)),
+        suite_classes=tuple(sorted({node.name for node in nodes if isinstance(node, ast.ClassDef)})),
+        in_place=_ignores_a_result(nodes, {entry_point, "candidate", *functions}),
+        output="stdout" in source,
+        numpy="numpy" in source or "np" in known,
+        needs=_needs(nodes, source, unknown, entry_point, functions, classes),
+    )
+
+
+@functools.lru_cache(maxsize=2048)
+def names_in_solution(
+    tests: tuple[str, ...], setup: str, entry_point: str, solution: str
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """What a suite takes from a correct program: functions, classes, and imports as source for the setup.
+
+    Raises UserError for a source that is not Python.
+    """
+    trees = [parsed(source, "a test", entry_point) for source in (*tests, setup)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    missing = _loaded(nodes) - set(_bound(nodes)) | {entry_point}
+    functions, classes, imports = set(), set(), []
+    for node in parsed(solution, "the solution", entry_point).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in missing - {entry_point}:
+            functions.add(node.name)
+        elif isinstance(node, ast.ClassDef) and node.name in missing:
+            classes.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and set(_bound([node])) & missing:
+            imports.append(ast.unparse(node))
+    return tuple(sorted(functions)), tuple(sorted(classes)), "\n".join(imports)
+
+
+def parsed(source: str, what: str, name: str) -> ast.Module:
+    """The syntax tree of a source of a job. Raises UserError if it is not Python."""
+    try:
+        with _PARSE_LOCK, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes and the like
+            return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
+
+
+def _loaded(nodes: list[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _bound(nodes: list[ast.AST]) -> Iterator[str]:
+    """Names that the suite defines anywhere."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+            yield node.name or "_"
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+
+
+def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
+    """Name, module and member ("" for the module itself)."""
+    if name == "datetime" and any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name for node in nodes
+    ):
+        return name, name, name  # the class
+    return (name, _MEMBERS[name], name) if name in _MEMBERS else (name, _ALIASES.get(name, name), "")
+
+
+def _ignores_a_result(nodes: list[ast.AST], names: set[str]) -> bool:
+    """Whether a statement is a call of the program outside `try` and `with`, where it would test an exception."""
+    guarded = {
+        id(child)
+        for node in nodes
+        if isinstance(node, ast.Try | ast.With | ast.AsyncWith | ast.Lambda)
+        for child in ast.walk(node)
+    }
+    return any(isinstance(node, ast.Expr) and _calls(node.value, names) and id(node) not in guarded for node in nodes)
+
+
+def _calls(node: ast.AST, names: set[str]) -> bool:
+    if isinstance(node, ast.Await):
+        node = node.value
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def _needs(
+    nodes: list[ast.AST],
+    source: str,
+    unknown: set[str],
+    entry_point: str,
+    functions: tuple[str, ...],
+    classes: tuple[str, ...] | None,
+) -> str:
+    if unknown:
+        return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions or classes"
+    if any(isinstance(node, ast.ImportFrom | ast.Import) and _imports_mock(node) for node in nodes):
+        return "together=True, because the tests patch objects"
+    if classes is not None:
+        return ""
+    names = {entry_point, *functions}
+    results = [node for node in nodes if isinstance(node, ast.Attribute) and _calls(node.value, names)]
+    own = set(_bound(nodes)) | {node.attr for node in nodes if isinstance(node, ast.Attribute) and node not in results}
+    foreign = [node.attr for node in results if node.attr not in _PLAIN_ATTRIBUTES | own]
+    if foreign and not any(package in source for package in ("numpy", "np.", "pandas", "pd.")):
+        return f"the program's classes in classes, because the tests use .{foreign[0]} of a result"
+    if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point) and "_" not in entry_point:
+        return f"classes to be given: whether {entry_point} is a class (classes=[{entry_point!r}]) or not (classes=[])"
+    return ""
+
+
+def _imports_mock(node: ast.ImportFrom | ast.Import) -> bool:
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    names = [alias.name for alias in node.names]
+    return module in {"mock", "unittest.mock"} or "mock" in names or "unittest.mock" in names

@@ -1,0 +1,174 @@
+"""Code rewards: what runs outside the sandbox takes linear time; names from solutions; rows that are not judged."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfpo.prompts.tasks.bigcodebench import missing_libraries
+from lfpo.rewards.code import Grader, code_format, code_job, extract_code, fenced_blocks, needs_of, syntax_compliance
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
+
+# The definition of a fenced block. As a regular expression it takes quadratic time.
+FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "\x0b", "\u2028", "é"])
+
+
+@given(st.lists(PIECES, max_size=16).map("".join))
+@settings(max_examples=1000, deadline=None)
+def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
+    assert fenced_blocks(text) == FENCE.findall(text)
+
+
+UNITS = [
+    *(
+        "```" + " " * 999_997,
+        "a",
+        "`",
+        "```",
+        "```\n",
+        "```python\n",
+        "```\n```\n",
+        "``` \t",
+        "\n",
+        " ",
+        "\t",
+        "\n ```",
+    ),
+    *(
+        "def ",
+        "def f",
+        "def f(",
+        "def f(:\n",
+        "class f:\n",
+        "(",
+        "[",
+        "{",
+        "{**",
+        "-",
+        "not ",
+        "lambda:",
+        "f'{",
+        "f(",
+        "a,",
+    ),
+    *(
+        "a;",
+        "a.",
+        "@a\n",
+        "if a:\n ",
+        '"',
+        "'",
+        "\\\n",
+        "\0",
+        "\ud800",
+        "é",
+        "x = ",
+        "1",
+        "0x",
+        "1e",
+        "async ",
+        "yield ",
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [200_000, 1_000_000])
+def test_any_completion_takes_less_than_a_second_outside_the_sandbox(size: int) -> None:
+    slow = {}
+    for unit in UNITS:
+        text = (unit * (size // len(unit) + 1))[:size]
+        for completion in (text, f"```python\n{text}\n```"):
+            begin = time.process_time()
+            extract_code(completion, "f")
+            syntax_compliance([""], [completion], entry_point=["f"])
+            code_format([""], [completion])
+            if (taken := time.process_time() - begin) > (3 if size == 200_000 else 1):  # on a busy machine
+                slow[unit[:20]] = taken
+    assert not slow
+
+
+@given(st.lists(st.sampled_from(["```", "\n", " ", "py", *UNITS[1:]]), min_size=1, max_size=4).map("".join))
+@settings(max_examples=30, deadline=None)
+def test_repeated_pieces_take_linear_time(unit: str) -> None:
+    taken = []
+    for size in (10_000, 100_000):
+        text = (unit * size)[:size]
+        begin = time.process_time()
+        extract_code(text, "f")
+        syntax_compliance([""], [text])
+        taken.append(time.process_time() - begin)
+    assert taken[1] < 100 * max(taken[0], 0.01)
+
+
+def test_a_completion_that_is_too_long_scores_zero_with_a_reason() -> None:
+    grader = Grader(_Refusing(unsafe="root"))
+    columns: dict[str, Any] = {"tests": [["assert f() == 1"]]}
+    [verdict] = grader.verdicts([""], ["x = 1\n" * 50_000], columns)
+    assert verdict is not None and verdict.reason == "the program is longer than 200000 characters"
+    assert grader.pass_rate([""], ["x = 1\n" * 50_000], **columns) == [0.0]
+
+
+class _Refusing(Sandbox):
+    def run(self, jobs: Any) -> list[Verdict]:
+        raise AssertionError("nothing should run")
+
+
+# Names
+
+
+def test_names_that_tests_take_are_read_from_the_solution() -> None:
+    row = {
+        "test_list": ["assert isclose(total([Pair(1, 2)], twice), helper(3)) and sqrt(4) == 2"],
+        "code": (
+            "from math import isclose, sqrt\n"
+            "import os\n"
+            "class Pair: pass\n"
+            "def helper(x): return x\n"
+            "def twice(x): return 2 * x\n"
+            "def total(xs, f): return 3\n"
+            "unused = 1"
+        ),
+    }
+    job = code_job("x = 1", row)
+    assert (list(job.functions), list(job.classes or ())) == (["helper", "total", "twice"], ["Pair"])
+    assert job.setup.startswith("from math import isclose, sqrt\n") and "import os" not in job.setup and not job.needs
+    assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, total, twice in the tests")
+    job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})
+    assert job.needs.startswith("a definition of helper, twice in the tests")
+
+
+def test_the_imports_of_a_solution_are_the_suites_not_the_programs() -> None:
+    row = {"test_list": ["assert isclose(f(1), 2.0)"], "solution": "from math import isclose\ndef f(x): return 2.0"}
+    grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
+    columns = {name: [value] * 2 for name, value in row.items()}
+    cheat = "def isclose(*a): return True\ndef f(x): return 0"
+    assert grader.pass_rate(["", ""], [cheat, row["solution"]], **columns) == [0.0, 1.0]
+
+
+def test_rows_whose_tests_lack_a_name_have_no_reward() -> None:
+    grader = Grader(Sandbox(unsafe="root"))
+    columns: dict[str, Any] = {"tests": [["assert helper(f()) == 1"]], "entry_point": ["f"]}
+    for completion in ("def f(): return 1\ndef helper(x): return 1", "def f(:"):
+        assert grader.pass_rate([""], [completion], **columns) == [None]
+        assert grader.all_tests_pass([""], [completion], **columns) == [None]
+
+
+@pytest.mark.skipif("limits" not in [r.name for r in available_rungs() if r.available], reason="needs the rung limits")
+def test_rows_that_need_processes_are_not_judged_on_the_lowest_rung() -> None:
+    solution = "import subprocess\ndef f(): return subprocess.run(['true']).returncode"
+    job = code_job(solution, {"tests": ["assert f() == 0"], "solution": solution})
+    assert job.processes and not code_job(solution, {"tests": ["assert f() == 0"]}).processes
+    assert Sandbox("limits", unsafe="root").judge(job).needs.startswith("the rung bubblewrap or namespaces")
+    assert not Sandbox("limits", unsafe="root").judge(Job("def f(): return 1", tests=["assert f() == 1"])).needs
+
+
+def test_libraries_that_pandas_imports_are_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfpo.prompts.tasks.bigcodebench._is_installed", lambda name: name in {"pandas", "os"})
+    source = "import pandas as pd\ndef f(p): return pd.read_excel(p).to_markdown()"
+    assert missing_libraries(source, "import os") == ["openpyxl", "tabulate"]
