@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import select
 import shutil
 import signal
 import stat
@@ -24,6 +25,7 @@ BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 _PATIENCE = 15
+"""Seconds for a supervising process to end its descendants."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import main; main(sys.argv[2])"
 
@@ -133,6 +135,17 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
+def _wait_for_end(pid: int) -> None:
+    """Wait for a child's end, for at most _PATIENCE seconds. Popen.wait with a timeout would sleep up to 50 ms."""
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(1000 * _PATIENCE)
+    finally:
+        os.close(fd)
+
+
 @functools.cache
 def _keeps_capabilities() -> bool:
     """Whether bwrap can leave a capability to the process: not if it runs as root for an ordinary user (setuid)."""
@@ -146,10 +159,9 @@ def stop(process: subprocess.Popen[bytes], rung: str) -> None:
     On the rung `limits` SIGTERM tells the process to end its descendants (inside/supervise.py). On the others SIGKILL
     ends process 1 of the namespace, and the kernel ends the rest.
     """
-    if rung == LIMITS and sys.platform == "linux":
+    if rung == LIMITS and sys.platform == "linux" and process.poll() is None:
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+        _wait_for_end(process.pid)
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

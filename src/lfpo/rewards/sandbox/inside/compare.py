@@ -5,7 +5,6 @@ The table of cases is in docs/sandbox.md.
 
 from __future__ import annotations
 
-import functools
 import sys
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
@@ -130,7 +129,6 @@ def refuse_broadcasting(numpy: Any) -> None:
 
 
 def _strict(numpy: Any, compare: Callable[..., Any], is_assertion: bool) -> Callable[..., Any]:
-    @functools.wraps(compare)
     def strict(actual: Any, desired: Any, *args: Any, **kwargs: Any) -> Any:
         if _comparable(numpy, actual, desired):
             return compare(actual, desired, *args, **kwargs)

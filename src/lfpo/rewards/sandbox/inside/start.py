@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import confine, kernel, supervise, wire
+from . import confine, kernel, wire
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def main(argument: str) -> None:
         confine.limit_inodes(settings)
     alone = settings["linux"] and settings["rung"] == "limits"
     if alone:
+        from . import supervise
+
         supervise.adopt()
     elif settings["linux"]:
         kernel.die_with_parent()  # a training process that is killed cannot stop this one

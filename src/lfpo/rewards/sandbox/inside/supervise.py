@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import signal
-import time
 
 from . import kernel
 
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+signal: Any = importlib.import_module("_signal")  # `signal` imports enum, which takes as long as all other imports
 INTERVAL = 0.1
 """Seconds between two looks at the disk."""
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
@@ -45,18 +45,15 @@ def supervise(child: int, settings: dict[str, Any]) -> None:
     os._exit(1 if status else 0)
 
 
-def kill_children(seconds: float = 10) -> None:
+def kill_children() -> None:
     """Kill all descendants. Those whose parent is killed become children of this process."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while True:
         for child in _children():
             os.kill(child, signal.SIGKILL)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            os.waitpid(-1, 0)
         except ChildProcessError:  # none is left
             return
-        time.sleep(0.002)
 
 
 def _children() -> list[int]:
