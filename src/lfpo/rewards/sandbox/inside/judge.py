@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import types
@@ -70,8 +69,9 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
     link.namespace = namespace = vars(module)
     try:
         if job["numpy"]:
-            importlib.import_module("numpy.testing")
-            refuse_broadcasting(sys.modules["numpy"])
+            import numpy.testing
+
+            refuse_broadcasting(numpy)
         _bind(job, link, namespace)
         link.stops = "StopIteration" in job["setup"]
         exec(compile(job["setup"], "<setup>", "exec"), namespace)
@@ -102,7 +102,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
 def _bind(job: dict[str, Any], link: Link, namespace: dict[str, Any]) -> None:
     """Define what the setup and tests use but do not define: modules and their members, and the program's classes."""
     for name, module, member in job["imports"]:
-        found = importlib.import_module(module)
-        namespace[name] = getattr(found, member) if member else found
+        __import__(module)
+        namespace[name] = getattr(sys.modules[module], member) if member else sys.modules[module]
     for name in job["classes"]:
         namespace[name] = link.ask("global", name)

@@ -6,7 +6,6 @@ Nothing here is trusted. The program can change this code while it runs, but can
 from __future__ import annotations
 
 import builtins
-import importlib
 import itertools
 import operator
 import sys
@@ -109,8 +108,8 @@ class _Session:
         if kind == "object":
             return self.objects[payload]
         if kind == "named":
-            found = importlib.import_module(payload[0])
-            return operator.attrgetter(payload[1])(found)
+            __import__(payload[0])
+            return operator.attrgetter(payload[1])(sys.modules[payload[0]])
         if kind == "callback":
             return Callback(self, payload)
         if kind == "iterator":

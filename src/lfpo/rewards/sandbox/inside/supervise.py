@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 
 from . import kernel
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-signal: Any = importlib.import_module("_signal")  # `signal` imports enum, which takes as long as all other imports
+signal: Any = __import__("_signal")  # `signal` imports enum, which takes as long as all other imports
 INTERVAL = 0.1
 """Seconds between two looks at the disk."""
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}

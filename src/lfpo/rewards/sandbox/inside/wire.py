@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import struct
-from array import array
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -83,18 +82,22 @@ def _write_items(items: Any, parts: list[bytes], depth: int, refer: Refer | None
     parts.append(_LENGTH.pack(len(items)))
     if len(items) > _PACK_ABOVE and set(map(type, items)) <= {int, float}:
         try:
-            integers = array("q", [item for item in items if type(item) is int])
-        except OverflowError:
+            integers = _packed("q", [item for item in items if type(item) is int])
+        except struct.error:  # larger than 64 bits
             pass
         else:
-            floats = array("d", [item for item in items if type(item) is float])
+            floats = _packed("d", [item for item in items if type(item) is float])
             mixed = bool(integers and floats)
             mask = bytes([type(item) is float for item in items]) if mixed else b""
-            parts += (b"m" if mixed else b"d" if floats else b"q", mask, integers.tobytes(), floats.tobytes())
+            parts += (b"m" if mixed else b"d" if floats else b"q", mask, integers, floats)
             return
     parts.append(b"i")
     for item in items:
         _write(item, parts, depth, refer)
+
+
+def _packed(form: str, numbers: list[Any]) -> bytes:
+    return struct.pack(f">{len(numbers)}{form}", *numbers)
 
 
 def _write_other(value: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
@@ -190,15 +193,18 @@ class _Reader:
         if form == b"i":
             return [self.value(depth) for _ in range(count)]
         if form in b"qd":
-            return array(form.decode(), self.take(8 * count)).tolist()
+            return list(self.packed(form.decode(), count))
         if form != b"m":
             raise BadBytes(f"unknown form {form!r}")
         mask = self.take(count)
         if mask.count(0) + mask.count(1) != count:
             raise BadBytes("a mask of other bytes than 0 and 1")
-        integers = iter(array("q", self.take(8 * mask.count(0))).tolist())
-        floats = iter(array("d", self.take(8 * mask.count(1))).tolist())
+        integers = iter(self.packed("q", mask.count(0)))
+        floats = iter(self.packed("d", mask.count(1)))
         return [next(floats) if is_float else next(integers) for is_float in mask]
+
+    def packed(self, form: str, count: int) -> tuple[Any, ...]:
+        return struct.unpack(f">{count}{form}", self.take(8 * count))
 
     def take(self, count: int) -> bytes:
         piece = self.data[self.at : self.at + count]
