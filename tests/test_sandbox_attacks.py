@@ -167,7 +167,7 @@ HARM = {
     "watches": system_call((294, 26), 0),
     "a call of a newer kernel": system_call((461, 461), 0, 0, 0, 0),
     "many empty files": (
-        "import time\nfor i in range(30_000): open(str(i), 'w').close()\ntime.sleep(1)\n" + RIGHT,
+        "import time\nfor i in range(30_000): open(str(i), 'w').close()\ntime.sleep(3)\n" + RIGHT,
         "for i in range(300): open(str(i), 'w').close()\n" + RIGHT,
     ),
     "many empty files in shared memory": (
@@ -179,7 +179,7 @@ HARM = {
         "import os\nos.path.exists('/dev/shm')\n" + RIGHT,
     ),
     "full disk": (
-        f"import time\nfor i in range({TAG} // 2**20 + 2): open(f'{{i}}', 'wb').write(bytes(2**20))\ntime.sleep(1)\n"
+        f"import time\nfor i in range({TAG} // 2**20 + 2): open(f'{{i}}', 'wb').write(bytes(2**20))\ntime.sleep(3)\n"
         + RIGHT,
         "open('a', 'wb').write(bytes(2**20))\n" + RIGHT,
     ),

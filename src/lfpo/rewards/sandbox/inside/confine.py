@@ -107,6 +107,7 @@ def drop_privileges(settings: dict[str, Any]) -> None:
     if settings["linux"]:
         kernel.die_with_parent()
         kernel.no_new_privileges()
+        kernel.drop_bounding_set()
         kernel.drop_capabilities()
     _limit_resources(settings)
     if settings["landlock"]:

@@ -218,10 +218,14 @@ def no_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def drop_capabilities() -> None:
-    """Drop all capabilities, and where allowed also from the bounding set, so that none can be regained."""
+def drop_bounding_set() -> None:
+    """Drop all capabilities from the bounding set where allowed, so that no program that is started regains one."""
     for capability in range(64):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # may fail: a process needs CAP_SETPCAP
+
+
+def drop_capabilities() -> None:
+    """Drop all capabilities. With no_new_privileges none can be regained."""
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _check(_libc.capset(header, nothing), "capset")
 

@@ -37,8 +37,8 @@ def main(argument: str) -> None:
     if child := os.fork():
         os.close(inbox)
         os.close(outbox)
-        _redirect_to_devnull()
         if alone:
+            _redirect_to_devnull()
             supervise.supervise(child, settings)
         confine.wait_and_exit(child)
     if alone:
