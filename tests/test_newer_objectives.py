@@ -246,6 +246,15 @@ def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
         assert {int(n) for n in views.target.sum(-1)} == {1, 2, 3}
 
 
+def test_masks_of_the_elbo_hide_each_number_of_tokens_alike():
+    """ESPO and GDSD from none, where the complement hides all, to all; BGPO from one."""
+    t = rollouts(["abe"] * 4000)
+    for objective, least in ((ESPO(mc_samples=1), 0), (GDSD(mc_samples=1), 0), (BGPO(mc_samples=1), 1)):
+        views = views_of(objective, t)
+        hidden = torch.zeros(4000, dtype=torch.long).index_add(0, views.row, (views.target.sum(-1) == 3).long())
+        check_rate(hidden[:, None] == 1, 1 / 2 if least == 0 else 1 / 3)
+
+
 def test_rldf_draws_states_by_their_mean_surprise_without_replacement():
     size = 4000
     t = rollouts(["abab"] * size, ["0012"] * size)
