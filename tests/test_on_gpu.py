@@ -100,7 +100,8 @@ def test_rollouts(settings: dict[str, Any]):
 
 
 OTHERS: list[dict[str, Any]] = [
-    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo"})),
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
+    {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}},
     {"offload_reference": True},
     {"padding_free": True},

@@ -72,10 +72,9 @@ class RLDF:
         drawn = []
         for steps, score, seed in zip(trajectory.distinct_steps(), self.step_scores(trajectory), seeds, strict=True):
             rng, first = generator(seed, "states", inner), min(self.states, len(steps))
-            if self.temperature == 0:
-                index = score.topk(first).indices
-            else:
-                index = torch.multinomial((score / self.temperature).softmax(0), first, generator=rng)
+            # The largest of scores with Gumbel noise are draws without replacement (Gumbel top-k).
+            gumbel = -torch.empty_like(score).exponential_(generator=rng).log()
+            index = (score + self.temperature * gumbel).topk(first).indices
             again = torch.randint(len(steps), (self.states - first,), generator=rng)
             drawn.append(steps[torch.cat([index, again])])
         return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
