@@ -228,7 +228,7 @@ def test_the_nonce_is_not_in_arguments_environment_or_files(sandbox):
     search = "import os, sys\nfound, files = [*sys.argv, *sys.orig_argv, *os.environ.values()], []\n"
     search += "for _, _, names in os.walk('/tmp'): files += names\n"  # an environment may lie there
     search += "found += [name for name in files if set(name) <= set('0123456789abcdef')]\n"
-    search += "assert not [text for text in found if len(text) == 16 or len(text) == 32], found\n"
+    search += "assert not [text for text in found if len(text) in (16, 32) and text[0] != '/'], found\n"
     assert sandbox.judge(Job(search + DOUBLE, tests=[TOGETHER], unittest=True, together=True)).passed
     with pytest.raises(UserError, match="needs tests and unittest=True"):
         Job(DOUBLE, tests=["assert double(1) == 2"], together=True)
