@@ -5,9 +5,11 @@ These imports take about five CPU seconds in a fresh interpreter; a fork takes a
 
 from __future__ import annotations
 
+import atexit
 import functools
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -60,8 +62,11 @@ def _variables(wanted: dict[str, str]) -> Iterator[None]:
 
 
 @functools.cache
-def _logs() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lfpo-processes-")
+def _logs() -> Path:
+    """A folder for the output of these processes, removed at exit."""
+    folder = tempfile.mkdtemp(prefix="lfpo-processes-")
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def start(work: Callable[..., int | None], *arguments: Any, **variables: str) ->
 
     The process exits with what `work` returns (None: 0). variables: environment variables to change.
     """
-    log = Path(_logs().name) / str(time.monotonic_ns())
+    log = _logs() / str(time.monotonic_ns())
     process = context().Process(target=_work, args=(work, arguments, environment(**variables), str(log)), daemon=True)
     process.start()
     return Running(process, log)

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 import tiny
+from lfpo.cli.command_line import main
 from lfpo.objectives import OBJECTIVES
-from test_distributed import assert_same_run, metrics, run
+from test_distributed import ARGUMENTS, assert_same_run, metrics, run
 from test_objective_training import SMALL_RUNS
 
 
@@ -29,9 +30,10 @@ def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, m
     if name == "justgrpo":
         given += ["--sampler.block_length", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    two_ranks = ("--fsdp", "true")
-    for folder, ranks, more in ((whole, 1, ("2",)), (parts, 2, ("1", *two_ranks)), (parts, 1, ("2", "--resume"))):
-        process = run(folder, model, ranks, *given, "--max_steps", *more)
-        assert process.returncode == 0, process.stderr
+    alone = [*ARGUMENTS, "--model", str(model), *given, "--max_steps", "2", "--output_dir"]
+    assert main([*alone, str(whole)]) == 0
+    process = run(parts, model, 2, *given, "--max_steps", "1", "--fsdp", "true")
+    assert process.returncode == 0, process.stderr
+    assert main([*alone, str(parts), "--resume"]) == 0
     assert all(row["grad_norm"] > 0 for row in metrics(whole)[1:])
     assert_same_run(whole, parts)
