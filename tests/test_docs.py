@@ -147,7 +147,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
 def test_a_page_typed_from_top_to_bottom(page: Path, folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("mine", "sudoku"):

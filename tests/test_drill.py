@@ -33,7 +33,6 @@ def survived(outcomes: list[Outcome], tried: int) -> None:
         assert outcome.survived == outcome.tried, outcome
 
 
-@pytest.mark.slow
 def test_killed_while_saving_and_while_evaluating(drill: Drill):
     assert drill.visits["checkpoint"] > 50 and drill.visits["evaluation"] == 4 * 4
     survived(stops.killed(drill), 2)
@@ -60,7 +59,6 @@ def test_a_reward_function_that_always_raises(drill: Drill):
     survived([scores.always_raises(drill)], 1)
 
 
-@pytest.mark.slow
 def test_a_full_disk(drill: Drill, tmp_path: Path):
     if reason := disk.no_namespace(tmp_path):
         pytest.skip(reason)
@@ -78,7 +76,6 @@ def test_work_in_namespaces_that_fails_is_an_error(tmp_path: Path, capfd: pytest
         in_namespaces(broken, {}, CLONE_NEWNS)
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_named_by_the_other(drill: Drill):
     tally = Tally("one rank of two stopped")
     assert 0 < ranks.lose(drill, tally, "stop", "reward", 1) < ranks.SILENCE + ranks.WITHIN
@@ -111,7 +108,6 @@ def test_what_is_planted_would_run(tmp_path: Path):
         assert (tmp_path / "touched").exists()
 
 
-@pytest.mark.slow
 def test_random_inputs(drill: Drill):
     survived(fuzz.fuzz(drill), 200)
 

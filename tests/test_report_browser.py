@@ -247,7 +247,6 @@ def test_a_phone_has_no_sideways_scroll(kind: str, running: Any, request: pytest
         assert opened.errors == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
 def test_axe_finds_nothing_serious(
@@ -316,7 +315,6 @@ def test_nothing_moves_where_motion_is_not_wanted(running: Any, real: Path):
         assert opened.page.locator(".cell").first.evaluate("(e) => getComputedStyle(e).transitionDuration") == "0s"
 
 
-@pytest.mark.slow
 def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
     texts = [f"answer {i} " * 60 for i in range(7)]
     path = write_report(Run(write_run(tmp_path / "run", texts, steps=2000, rollouts=5, eval_texts=texts)))

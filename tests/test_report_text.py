@@ -76,7 +76,6 @@ def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path
     assert "did you mean '--figures'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path):
     folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"], policy=True)
     paths = write_figures(Run(folder))
@@ -93,7 +92,6 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path)
     assert {p: p.read_bytes() for p in paths} == first
 
 
-@pytest.mark.slow
 def test_figures_of_a_comparison_show_all_objectives_and_the_ablation(tmp_path: Path):
     (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
     names = {p.name for p in write_figures(Run(tmp_path))}

@@ -221,7 +221,6 @@ def confines(name: str) -> bool:
 RUNGS = [rung.name for rung in available_rungs() if rung.available]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS)
 def test_attacks_score_zero_harmless_variants_one_and_no_process_is_left(rung, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -266,7 +265,6 @@ def remains(tag: int = TAG) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to switch to another user")
 def test_attacks_as_a_user_other_than_root():
     path = os.pathsep.join(entry for entry in sys.path if entry)
