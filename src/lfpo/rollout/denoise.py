@@ -17,6 +17,7 @@ from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import BlockForward
+from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.reveal.rule import TOKENS, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.rows import ActiveRows, finished_trajectory, join, unstarted
@@ -43,6 +44,7 @@ def rollout(
     finished: Finished | None = None,
     share_first: bool = True,
     compiled: bool = False,
+    keep_steps: Sequence[int] = (),
 ) -> Trajectory:
     """Denoise one completion for each of B prompts.
 
@@ -54,20 +56,63 @@ def rollout(
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
     share_first: rows with the same prompt share their first forward. False is for measuring what that saves.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
+    keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
+        token, but the head then runs at all masked positions, not at those of the active block alone.
 
     Returns a trajectory of B rows in the order of the prompts, on the model's device: prompt_ids and prompt_mask
     [B, P] int64; tokens and reveal_step [B, C] int64; confidence and entropy [B, C] float32; scheduled_steps, nfe and
     queries [B] int64. P is the longest prompt's length, C = sampler.gen_length (DEFAULT_LENGTH if None).
-    Raises UserError for prompts that check_prompts refuses, and for a reveal rule that reveals nothing.
+    Raises UserError for prompts that check_prompts refuses, for a reveal rule that reveals nothing, and for keep_steps
+    with a cache.
     """
     sampler = sampler.for_length(DEFAULT_LENGTH)
     assert sampler.gen_length is not None
     check_prompts(prompts, model, sampler.gen_length)
+    kept = None
+    if keep_steps:
+        if sampler.cache != "none":
+            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
+        kept = KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device)
+    ended = denoise(
+        model,
+        unstarted(prompts, seeds, sampler, model),
+        prompts,
+        sampler,
+        rollout_tokens=rollout_tokens,
+        observer=observer,
+        finished=finished,
+        share_first=share_first,
+        compiled=compiled,
+        kept=kept,
+    )
+    return _trajectory(ended, sampler, model, kept)
+
+
+@torch.no_grad()
+def denoise(
+    model: MaskedDiffusionLM,
+    every: ActiveRows,
+    prompts: Sequence[Sequence[int]],
+    sampler: SamplerConfig,
+    *,
+    until: int | None = None,
+    rollout_tokens: int,
+    observer: Observer | None = None,
+    finished: Finished | None = None,
+    share_first: bool = True,
+    compiled: bool = False,
+    kept: KeptPredictions | None = None,
+) -> ActiveRows:
+    """Denoise rows from where they stand to their end, or to the scheduled step `until`; returns them, in any order.
+
+    every: the rows, of prompts `prompts`, numbered by `row`. until: rows that reach this step are done too; a schedule
+        must reveal something at every step. kept: takes predictions. The other arguments are those of `rollout`.
+    """
+    assert sampler.gen_length is not None
     # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    every = unstarted(prompts, seeds, sampler, model)
     rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
-    forward = BlockForward(model, sampler, prompts, share_first, compiled)
+    forward = BlockForward(model, sampler, prompts, share_first, compiled, shown=every.tokens, whole=kept is not None)
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     look_every = LOOK_EVERY.get(model.device.type, 1)
@@ -82,13 +127,15 @@ def rollout(
         if observer is not None:
             live = ~active.done
             observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
-        _step(model, active, forward.hidden(active, row_ids), sampler, rule, counts)
+        _step(model, active, forward.hidden(active, row_ids), sampler, rule, counts, kept)
+        if until is not None:
+            active.done |= active.clock >= until
         step += 1
         if step % look_every == 0 and any(ended := active.done.tolist()):
             stay = [i for i, over in enumerate(ended) if not over]
             done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
-                finished(sorted(done[-1].row.tolist()), finished_trajectory(done[-1], sampler, model))
+                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, kept))
             active, row_ids = active.select(stay), [row_ids[i] for i in stay]
             forward.keep(stay)
             last_finish = step
@@ -99,7 +146,14 @@ def rollout(
                 "must reveal at least one eligible position of every row that has any"
             )
     model.train(was_training)
-    return finished_trajectory(join(done), sampler, model)
+    return join(done)
+
+
+def _trajectory(
+    ended: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, kept: KeptPredictions | None
+) -> Trajectory:
+    trajectory = finished_trajectory(ended, sampler, model)
+    return trajectory if kept is None else kept.added_to(trajectory, ended.row.sort().values)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
@@ -139,17 +193,21 @@ def _step(
     sampler: SamplerConfig,
     rule: Rule,
     counts: torch.Tensor,
+    kept: KeptPredictions | None,
 ) -> None:
     """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change.
 
-    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance).
+    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or of the
+        whole completion if predictions are kept.
     """
     assert sampler.gen_length and sampler.block_length
     alive = ~active.done
     column = torch.arange(sampler.gen_length, device=alive.device)
     in_block = (column // sampler.block_length == active.block[:, None]) & alive[:, None]
-    eligible = in_block & (active.tokens == model.mask_id)
-    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, eligible)
+    masked = (active.tokens == model.mask_id) & alive[:, None]
+    eligible = in_block & masked
+    drawn = eligible if kept is None else masked
+    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, drawn)
     step = Step(
         eligible=eligible,
         token=token,
@@ -170,6 +228,8 @@ def _step(
         confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
         reveal = torch.where(confident[:, None], eligible, reveal)
         at_step = torch.where(confident, active.block_step, at_step)
+    if kept is not None:
+        kept.keep(active, masked, token, confidence, active.clock + at_step - active.block_step)
 
     active.clock += torch.where(alive, at_step - active.block_step, 0)  # steps that reveal nothing
     active.block_step = torch.where(alive, at_step, active.block_step)
@@ -194,9 +254,12 @@ def _draw_at(
     sampler: SamplerConfig,
     eligible: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """The fields of Drawn at the eligible positions, each [A, C], zero where nothing was drawn."""
-    assert sampler.gen_length and sampler.block_length
-    size = sampler.block_length
+    """The fields of Drawn at the eligible positions, each [A, C], zero where nothing was drawn.
+
+    hidden: [A, size, D], of the active blocks or of the whole completions.
+    """
+    assert sampler.gen_length
+    size = hidden[0].shape[1]
     if eligible.is_cuda:  # all positions of the block, because asking the device which are eligible would wait for it
         start = active.block.clamp(max=sampler.gen_length // size - 1) * size
         offset = torch.arange(size, device=eligible.device)
@@ -226,7 +289,7 @@ def _next_block(
     complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64 or one number.
     """
     assert sampler.gen_length and sampler.block_length
-    stopped = _stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
+    stopped = stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
     active.clock += torch.where(complete & ~stopped, remaining, 0)
     active.block += complete
     active.block_step = torch.where(complete, 0, active.block_step)
@@ -234,7 +297,7 @@ def _next_block(
     active.done |= stopped | (active.block * sampler.block_length >= sampler.gen_length)
 
 
-def _stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:
+def stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:
     """Rows with an EOS that has no mask before it, so that everything up to it is revealed, [A] bool."""
     ends = (active.tokens == model.eos_id).int().cumsum(-1) > 0
     masks = (active.tokens == model.mask_id).int().cumsum(-1) > 0

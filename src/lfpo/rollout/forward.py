@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -22,6 +22,9 @@ class BlockForward:
 
     share_first: rows with the same prompt share their first forward.
     compiled: run whole forwards through torch.compile, padded to few shapes.
+    shown: completions [B, C] that the rows start from (None: all masked); rows share a first forward only if these are
+        the same too.
+    whole: give hidden states of the whole completion, as if it were the active block (without a cache only).
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
 
@@ -32,13 +35,19 @@ class BlockForward:
         prompts: Sequence[Sequence[int]],
         share_first: bool,
         compiled: bool,
+        *,
+        shown: torch.Tensor | None = None,
+        whole: bool = False,
     ):
         assert sampler.block_length and sampler.gen_length
         self.model, self.sampler = model, sampler
         self.prompts = [tuple(p) for p in prompts]
         self.longest = max(len(p) for p in prompts)
         self.share_first, self.compiled = share_first, compiled
-        self.block_length, self.blocks = sampler.block_length, sampler.gen_length // sampler.block_length
+        starts = [()] * len(prompts) if shown is None else [tuple(row) for row in shown.tolist()]
+        self.first_input = list(zip(self.prompts, starts, strict=True))
+        self.block_length = sampler.gen_length if whole else sampler.block_length
+        self.blocks = sampler.gen_length // self.block_length
         self.started: set[int] = set()  # rows that have had their first forward
         self.cache = KeyValueCache()
         self.width = self.longest  # prompt columns in use: those of the longest prompt in flight
@@ -108,10 +117,10 @@ class BlockForward:
         Rows with the same prompt that have revealed nothing yet have the same input, so one of them is run.
         """
         run: list[int] = []
-        first: dict[tuple[int, ...] | int, int] = {}
+        first: dict[Hashable, int] = {}
         source = []
         for place in places:
-            same = self.prompts[row_ids[place]] if self.share_first and fresh[place] else place
+            same: Hashable = self.first_input[row_ids[place]] if self.share_first and fresh[place] else place
             if same not in first:
                 first[same] = len(run)
                 run.append(place)

@@ -32,6 +32,13 @@ class Trajectory:
     nfe [B] int64: forwards run for the row; guidance counts two a step.
     queries [B] int64: tokens that went through those forwards: prompt and completion each time, fewer with a cache.
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
+
+    Only where the rollout was asked for them:
+    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
+        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
+        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
+    node [B, levels] int64: the first rollout that goes through the rollout's node of each level of a tree (see
+        lfpo.rollout.tree).
     """
 
     prompt_ids: torch.Tensor
@@ -46,6 +53,10 @@ class Trajectory:
     sampler: SamplerConfig
     mask_id: int
     eos_id: int
+    predicted_at: torch.Tensor | None = None
+    predicted_tokens: torch.Tensor | None = None
+    predicted_confidence: torch.Tensor | None = None
+    node: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,0 +1,64 @@
+"""Whole predictions kept at chosen steps of a rollout: what the completion would be if it ended there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from lfpo.rollout.rows import ActiveRows
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+
+
+def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
+    """At most `count` (None: all) of a sampler's scheduled steps, the last one always among them, ascending.
+
+    sampler: with its lengths filled in, of a reveal rule with a schedule.
+    """
+    assert sampler.steps
+    count = min(count or sampler.steps, sampler.steps)
+    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
+
+
+class KeptPredictions:
+    """The predictions of B rows at M chosen scheduled steps.
+
+    The prediction at a step is the token drawn at every masked position of the state before the step, beside the tokens
+    that this state shows. Steps that reveal nothing have the prediction of the next step that does. A row that ended
+    before a step has its completion there, with confidence 0.
+    """
+
+    def __init__(self, steps: Sequence[int], rows: int, length: int, device: torch.device):
+        self.step_M = torch.tensor(list(steps), device=device)
+        self.tokens = torch.zeros((rows, len(steps), length), dtype=torch.long, device=device)
+        self.confidence = torch.zeros((rows, len(steps), length), device=device)
+        self.made = torch.zeros((rows, len(steps)), dtype=torch.bool, device=device)
+
+    def keep(
+        self, active: ActiveRows, masked: torch.Tensor, token: torch.Tensor, confidence: torch.Tensor, at: torch.Tensor
+    ) -> None:
+        """Keep one forward's predictions for the chosen steps from a row's last reveal up to its next one.
+
+        active: the rows before the reveal. masked, token, confidence [A, C]: the masked positions and what was drawn
+        there. at [A] int64: the scheduled step of the next reveal.
+        """
+        since = active.reveal_step.amax(-1) + 1
+        met = (self.step_M >= since[:, None]) & (self.step_M <= at[:, None]) & ~active.done[:, None]
+        place_N, step_N = met.nonzero().unbind(-1)
+        row_N = active.row[place_N]
+        self.tokens[row_N, step_N] = torch.where(masked, token, active.tokens)[place_N]
+        self.confidence[row_N, step_N] = torch.where(masked, confidence, 0.0).float()[place_N]
+        self.made[row_N, step_N] = True
+
+    def added_to(self, trajectory: Trajectory, row_B: torch.Tensor) -> Trajectory:
+        """The trajectory of finished rows, given their numbers, with their predictions."""
+        made_BM = self.made[row_B]
+        tokens = torch.where(made_BM[..., None], self.tokens[row_B], trajectory.tokens[:, None])
+        return dataclasses.replace(
+            trajectory,
+            predicted_at=self.step_M.expand(len(row_B), -1),
+            predicted_tokens=tokens,
+            predicted_confidence=self.confidence[row_B],
+        )
