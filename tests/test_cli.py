@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -77,6 +78,22 @@ def test_sample_shows_steps(capsys: pytest.CaptureFixture[str]):
     assert "16 steps, 16 forwards" in lines[-1]
 
 
+def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.CaptureFixture[str]):
+    verdicts = []
+    for index in ("0", "1", "2", "3", "4", "5"):
+        assert main(["sample", "--task", "sudoku", "--index", index, "--sampler.steps", "1"]) == 0
+        printed = capsys.readouterr().out
+        verdicts.append(re.findall(r"^verdict: (\w+)$", printed, re.MULTILINE))
+        grids = [line.split() for line in printed.splitlines() if line.count("│") == 3]
+        assert len(grids) == 4
+        wrong = sum(a != b for row in grids for a, b in zip(row[5:10], row[10:15], strict=True))
+        assert verdicts[-1] == ["wrong" if wrong else "right"]
+    assert {v[0] for v in verdicts} == {"right", "wrong"}
+    assert main(["sample", "--task", "choice"]) == 0
+    assert "verdict: " in capsys.readouterr().out
+    assert main(["sample", "--task", "choice", "--index", "-1"]) == 2
+
+
 def test_sample_from_a_prompt(capsys: pytest.CaptureFixture[str]):
     prompt = r"countdown\n3 4 5 = 17\n"
     assert main(["sample", "--prompt", prompt, "--sampler.gen_length", "8"]) == 0
@@ -90,9 +107,24 @@ def test_every_family_trains_and_samples(family: str, tmp_path: Path):
     assert main(["sample", "--model", str(tmp_path / "run/model"), "--prompt", "abc", "--sampler.gen_length", "4"]) == 0
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]):
+def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     assert main(["doctor"]) == 0
-    assert "loads and samples" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "loads and samples" in printed
+    assert "MPS" not in printed
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("lfpo.cli.doctor._try_embedded", lambda: "")
+    monkeypatch.setattr("lfpo.cli.doctor.available_rungs", list)
+    assert main(["doctor"]) == 0
+    assert "MPS lacks; lfpo runs on the CPU" in " ".join(capsys.readouterr().out.split())
+
+
+def test_training_without_evaluation_does_not_read_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.prompts.tasks.task.Task.test_rows", lambda self, n: [{}] * n)  # any row would fail
+    for number, change in enumerate(({"eval_steps": "0"}, {"eval_samplers": "{}"}, {"eval_size": "0"})):
+        assert main(train_arguments(tmp_path, output_dir=str(tmp_path / str(number)), **change)) == 0
+        assert "eval" not in (tmp_path / str(number) / "metrics.jsonl").read_text()
+        assert (tmp_path / str(number) / "report.html").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "sample", "eval", "bench rollout"])

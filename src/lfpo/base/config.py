@@ -21,9 +21,16 @@ T = TypeVar("T")
 RECIPES = Path(__file__).parents[1] / "cli" / "recipes"  # YAML files, no code
 
 
-def recipe_names() -> list[str]:
-    """Names of the shipped recipes for whole runs, sorted."""
-    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
+PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to include, which are no runs by themselves
+
+
+def recipe_names(*, parts: bool = False) -> list[str]:
+    """Names of the shipped recipes for whole runs, such as paper/llada-8b-gsm8k, sorted; of the parts too on demand.
+
+    The last component of a whole run's name is also a name of it.
+    """
+    names = (p.relative_to(RECIPES).with_suffix("").as_posix() for p in RECIPES.rglob("*.yaml"))
+    return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
 
 
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -53,10 +60,15 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
 
 def _find(path: Path, beside: Path) -> Path:
     """The file at `path` relative to the folder `beside`, or else the shipped recipe of that name."""
-    for candidate in (beside / path, RECIPES / f"{path.as_posix().removesuffix('.yaml')}.yaml"):
+    name = path.as_posix().removesuffix(".yaml")
+    short = {full.rpartition("/")[2]: full for full in recipe_names()}
+    for candidate in (beside / path, RECIPES / f"{name}.yaml", RECIPES / f"{short.get(name, name)}.yaml"):
         if candidate.is_file():
             return candidate.resolve()
-    raise UserError(f"config {str(path)!r}: no such file{nearest(path.stem, recipe_names())}")
+    known = [*short, *recipe_names(parts=True)]
+    raise UserError(
+        f"config {str(path)!r}: no such file{nearest(name, known, '; `lfpo recipes` lists the shipped ones')}"
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -105,12 +117,12 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     """A copy of `base` with the values of `override`; nested mappings are merged key by key.
 
     Where both hold a mapping with a `name` and the names differ, the override's replaces the base's, so that the knobs
-    of one objective are not passed to another.
+    of one objective are not passed to another. An empty mapping replaces too: `--eval_samplers {}` leaves none.
     """
     result = dict(base)
     for name, value in override.items():
         old = result.get(name)
-        if isinstance(old, dict) and isinstance(value, dict):
+        if isinstance(old, dict) and isinstance(value, dict) and value:
             renamed = "name" in old and value.get("name", old["name"]) != old["name"]
             result[name] = value if renamed else merge(old, value)
         else:

@@ -27,8 +27,11 @@ class ProcessLost(Exception):
         self.speaks = speaks
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest valid name, or the list of valid ones when nothing is close."""
+def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
+    """`"; did you mean 'x'?"` for the closest valid name. When nothing is close `otherwise`, or by default the list of
+    the valid ones."""
     names = [str(v) for v in valid]
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(sorted(names))}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(sorted(names))}" if otherwise is None else otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 
@@ -10,15 +11,17 @@ from lfpo.base.config import recipe_names
 from lfpo.base.errors import LOST, ProcessLost, UserError, nearest
 from lfpo.base.version import VERSION
 from lfpo.cli.commands import COMMANDS
+from lfpo.cli.list_recipes import wrapped
 
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
 Train
   train CONFIG    reinforcement learning with LFPO or another objective
   sft CONFIG      supervised training with the masked diffusion loss
-  compare CONFIG  train several objectives on the same base; write tables and figures
-  plan CONFIG     estimate memory and time of a training run
-  demo            train the embedded model with LFPO; print results before and after
+  compare CONFIG  train several objectives on the same base; write tables
+  plan CONFIG     estimate memory, hours and cost; print the command to start
+  recipes         list the shipped recipes: model, task, what each needs
+  demo            train the embedded model with LFPO; results before and after
 
 Use a model
   sample          denoise one prompt; --show-steps prints every step
@@ -26,17 +29,17 @@ Use a model
   lm-eval         run lm-evaluation-harness, with its own options
 
 Look at a run
-  report RUN      rewrite report.html; --text prints it, --figures writes SVG and PDF
+  report RUN      rewrite report.html; --text prints it, --figures draws it
   watch RUN       serve the report while the run trains
 
 Check the machine
   doctor          show versions and devices, and check that lfpo works
   bench NAME      measure speed and memory; NAME is rollout, update or sandbox
 
-CONFIG is a YAML file or a shipped recipe:
-  {recipes}
---key value sets any key, --objective.beta 0.3 a nested one. --resume continues a stopped run of train or sft.
-`lfpo COMMAND --help` lists a command's keys and their defaults."""
+CONFIG is a YAML file or a shipped recipe.
+{recipes}
+--key value sets any key, --objective.beta 0.3 a nested one. --resume continues
+a stopped run of train or sft. `lfpo COMMAND --help` lists a command's keys."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,9 +74,17 @@ def _at_work() -> bool:
     return module is not None and module.at_work()
 
 
+def _recipes() -> str:
+    """The recipes for whole runs, wrapped to the terminal."""
+    width = shutil.get_terminal_size().columns
+    on_a_cpu = ", ".join(name for name in recipe_names() if "/" not in name)
+    on_gpus = ", ".join(name.rpartition("/")[2] for name in recipe_names() if "/" in name)
+    return "\n".join(wrapped(text, width, "  ") for text in (f"CPU: {on_a_cpu}", f"GPUs: {on_gpus}"))
+
+
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(recipes=", ".join(recipe_names())))
+        print(USAGE.format(recipes=_recipes()))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"lfpo {VERSION}")

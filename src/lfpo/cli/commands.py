@@ -110,6 +110,14 @@ def plan(rest: list[str]) -> None:
     run_plan(*configure(values, parse_overrides(rest)))
 
 
+def recipes(rest: list[str]) -> None:
+    if rest:
+        raise UserError(f"lfpo recipes takes no arguments, found {rest[0]!r}")
+    from lfpo.cli.list_recipes import run_recipes
+
+    run_recipes()
+
+
 def demo(rest: list[str]) -> None:
     if {"-h", "--help"} & set(rest):
         print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
@@ -143,6 +151,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report,
     "watch": watch,
     "plan": plan,
+    "recipes": recipes,
     "bench": bench,
     "demo": demo,
     "doctor": doctor,

@@ -49,6 +49,8 @@ def run_doctor(console: Console | None = None) -> None:
             table.add_row(f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB")
     else:
         table.add_row("GPU", "none; everything runs on the CPU, in float32")
+    if torch.backends.mps.is_available():
+        table.add_row("Apple GPU (MPS)", "not used: sampling draws in float64, which MPS lacks; lfpo runs on the CPU")
     table.add_row("disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free")
     for found in available_rungs():
         table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")

@@ -1,4 +1,4 @@
-"""`lfpo sample`: denoise one prompt and print the completion, on request after every step."""
+"""`lfpo sample`: denoise one prompt; print the completion, on request every step, and the verdict of a task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.batching import evenly_spaced
+from lfpo.base.checks import not_negative
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.sudoku import grid_digits
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -50,17 +53,19 @@ class SampleConfig:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.task is None):
             raise ValueError("give either 'prompt' or 'task'")
+        not_negative(self, "index")
 
 
 def run_sample(config: SampleConfig, console: Console | None = None) -> None:
-    """Sample and print the completion with its steps and forwards (NFE)."""
+    """Sample and print the completion with its steps and forwards (NFE); for a task also whether it is right."""
     console = console or Console()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model)
     default_length = 128
     if config.task is not None:
         task = get_task(config.task)
-        prompt: Any = task.row("test", config.index)["prompt"]
+        row = task.row("test", config.index)
+        prompt: Any = row["prompt"]
         default_length = task.gen_length
     else:
         # A shell cannot easily type a line break; \n in the argument stands for one.
@@ -80,6 +85,8 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     length = int(trajectory.lengths[0])
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
+    if config.task is not None:
+        print_verdict(row, text, task.correct_all([row], [text])[0], console)
     sure = float(trajectory.confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
@@ -87,6 +94,34 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def print_verdict(row: dict[str, Any], completion: str, correct: bool | None, console: Console) -> None:
+    """Print the verdict on a task's row; under a 4x4 Sudoku also the grids, with wrong digits in red."""
+    if "puzzle" in row and (filled := grid_digits(marked_answer(completion) or completion)):
+        table = Table(box=None, padding=(0, 4, 0, 0), header_style="dim")
+        for title in ("puzzle", "completion", "solution"):
+            table.add_column(title)
+        given = "".join(c if c in "1234" else "·" for c in row["puzzle"])
+        table.add_row(_grid(given, given), _grid(filled, row["solution"]), _grid(row["solution"], row["solution"]))
+        console.print(table)
+    words = {
+        True: ("right", "bold green"),
+        False: ("wrong", "bold red"),
+        None: ("this machine cannot judge it", "bold"),
+    }
+    text, style = words[correct]
+    console.print(Text("verdict: ").append(text, style=style))
+
+
+def _grid(digits: str, expected: str) -> Text:
+    """16 digits as four rows of two boxes each; those that are not as expected in red."""
+    text = Text()
+    for i, (digit, right) in enumerate(zip(digits, expected, strict=True)):
+        text.append(digit, style="" if digit == right else "bold red reverse")
+        end = "" if i == 15 else "\n────┼────\n" if i == 7 else "\n" if i % 4 == 3 else " │ " if i % 4 == 1 else " "
+        text.append(end, style="dim")
+    return text
 
 
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:

@@ -108,6 +108,8 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         values["learning_rate"] = cell.learning_rate
     values["output_dir"] = str(cell.folder(Path(config.output_dir)) / "run")
     built = build(LFPOConfig, values, f"lfpo compare: {cell.label}")
+    if not built.eval_steps:
+        raise UserError(f"recipe {cell.recipe}: eval_steps 0 switches evaluation off, which a comparison needs")
     if config.sampler not in built.eval_samplers:
         near = nearest(config.sampler, built.eval_samplers)
         raise UserError(f"recipe {cell.recipe}: has no eval sampler {config.sampler!r}{near}")

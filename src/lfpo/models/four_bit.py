@@ -6,6 +6,7 @@ The matrices of the transformer layers take 0.52 bytes a weight; a forward dequa
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 from lfpo.base.errors import UserError
 
 BLOCK = 64  # weights that share a scale
+# peft imports bitsandbytes, which warns on some CPUs of a missing package that would only make it faster.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # 4 bits, an 8-bit scale for each block, and a 32-bit scale for every 256 of those.
 BYTES_PER_WEIGHT = 1 / 2 + 1 / BLOCK + 4 / (BLOCK * 256)
 

@@ -38,7 +38,11 @@ def keeps(cells: str, puzzle: str) -> bool:
 
 
 def _cells(completion: Any) -> str:
-    """The 16 digits of the marked answer, without spaces, line ends, bars and commas; empty if it has anything else."""
-    answer = marked_answer(completion_text(completion)) or ""
-    cells = answer.translate({ord(c): None for c in " \n\t|,"})
-    return cells if len(cells) == 16 and cells.isascii() and cells.isdigit() else ""
+    """The 16 digits of the marked answer; empty if there are others."""
+    return grid_digits(marked_answer(completion_text(completion)) or "")
+
+
+def grid_digits(answer: str) -> str:
+    """The 16 digits of an answer without spaces, line ends, bars and commas; empty if it has anything else."""
+    digits = answer.translate({ord(c): None for c in " \n\t|,"})
+    return digits if len(digits) == 16 and digits.isascii() and digits.isdigit() else ""

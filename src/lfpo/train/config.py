@@ -34,7 +34,9 @@ class LFPOConfig:
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
-    sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated.
+    sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
+        before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
+        eval_steps 0.
     lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights (see lfpo.models.lora).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast; heads and losses run in the weights' dtype.
@@ -118,8 +120,8 @@ class LFPOConfig:
         if self.sampler.temperature == 0 and self.sampler.remasking != "random":
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
-        at_least_one(self, "update_tokens", "rollout_tokens", "eval_steps", "save_steps", "save_total_limit")
-        not_negative(self, "eval_size")
+        at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
+        not_negative(self, "eval_size", "eval_steps")
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
@@ -156,3 +158,7 @@ class LFPOConfig:
             raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
         if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:
             raise ValueError("'optimizer_steps_per_iteration' is larger than the number of rollouts to split")
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether an evaluation is due after `step` iterations (0: before the first)."""
+        return bool(self.eval_steps and self.eval_samplers) and (step % self.eval_steps == 0 or step == self.max_steps)

@@ -163,7 +163,7 @@ class LFPOTrainer:
             self.optimizer = self._new_optimizer()  # splitting made new parameters
 
     def evaluates_after(self, step: int) -> bool:
-        return step % self.args.eval_steps == 0 or step == self.args.max_steps
+        return self.args.evaluates_after(step)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Held-out results of theta under each eval sampler; the first few completions are kept in the run."""

@@ -67,7 +67,8 @@ def make_source(
     if train_dataset is None and args.data_file is None:
         if args.task is None:
             raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=args.eval_size)
+        n_eval = args.eval_size if args.evaluates_after(0) else 0  # 0: the test split is not read
+        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         if functions:

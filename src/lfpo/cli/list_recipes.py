@@ -1,0 +1,74 @@
+"""`lfpo recipes`: the shipped recipes in tables."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lfpo.base.config import RECIPES, load_yaml, recipe_names
+
+TITLES = {
+    "train": "lfpo train NAME: the embedded model, on a CPU",
+    "gpu": "lfpo train NAME: 7 to 8 B parameters, on GPUs of 80 GiB (first: lfpo plan NAME)",
+    "compare": "lfpo compare NAME: several objectives",
+    "sft": "lfpo sft NAME: how the embedded model was made",
+}
+
+
+def run_recipes(console: Console | None = None) -> None:
+    """Print every recipe of a whole run with its model, task and needs, and the names of the parts to include."""
+    console = console or Console()
+    for kind, title in TITLES.items():
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        for column in ("name", "model", "task", "needs"):
+            table.add_column(column, no_wrap=column == "name")
+        for name in recipe_names():
+            if kind_of(name) == kind:
+                table.add_row(*row(name))
+        console.print(table)
+    whole = set(recipe_names())
+    parts = [name for name in recipe_names(parts=True) if name not in whole]
+    console.print("Parts for `include: [...]` in a recipe of your own:", style="bold", highlight=False)
+    for folder in dict.fromkeys(name.partition("/")[0] for name in parts):
+        text = ", ".join(name for name in parts if name.startswith(f"{folder}/"))
+        console.print(wrapped(text, console.width, "  "), highlight=False)
+
+
+def wrapped(text: str, width: int, indent: str) -> str:
+    """Text in lines of at most `width` characters, which do not break names."""
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def kind_of(name: str) -> str:
+    """The key of TITLES that a recipe belongs to. Recipes in a folder are for GPUs."""
+    values = load_yaml(name)
+    return "compare" if "objectives" in values else "sft" if "steps" in values else "gpu" if "/" in name else "train"
+
+
+def row(name: str) -> tuple[str, str, str, str]:
+    """A recipe's short name, model, task, and what it needs (from its comment)."""
+    values = load_yaml(name)
+    needs = re.search(r"^# Needs: (.*)\.$", (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert needs is not None, name
+    tasks = values.get("tasks") or values.get("recipes") or [values["task"]]
+    return (
+        name.rpartition("/")[2],
+        _model(values),
+        f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks),
+        needs[1],
+    )
+
+
+def _model(values: dict[str, Any]) -> str:
+    if "init" in values:
+        return "a new one"
+    model = values.get("model", "embedded")
+    return model if model.startswith("runs/") else Path(model).name

@@ -1,0 +1,91 @@
+"""Shipped recipes: their names, the table of `lfpo recipes`, and what may be changed over them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lfpo.base.config import PARTS, RECIPES, build, load_yaml, merge, recipe_names
+from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
+from lfpo.cli.list_recipes import TITLES, kind_of, row
+from lfpo.train.config import LFPOConfig
+
+
+def test_a_short_name_means_one_recipe():
+    short = [name.rpartition("/")[2] for name in recipe_names()]
+    assert len(set(short)) == len(short)
+    assert "paper/llada-8b-gsm8k" in recipe_names()
+    for name in recipe_names():
+        assert load_yaml(name.rpartition("/")[2]) == load_yaml(name)
+
+
+def test_parts_are_not_listed_as_runs():
+    names = set(recipe_names())
+    parts = set(recipe_names(parts=True)) - names
+    assert {name.partition("/")[0] for name in parts} == set(PARTS)
+    assert len(parts) + len(names) == len(list(RECIPES.rglob("*.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("paper/llada-8b-gms8k", "paper/llada-8b-gsm8k"),
+        ("llada-8b-gsmk8", "llada-8b-gsm8k"),
+        ("algorithm/spg", "algorithms/spg"),
+    ],
+)
+def test_the_nearest_name_is_sought_among_all_recipes(typed: str, meant: str):
+    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+        load_yaml(typed)
+
+
+def test_a_name_like_no_other_points_to_the_list():
+    with pytest.raises(UserError, match="`lfpo recipes` lists"):
+        load_yaml("zzzz")
+
+
+def test_the_tables_hold_every_recipe_and_fit_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["recipes"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    for name in recipe_names():
+        found = re.search(rf"^ +{re.escape(name.rpartition('/')[2])} .*", printed, re.MULTILINE)
+        assert found is not None, name
+        assert row(name)[3] in found[0]
+    for part in recipe_names(parts=True):
+        assert part.rpartition("/")[2] in printed
+    assert {kind_of(name) for name in recipe_names()} == set(TITLES)
+
+
+def test_usage_fits_80_columns_and_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    words = re.split(r"[,\s]+", printed)
+    assert {name.rpartition("/")[2] for name in recipe_names()} <= set(words)
+
+
+@pytest.mark.parametrize("change", [{"eval_samplers": {}}, {"eval_steps": 0}])
+def test_evaluation_can_be_switched_off_over_a_recipe(change: dict[str, object]):
+    config = build(LFPOConfig, merge(load_yaml("sudoku"), change))
+    assert not any(config.evaluates_after(step) for step in range(config.max_steps + 1))
+
+
+def test_evaluations_of_a_recipe():
+    config = build(LFPOConfig, {"output_dir": "x", "eval_steps": 4, "max_steps": 10})
+    assert [step for step in range(11) if config.evaluates_after(step)] == [0, 4, 8, 10]
+
+
+def test_runs_on_gpus_state_their_steps_and_evaluate_seldom():
+    """The defaults are for small models: at 8 B, an evaluation takes as long as several iterations."""
+    for name in recipe_names():
+        if kind_of(name) == "gpu":
+            values = load_yaml(name)
+            assert values["max_steps"] >= 100
+            assert sum(build(LFPOConfig, values).evaluates_after(s) for s in range(values["max_steps"] + 1)) == 3
