@@ -16,6 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from lfpo.models import attention
+
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Operations that may take tensors of two devices. Indexing has checks of its own.
 CROSSING = {"copy_", "to", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
@@ -38,13 +40,15 @@ WAITS = {
 
 
 class CudaStandIn(TorchFunctionMode):
-    """Active inside `cuda_stand_in`. waits: how often an operation would synchronise with a real GPU."""
+    """Active inside `cuda_stand_in`. waits: how often an operation would synchronise with a real GPU. backends: the
+    attention kernels that were asked for."""
 
     def __init__(self) -> None:
         super().__init__()
         # Keyed by the storage's address; the weak reference keeps other storages from getting the same address.
         self.marked: dict[int, StorageWeakRef] = {}
         self.waits = 0
+        self.backends: list[Any] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -169,13 +173,20 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
     """Inside the block Python sees a machine with one GPU."""
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  (imported before, because its import looks for CUDA kernels)
-    autocast = torch.autocast
+    autocast, enabled, autocast_dtype = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def on_cpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return autocast("cpu", *args, **kwargs)
 
+    def kernel(chosen: Any) -> contextlib.AbstractContextManager[None]:
+        mode.backends.append(chosen)
+        return contextlib.nullcontext()  # the CPU has none of them
+
     with pytest.MonkeyPatch.context() as patch, CudaStandIn() as mode:
         patch.setattr(torch, "autocast", on_cpu)
+        patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": enabled("cpu"))
+        patch.setattr(torch, "get_autocast_dtype", lambda kind: autocast_dtype("cpu"))
+        patch.setattr(attention, "sdpa_kernel", kernel)
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
+from cuda_stand_in import cuda_stand_in
 from lfpo.models import attention, load_model
 from lfpo.models.attention import Packed, bidirectional_attention
 from tiny import random_ids
@@ -70,6 +72,110 @@ def test_a_token_attends_to_its_own_row_only(kernel: Any, kv_heads: int, monkeyp
     )
     assert found.shape == (1, sum(LENGTHS), 4, 8)
     torch.testing.assert_close(found, whole.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+# What each case of attention runs on: dtype, heads of keys, masked -> kernel on a GPU.
+KERNELS = [
+    (torch.bfloat16, 4, False, SDPBackend.FLASH_ATTENTION),
+    (torch.bfloat16, 2, False, SDPBackend.FLASH_ATTENTION),
+    (torch.bfloat16, 4, True, SDPBackend.EFFICIENT_ATTENTION),
+    (torch.bfloat16, 2, True, SDPBackend.EFFICIENT_ATTENTION),
+    (torch.float32, 4, False, SDPBackend.EFFICIENT_ATTENTION),
+    (torch.float32, 2, True, SDPBackend.EFFICIENT_ATTENTION),
+    (torch.float64, 2, True, SDPBackend.MATH),  # no fused kernel computes in float64
+]
+
+
+def attention_case(dtype: torch.dtype, kv_heads: int, masked: bool, window: int, device: str) -> list[Any]:
+    """query [2, 4, window, 8], keys and values [2, kv_heads, 11, 8], and a mask that hides three columns of row 0."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = ((4, window), (kv_heads, 11), (kv_heads, 11))
+    made: list[Any] = [torch.randn(2, h, n, 8, generator=rng).to(device, dtype) for h, n in shapes]
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[0, :3] = False
+    return [*made, attention.key_mask(real.to(device), dtype) if masked else None]
+
+
+def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention in float64, keys repeated, [B, W, H, D]."""
+    query, key, value = (x.cpu().double() for x in (query, key, value))
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.transpose(-1, -2) * 0.3
+    if mask is not None:
+        scores[0, :, :, :3] = -torch.inf
+    return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("dtype", "kv_heads", "masked", "kernel"), KERNELS, ids=str)
+@pytest.mark.parametrize("window", [11, 4])
+def test_each_case_asks_for_its_kernel(dtype: torch.dtype, kv_heads: int, masked: bool, kernel: Any, window: int):
+    with cuda_stand_in() as gpu:
+        query, key, value, mask = attention_case(dtype, kv_heads, masked, window, "cuda")
+        assert mask is None or all(stride % attention.ALIGNED == 0 for stride in mask.stride()[:-1])
+        found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)[0].cpu()
+    assert gpu.backends == [kernel]
+    expected = by_hand(*attention_case(dtype, kv_heads, masked, window, "cpu"))
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="shows which kernel a GPU ran")
+@pytest.mark.parametrize(("dtype", "kv_heads", "masked", "kernel"), KERNELS, ids=str)
+@pytest.mark.parametrize("window", [11, 4])
+def test_each_case_runs_its_kernel(dtype: torch.dtype, kv_heads: int, masked: bool, kernel: Any, window: int):
+    query, key, value, mask = attention_case(dtype, kv_heads, masked, window, "cuda")
+    with torch.profiler.profile() as profile:
+        found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)[0].cpu()
+    names = {
+        SDPBackend.FLASH_ATTENTION: "aten::_scaled_dot_product_flash_attention",
+        SDPBackend.EFFICIENT_ATTENTION: "aten::_scaled_dot_product_efficient_attention",
+        SDPBackend.MATH: "aten::_scaled_dot_product_attention_math",
+    }
+    ran = {event.key for event in profile.key_averages()} & {
+        *names.values(),
+        "aten::_scaled_dot_product_cudnn_attention",
+    }
+    assert ran == {names[kernel]}
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found.double(), by_hand(query, key, value, mask), rtol=tolerance, atol=tolerance)
+
+
+def test_a_cpu_runs_one_fused_kernel():
+    for dtype, kv_heads, masked, _ in KERNELS:
+        query, key, value, mask = attention_case(dtype, kv_heads, masked, 4, "cpu")
+        with torch.profiler.profile() as profile:
+            bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
+        assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in profile.key_averages()}
+
+
+def on_gpu(kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Packed]:
+    (query, key, value), packed = inputs(kv_heads, torch.float32)
+    return query.to("cuda"), key.to("cuda"), value.to("cuda"), Packed(packed.lengths, packed.starts.to("cuda"))
+
+
+def test_packed_rows_that_take_no_kernel_for_rows_of_different_lengths_take_one_call_each():
+    with cuda_stand_in() as gpu:
+        query, key, value, packed = on_gpu(2)
+        bidirectional_attention(torch.nn.Identity(), query, key, value, None, packed=packed)
+    assert gpu.backends == [SDPBackend.EFFICIENT_ATTENTION] * len(LENGTHS)
+
+
+def test_autocast_decides_the_kernel_of_float32_values(monkeypatch: pytest.MonkeyPatch):
+    """As over a 4-bit base, whose layers return their input's dtype."""
+    seen: list[torch.dtype] = []
+
+    def kernel(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(query.dtype)
+        return varlen_reference(query, *args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    with cuda_stand_in() as gpu:
+        query, key, value, packed = on_gpu(4)
+        with torch.autocast("cuda", torch.bfloat16):
+            bidirectional_attention(torch.nn.Identity(), query, key, value, None, packed=packed, scaling=0.3)
+            bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+    assert seen == [torch.bfloat16]
+    assert gpu.backends == [SDPBackend.FLASH_ATTENTION]
 
 
 def test_the_kernel_is_for_half_precision_on_a_gpu():

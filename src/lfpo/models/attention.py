@@ -7,6 +7,7 @@ float32, and the attention function casts them to the value's dtype before the d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "lfpo_bidirectional"
+HALF = (torch.float16, torch.bfloat16)
+ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a multiple of this
 
 
 @dataclass(frozen=True)
@@ -45,25 +49,73 @@ def bidirectional_attention(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D] in
-    the value's dtype.
+    `product_dtype`.
 
-    attention_mask: bool, broadcast to [B, 1, L, L], True where a key may be attended; None when nothing is padded.
+    attention_mask: what `key_mask` returns, [B, 1, 1, L]; None when nothing is padded.
     packed: the rows that the single sequence (B = 1) is made of; a token attends to its own row only.
     """
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    dtype = product_dtype(value)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if packed is not None:
         return _packed_attention(query, key, value, packed, scaling), None
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        is_causal=False,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return output.transpose(1, 2).contiguous(), None
+    return _attend(query, key, value, attention_mask, scaling, dropout).transpose(1, 2).contiguous(), None
+
+
+def product_dtype(value: torch.Tensor) -> torch.dtype:
+    """The dtype in which attention computes: autocast's, else the values'. They differ over a 4-bit base, whose layers
+    return the dtype of their input."""
+    kind = value.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+
+
+def key_mask(real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The mask [B, 1, 1, L] that lets real tokens (bool, True) be attended, as the kernels take it: bool on a CPU, on a
+    GPU 0 or -inf in `dtype` (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch
+    would make it again in each layer."""
+    if not real_BL.is_cuda:
+        return real_BL[:, None, None]
+    size, length = real_BL.shape
+    padded = F.pad(real_BL, (0, -length % ALIGNED))
+    bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device).masked_fill_(~padded, -torch.inf)
+    return bias.view(size, 1, 1, -1)[..., :length]
+
+
+def backend(device: torch.device, dtype: torch.dtype, width: int, *, masked: bool) -> SDPBackend | None:
+    """The kernel that attention uses for values of this dtype and head width; None leaves it to torch.
+
+    A CPU has one kernel for all cases. On a GPU, half precision without a mask takes flash attention, which supports
+    neither masks nor float32; those take the memory-efficient kernel. float64 and head widths that are not a multiple
+    of ALIGNED have no kernel of this kind and take plain products. cuDNN's attention is never used: it builds a plan
+    for each new shape (tens of milliseconds), and rollouts and updates meet many shapes.
+    """
+    if device.type != "cuda":
+        return None
+    if dtype == torch.float64 or width % ALIGNED:
+        return SDPBackend.MATH
+    return SDPBackend.EFFICIENT_ATTENTION if masked or dtype not in HALF else SDPBackend.FLASH_ATTENTION
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1, L] or None -> [B, H, W, D]."""
+    chosen = backend(query.device, value.dtype, query.shape[-1], masked=mask is not None)
+    grouped = query.shape[1] != key.shape[1]
+    shape = query.shape
+    if grouped and chosen is SDPBackend.EFFICIENT_ATTENTION:
+        # This kernel wants as many heads in keys as in queries. All queries of a row see the same keys, so the heads
+        # that share keys become more queries of one head, and no key is copied.
+        query, grouped = query.reshape(shape[0], key.shape[1], -1, shape[-1]), False
+    with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        )
+    return out.reshape(shape)
 
 
 def _packed_attention(
@@ -84,7 +136,7 @@ def _packed_attention(
         out: Any = varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **options)
         return out[None]
     rows = zip(*(x.split(list(packed.lengths), dim=2) for x in (query, key, value)), strict=True)
-    parts = [F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=grouped) for q, k, v in rows]
+    parts = [_attend(q, k, v, None, scaling) for q, k, v in rows]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
@@ -95,7 +147,7 @@ def _takes_gqa(kernel: Callable[..., Any]) -> bool:
 
 def _varlen_supports(query: torch.Tensor) -> bool:
     """torch.nn.attention.varlen is flash attention: CUDA, half precision."""
-    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    return query.is_cuda and query.dtype in HALF
 
 
 class FullPrecisionRope(nn.Module):

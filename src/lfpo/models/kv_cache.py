@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
+from lfpo.models.attention import product_dtype
+
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -28,7 +30,8 @@ class KeyValueCache:
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values [B, H_kv, W, D] and return those of every column."""
-        key = key.to(value.dtype)  # rotated in float32; attention would cast them anyway
+        dtype = product_dtype(value)  # attention would cast them anyway
+        key, value = key.to(dtype), value.to(dtype)
         if self.columns is None:
             self.layers[layer_idx] = (F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)))
             return key, value

@@ -15,7 +15,7 @@ from lfpo.base.distributed import whole
 from lfpo.base.errors import UserError
 from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import NAME as ATTENTION
-from lfpo.models.attention import FullPrecisionRope, Packed
+from lfpo.models.attention import FullPrecisionRope, Packed, key_mask
 from lfpo.models.family import Family
 from lfpo.models.four_bit import dequantized, original_shape
 from lfpo.models.kv_cache import KeyValueCache
@@ -64,6 +64,11 @@ class MaskedDiffusionLM(nn.Module):
         return self.backbone.lm_head.weight.dtype
 
     @property
+    def body_dtype(self) -> torch.dtype:
+        """Of the products in the body, and so of the values in attention."""
+        return torch.bfloat16 if self.autocast else self.dtype
+
+    @property
     def vocab_size(self) -> int:
         return int(self.backbone.config.vocab_size)
 
@@ -91,9 +96,9 @@ class MaskedDiffusionLM(nn.Module):
         # On a GPU `all` would synchronise, so the mask is always used there; without zeros it costs little.
         if attention_mask_BL is not None and (attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = _positions(attention_mask_BL)
-            mask = attention_mask_BL.bool()[:, None, None, :]
+            mask = key_mask(attention_mask_BL.bool(), self.body_dtype)
         if cache is not None and mask is None:
-            mask = torch.ones_like(input_ids_BL, dtype=torch.bool)[:, None, None, :]
+            mask = key_mask(torch.ones_like(input_ids_BL, dtype=torch.bool), self.body_dtype)
             position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
         with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = (self._compiled_body() if compiled else self.backbone.model)(
@@ -151,7 +156,7 @@ class MaskedDiffusionLM(nn.Module):
         with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = self.backbone.model(
                 input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
-                attention_mask=seen[:, None, None, :],
+                attention_mask=key_mask(seen, self.body_dtype),
                 position_ids=_positions(seen).gather(1, columns),
                 past_key_values=cache,
                 use_cache=False,
