@@ -33,6 +33,7 @@ SMOKE = {
     "sample": "",
     "report": "",
     "doctor": "",
+    "export": "",
     "plan": "",
     "compare": "--recipes '[sudoku]' --objectives lfpo,agrpo --seeds 1 --validation 2 --curve_problems 2 "
     "--learning_rates '[1e-4]' --overrides.max_steps 1 --overrides.prompts_per_iteration 2 "
@@ -49,8 +50,8 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare|bench)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
-# Tests of their own start these: torchrun, a server, lm-evaluation-harness on a data set that is at hand.
-ELSEWHERE = re.compile(r"^(?:lm-eval|watch) |--fsdp")
+# Tests of their own start these: torchrun, servers, LoRA runs, lm-evaluation-harness on a data set that is at hand.
+ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"paper/llada-8b-gsm8k(?! --model)": "paper/llada-8b-gsm8k --model tiny",
@@ -121,6 +122,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.bench.sandbox.run_bench_sandbox",
         "lfpo.train.plan.run_plan",
         "lfpo.cli.doctor.run_doctor",
+        "lfpo.cli.export.run_export",
+        "lfpo.cli.push.run_push",
         "lfpo.cli.demo.run_demo",
     ):
         monkeypatch.setattr(place, lambda *args, **kwargs: None)

@@ -32,6 +32,10 @@ Look at a run
   report RUN      rewrite report.html; --text prints it, --figures draws it
   watch RUN       serve the report while the run trains
 
+Share a model
+  export RUN      write the model for transformers or the family's own code; merges LoRA
+  push RUN REPO   upload it to the hub with card, recipe, metrics and report
+
 Check the machine
   doctor          show versions and devices, and check that lfpo works
   bench NAME      measure speed and memory; NAME is rollout, update or sandbox

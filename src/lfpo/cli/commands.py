@@ -93,10 +93,29 @@ def report(rest: list[str]) -> None:
 def watch(rest: list[str]) -> None:
     from lfpo.report.watch import WatchConfig, run_watch
 
-    if rest and not rest[0].startswith("-"):
-        rest = ["--run", *rest]
-    config, _ = configure(WatchConfig, rest, takes_file=False, command="watch RUN")
+    config, _ = configure(WatchConfig, _named(rest, "run"), takes_file=False, command="watch RUN")
     run_watch(config)
+
+
+def export(rest: list[str]) -> None:
+    from lfpo.cli.export import ExportConfig, run_export
+
+    run_export(configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")[0])
+
+
+def push(rest: list[str]) -> None:
+    from lfpo.cli.push import PushConfig, run_push
+
+    run_push(configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")[0])
+
+
+def _named(rest: list[str], *names: str) -> list[str]:
+    """Arguments whose first ones, given without a key, are the values of the keys `names`."""
+    for i, name in enumerate(names):
+        if len(rest) <= 2 * i or rest[2 * i].startswith("-"):
+            return rest
+        rest = [*rest[: 2 * i], f"--{name}", *rest[2 * i :]]
+    return rest
 
 
 def plan(rest: list[str]) -> None:
@@ -150,6 +169,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": compare,
     "report": report,
     "watch": watch,
+    "export": export,
+    "push": push,
     "plan": plan,
     "recipes": recipes,
     "bench": bench,

@@ -123,7 +123,9 @@ def init_model(
     return _finish(backbone, family, config, None, tokenizer)
 
 
-def _read_weights(source: Path) -> dict[str, torch.Tensor]:
+def weight_files(source: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises UserError where there is none, or one that the index names is
+    missing."""
     files = sorted(source.glob("*.safetensors"))
     index = source / "model.safetensors.index.json"
     if index.exists():
@@ -136,8 +138,12 @@ def _read_weights(source: Path) -> dict[str, torch.Tensor]:
         raise UserError(
             f"{source}: no *.safetensors file; pickled checkpoints are not read, convert this one to safetensors"
         )
+    return files
+
+
+def _read_weights(source: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in weight_files(source):
         try:
             with safe_open(file, framework="pt") as shard:
                 tensors.update({k: shard.get_tensor(k) for k in shard.keys()})  # noqa: SIM118 - not a dict
@@ -146,19 +152,25 @@ def _read_weights(source: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def check_tensors(backbone: nn.Module, shapes: dict[str, list[int]], where: object) -> None:
+    """Raise UserError unless the names and shapes, without a tied head's, are those of the backbone."""
+    tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
+    expected = {k: list(v.shape) for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
+    if missing := sorted(expected.keys() - shapes.keys()):
+        raise UserError(f"{where}: {len(missing)} tensors are missing, first {missing[0]!r}")
+    if extra := sorted(shapes.keys() - expected.keys()):
+        raise UserError(f"{where}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
+    for key, shape in expected.items():
+        if shapes[key] != shape:
+            raise UserError(f"{where}: {key} has shape {shapes[key]}, config.json says {shape}")
+
+
 def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) -> None:
     """Put weights into the meta-device backbone. Raises UserError unless all names and shapes match."""
     tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
     if tied:
         state.pop("lm_head.weight", None)
-    expected = {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
-    if missing := sorted(expected.keys() - state.keys()):
-        raise UserError(f"{where}: {len(missing)} tensors are missing, first {missing[0]!r}")
-    if extra := sorted(state.keys() - expected.keys()):
-        raise UserError(f"{where}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
-    for key, shape in expected.items():
-        if state[key].shape != shape:
-            raise UserError(f"{where}: {key} has shape {list(state[key].shape)}, config.json says {list(shape)}")
+    check_tensors(backbone, {k: list(v.shape) for k, v in state.items()}, where)
     backbone.load_state_dict(state, strict=False, assign=True)
     if tied:
         backbone.lm_head.weight = backbone.model.embed_tokens.weight  # type: ignore[union-attr]
@@ -169,8 +181,21 @@ def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) 
 def _finish(
     backbone: nn.Module, family: Family, config: dict[str, Any], source: Path | None, tokenizer: Any = None
 ) -> MaskedDiffusionLM:
+    ids = token_ids(config, backbone.config.vocab_size, source, tokenizer)  # type: ignore[union-attr,arg-type]
+    return MaskedDiffusionLM(
+        backbone,
+        family,
+        config,
+        mask_id=ids["mask"],
+        eos_id=ids["eos"],
+        pad_id=ids["pad"],
+        source=source,
+    )
+
+
+def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, int]:
+    """The ids of the mask, eos and pad tokens, from the configuration or else from the tokenizer."""
     where = source or "init config"
-    vocab_size: int = backbone.config.vocab_size  # type: ignore[union-attr,assignment]
     ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if None in ids.values():
         if tokenizer is None and source is not None:
@@ -185,15 +210,7 @@ def _finish(
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
         if not isinstance(value, int) or not 0 <= value < vocab_size:
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
-    return MaskedDiffusionLM(
-        backbone,
-        family,
-        config,
-        mask_id=ids["mask"],
-        eos_id=ids["eos"],
-        pad_id=ids["pad"],
-        source=source,
-    )
+    return ids
 
 
 def load_tokenizer(name: str | Path) -> Any:

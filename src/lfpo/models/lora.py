@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from lfpo.base.checks import at_least_one
@@ -23,6 +23,7 @@ from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.adapters import switch_adapter
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.tensor_files import save_tensors
 
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
@@ -135,7 +136,7 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
     tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in factors(policy)}
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_tensors(tensors, folder / "adapter_model.safetensors")
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
     (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, default=str) + "\n", encoding="utf-8")

@@ -57,7 +57,15 @@ def write_shards(
 
 def _write(tensors: dict[str, torch.Tensor], path: Path | None) -> None:
     if path is not None:
-        save_file(tensors, path, FORMAT)
+        save_tensors(tensors, path)
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file whose mode follows the umask, as that of other files; safetensors writes it as 0600."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, FORMAT)
+    path.chmod(mode)
 
 
 def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

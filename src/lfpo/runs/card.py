@@ -1,4 +1,4 @@
-"""The model card beside saved weights: what they are, how they were made, held-out results, how to load them."""
+"""The model card beside saved weights: what they are, how they were made, held-out results, how to use them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,91 @@ DESCRIPTION = {
     "sft": "A masked diffusion model trained on demonstrations by the masked diffusion loss.",
 }
 
+FAMILY_USE = """```
+lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length 64
+lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
+```
 
-def model_card(run: Run, config: dict[str, Any], kind: str) -> str:
-    """README.md for the weights of a run: Markdown under the metadata that model hubs read.
+The files have the names and layout of the model family, so other tools that read the family load them too.
+"""
 
-    config: the run's resolved configuration. kind: "train" or "sft". Local paths are cut to their last part, since the
-    card is published with the weights.
-    """
-    metrics = run.read_metrics()
+# The text of docs/export.md; a test runs it in a process without lfpo.
+SAMPLER = """```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH_TO_THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("PATH_TO_THIS_FOLDER")
+prompt = tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids
+mask, length = tokenizer.mask_token_id, 64
+ids = torch.cat([prompt, torch.full((1, length), mask)], dim=1)
+for _ in range(length):
+    with torch.no_grad():
+        logits = model(ids).logits.double().roll(model.config.logit_shift, dims=1)
+    logits[..., mask] = -torch.inf
+    confidence, token = logits.softmax(-1).max(-1)
+    surest = confidence.masked_fill(ids != mask, -1).argmax()
+    ids[0, surest] = token[0, surest]
+print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
+```"""
+
+TRANSFORMERS_USE = f"""These are the weights of a `{{architecture}}` of transformers (5.2 or later), without remote code.
+
+- `is_causal: false` in config.json makes the attention bidirectional.
+- {{shift}}
+- `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
+  one at each step.
+
+{SAMPLER}
+"""
+SHIFT = {
+    True: "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`).",
+    False: "The logits at position i predict token i (`logit_shift: 0`).",
+}
+
+
+def transformers_use(architecture: str, shift: bool) -> str:
+    """The card's section on the use of weights in transformers' layout."""
+    return TRANSFORMERS_USE.format(architecture=architecture, shift=SHIFT[shift])
+
+
+def published(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration without folders of this machine: paths are cut to their last part, output_dir is left
+    out."""
     base = config.get("model")
     base = Path(base).name if base and Path(base).expanduser().exists() else base
-    config = {key: _without_folders(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
+    return {key: _without_folders(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
+
+
+def converted_card(name: str, use: str, library: str) -> str:
+    """README.md for exported weights that are not a run's. library: what the hub says loads them."""
+    header = ModelCardData(library_name=library, pipeline_tag="text-generation", tags=["masked-diffusion", "lfpo"])
+    return f"---\n{header}\n---\n\n# {name}\n\nExported by lfpo from `{name}`.\n\n## Use\n\n{use}"
+
+
+def model_card(
+    run: Run,
+    config: dict[str, Any],
+    kind: str,
+    use: str = FAMILY_USE,
+    *,
+    step: int | None = None,
+    library: str = "lfpo",
+) -> str:
+    """README.md for the weights of a run: Markdown under the metadata that model hubs read.
+
+    config: the run's resolved configuration. kind: "train" or "sft". use: the section on how to use the files. step:
+    the iteration of the weights (None: the last). library: what the hub says loads them. Local paths are cut to their
+    last part, since the card is published with the weights.
+    """
+    metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
+    config = published(config)
+    base = config["model"]
     tasks = ", ".join(config.get("tasks") or {})
     data = config.get("task") or config.get("data_file") or tasks or "rows given in Python"
     header = ModelCardData(
         base_model=base if base and "/" in base else None,
-        library_name="lfpo",
+        library_name=library,
         pipeline_tag="text-generation",
         tags=["masked-diffusion", "lfpo", kind],
     )
@@ -51,13 +120,7 @@ def model_card(run: Run, config: dict[str, Any], kind: str) -> str:
 
 {_results(metrics)}## Use
 
-```
-lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length 64
-lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
-```
-
-The files have the names and layout of the model family, so other tools that read the family load them too.
-
+{use}
 ## Configuration
 
 ```yaml

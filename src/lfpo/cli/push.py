@@ -1,0 +1,97 @@
+"""`lfpo push`: the model of a run on the hub, with its card, recipe, metrics and report."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HTTPError  # of the client that this version uses
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from lfpo.base.config import load_yaml, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.cli.export import Layout, Source, find_source, write_export
+from lfpo.report.data import run_data
+from lfpo.report.html import page
+from lfpo.runs.card import published
+
+REASON = 160  # most characters of the hub's answer in a message
+
+
+@dataclass
+class PushConfig:
+    """Configuration of `lfpo push RUN USER/NAME`.
+
+    run: as in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html.
+    repo: the repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist.
+    layout, adapter: as in lfpo export.
+    private: whether a new repository is private. An existing one keeps its setting.
+    report: upload report.html, which holds prompts and completions.
+    dry_run: list the files and sizes and upload nothing.
+
+    The login is that of `hf auth login`, or the environment variable HF_TOKEN.
+    """
+
+    run: str
+    repo: str
+    layout: Layout = "transformers"
+    adapter: bool = False
+    private: bool = True
+    report: bool = True
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repo.count("/") != 1 or not all(self.repo.split("/")):
+            raise ValueError(f"'repo' {self.repo!r} must have the form USER/NAME")
+
+
+def run_push(config: PushConfig, api: HfApi | None = None) -> None:
+    """Upload, and print the repository's address. Raises UserError where the hub refuses."""
+    source = find_source(config.run, adapter=config.adapter)
+    with tempfile.TemporaryDirectory(prefix="lfpo-push-") as scratch:
+        folder = Path(scratch) / "files"
+        folder.mkdir()
+        write_export(source, folder, config.layout, adapter=config.adapter)
+        add_records(source, folder, report=config.report)
+        list_files(folder, f"{config.repo} ({'private' if config.private else 'public'} if new)")
+        if config.dry_run:
+            print("nothing was uploaded (--dry_run)")
+            return
+        api = api or HfApi()
+        try:
+            url = api.create_repo(config.repo, private=config.private, exist_ok=True)
+            api.upload_folder(repo_id=config.repo, folder_path=folder, commit_message="Upload by lfpo push")
+        except (OSError, ValueError, HTTPError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
+            raise UserError(
+                f"lfpo push: the hub refused or could not be reached ({reason}); log in with `hf auth login` or set "
+                f"HF_TOKEN to a token that may write to {config.repo.split('/')[0]}"
+            ) from error
+    print(url)
+
+
+def add_records(source: Source, folder: Path, *, report: bool) -> None:
+    """Add a run's recipe, metrics and report, without folders of this machine."""
+    if source.run is None or source.config is None:
+        return
+    recipe = published(load_yaml(source.run.dir / "config.yaml"))
+    (folder / "recipe.yaml").write_text(yaml_text(recipe), encoding="utf-8")
+    if source.run.metrics_file.exists():
+        shutil.copyfile(source.run.metrics_file, folder / "metrics.jsonl")
+        if report and (source.run.dir / "report.html").exists():
+            data = {**run_data(source.run), "config": yaml_text(recipe)}
+            (folder / "report.html").write_text(page(data), encoding="utf-8")
+
+
+def list_files(folder: Path, title: str) -> None:
+    """Print a folder's files and their sizes."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    for name, size in {**sizes, "in all": sum(sizes.values())}.items():
+        table.add_row(name, decimal(size))
+    Console().print(table)

@@ -1,0 +1,315 @@
+"""`lfpo export` and `lfpo push`: exported weights in a process that cannot import lfpo, and a stand-in for the hub."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
+from safetensors.torch import load_file
+
+from lfpo.base.config import load_yaml, to_dict, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.cli import main
+from lfpo.cli.push import PushConfig, run_push
+from lfpo.models import load_model, load_tokenizer, save_model
+from lfpo.models.lora import LoraSettings, attach, factors
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.runs.card import SAMPLER
+from lfpo.train.checkpoint import save_checkpoint
+from lfpo.train.config import LFPOConfig
+from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
+from written_runs import write_run
+
+PAGE = Path(__file__).parent.parent / "docs" / "export.md"
+PROMPT = "sudoku\\n1...34..2..34..1\\n"  # as text of the sampler, where a backslash and n is a line break
+
+# Runs with the exported folders as arguments; writes the logits of each, and prints what the documented sampler prints.
+PLAIN = """
+import json, sys
+sys.modules["lfpo"] = None  # an import of lfpo now raises
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+
+home, samplers = sys.argv[1], json.loads(sys.argv[2])
+ids = load_file(f"{home}/ids.safetensors")["ids"]
+logits = {}
+for name in ("embedded", "llada", "dream", "merged", "base"):
+    model = AutoModelForCausalLM.from_pretrained(f"{home}/{name}")
+    assert AutoTokenizer.from_pretrained(f"{home}/{name}").mask_token_id == model.config.mask_token_id
+    if name == "base":
+        model, name = PeftModel.from_pretrained(model, f"{home}/adapter"), "adapter"
+    with torch.no_grad():
+        logits[name] = model(ids).logits.contiguous()
+save_file(logits, f"{home}/logits.safetensors")
+for text in samplers:
+    exec(text)
+"""
+
+
+def lora_run(folder: Path, base: Path) -> Path:
+    """A run with LoRA that was stopped after a checkpoint with a random adapter."""
+    write_run(folder, ["text"])
+    settings = LoraSettings(r=2, lora_alpha=4)
+    config = LFPOConfig(output_dir=str(folder), model=str(base), data_file="rows.jsonl", lora=settings)
+    (folder / "config.yaml").write_text(yaml_text(to_dict(config)))
+    model = load_model(base)
+    attach(model, settings)
+    generator = torch.Generator().manual_seed(3)
+    for _, factor in factors(model):
+        factor.data = torch.randn(factor.shape, generator=generator) * 0.1
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    save_checkpoint(folder, 2, model=model, tokenizer=None, optimizer=torch.optim.AdamW(parameters), state={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints in the families' layouts (own/), and what lfpo export makes of them."""
+    home = tmp_path_factory.mktemp("export")
+    own = home / "own"
+    write_llada(own / "llada", shards=2)
+    write_dream(own / "dream")
+    save_model(load_model("embedded"), own / "embedded")  # in float32, as a run saves it
+    lora_run(own / "run", own / "llada")
+    for name in ("embedded", "llada", "dream"):
+        assert main(["export", str(own / name), "--layout", "transformers", "--output", str(home / name)]) == 0
+    for name, layout, more in (
+        ("base", "transformers", [str(own / "llada")]),
+        ("merged", "transformers", [str(own / "run")]),
+        ("merged-own", "family", [str(own / "run/checkpoints/step-2")]),
+        ("adapter", "transformers", [str(own / "run"), "--adapter", "true"]),
+        ("adapter-own", "family", [str(own / "run"), "--adapter", "true"]),
+    ):
+        assert main(["export", *more, "--layout", layout, "--output", str(home / name)]) == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def plain(home: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Logits of every export from transformers alone, and what the documented sampler printed for two of them."""
+    from safetensors.torch import save_file
+
+    save_file({"ids": random_ids(2, 24)}, home / "ids.safetensors")
+    code = SAMPLER.removeprefix("```python\n").removesuffix("\n```")
+    texts = [
+        code.replace("PATH_TO_THIS_FOLDER", str(home / name)).replace("YOUR PROMPT", PROMPT)
+        for name in ("embedded", "dream")
+    ]
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(home), json.dumps(texts)],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=home,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return load_file(home / "logits.safetensors"), done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["embedded", "llada", "dream", "merged", "adapter"])
+def test_plain_transformers_gives_our_logits(name: str, home: Path, plain: tuple[dict[str, torch.Tensor], list[str]]):
+    ids, found = random_ids(2, 24), plain[0][name]
+    model = load_model(home / ("merged-own" if name in ("merged", "adapter") else f"own/{name}"))
+    with torch.no_grad():
+        expected = model(ids)
+    if name == "dream":  # position i of theirs predicts token i + 1
+        found, expected = found[:, :-1], expected[:, 1:]
+    assert (found - expected).abs().max() < 1e-5
+    if name in ("llada", "dream"):
+        theirs = reference_logits(home / "own" / name, ids)
+        assert (plain[0][name] - theirs).abs().max() < 1e-4
+
+
+def test_the_documented_sampler_gives_the_tokens_of_lfpo(
+    home: Path, plain: tuple[dict[str, torch.Tensor], list[str]], capsys: pytest.CaptureFixture[str]
+):
+    assert SAMPLER in PAGE.read_text()
+    printed = "\n".join(plain[1])
+    expected = []
+    for name in ("embedded", "dream"):
+        model, tokenizer = load_model(home / "own" / name), load_tokenizer(home / "own" / name)
+        ids = tokenizer.encode(PROMPT.replace("\\n", "\n"), add_special_tokens=False)
+        found = rollout(model, [ids], SamplerConfig(gen_length=64), [0])
+        expected.append(tokenizer.decode(found.completion_ids()[0]).split(tokenizer.eos_token)[0])
+    assert printed == "\n".join("\n".join(expected).splitlines())
+
+
+def test_a_merged_checkpoint_is_base_plus_adapter(home: Path):
+    base, merged = read_weights(home / "own/llada"), load_file(home / "merged-own/model.safetensors")
+    adapter = load_file(home / "adapter-own/adapter_model.safetensors")
+    assert merged.keys() == base.keys()
+    layer = "model.transformer.blocks.0.ff_out"
+    a, b = (adapter[f"base_model.model.{layer}.lora_{x}.weight"] for x in "AB")
+    assert torch.allclose(merged[f"{layer}.weight"], base[f"{layer}.weight"] + 2 * b @ a, atol=1e-5)  # alpha / r = 2
+    assert torch.equal(merged["model.transformer.ff_out.weight"], base["model.transformer.ff_out.weight"])  # the head
+
+
+def test_an_adapter_for_the_familys_own_code_names_its_layers(home: Path):
+    modules = {k.removesuffix(".weight") for k in read_weights(home / "own/llada")}
+    config = json.loads((home / "adapter-own/adapter_config.json").read_text())
+    assert set(config["target_modules"]) <= modules
+    assert "model.transformer.ff_out" not in config["target_modules"]
+    assert config["base_model_name_or_path"] == "llada"
+    assert len(load_file(home / "adapter-own/adapter_model.safetensors")) == 2 * len(config["target_modules"])
+
+
+def test_exports_have_cards_that_name_layout_and_shift(home: Path):
+    cards = {name: ModelCard.load(home / name / "README.md") for name in ("dream", "merged", "merged-own", "adapter")}
+    assert "so the sampler shifts them by one" in cards["dream"].text
+    assert "predict token i (`logit_shift: 0`)" in cards["merged"].text
+    libraries = {name: card.data.library_name for name, card in cards.items()}
+    assert libraries == {"dream": "transformers", "merged": "transformers", "merged-own": "lfpo", "adapter": "peft"}
+    assert SAMPLER in cards["merged"].text
+    assert SAMPLER not in cards["merged-own"].text
+    assert not any(str(home) in (home / name / "README.md").read_text() for name in cards)
+    assert all(p.is_relative_to(home / "own") for p in home.glob("**/*.py"))  # no remote code
+
+
+def test_file_modes_follow_the_umask(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        save_model(load_model("embedded"), tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "model").iterdir() if p.suffix == ".safetensors"} == {
+        0o640
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN"], "RUN: the run has neither a trained model nor a checkpoint yet"),
+        (["RUN", "--adapter", "true"], "RUN: the run has neither a trained model nor a checkpoint yet"),
+        (["embedded"], "embedded is no run, so say where to write: --output FOLDER"),
+        (["embedded", "--output", "RUN"], "RUN: exists already; remove it, or give another --output"),
+        (["embedded", "--adapter", "true"], "embedded: holds no run; --adapter needs the folder of a run with lora"),
+        (["none", "--output", "x"], "model 'none': no such folder"),
+        ([], "key 'run' is missing"),
+    ],
+)
+def test_what_cannot_be_exported_is_an_error(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "RUN", ["text"])
+    assert main(["export", *arguments]) == 2
+    found = capsys.readouterr().err
+    assert message in found
+    assert found.count("\n") == 1
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests of an upload: a repository, its card, where files go, large files, a commit. Keeps what it gets."""
+
+    server: Any
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        host = f"http://127.0.0.1:{self.server.server_address[1]}"
+        if self.headers.get("Authorization") != "Bearer hf_good":
+            self.answer(401, {"error": "Invalid username or password."})
+        elif self.path == "/api/repos/create":
+            self.server.made.append(json.loads(body))
+            self.answer(200, {"url": f"{host}/me/thing"})
+        elif self.path.endswith("/preupload/main"):
+            files = [f["path"] for f in json.loads(body)["files"]]
+            modes = {f: "lfs" if f.endswith(".safetensors") else "regular" for f in files}
+            self.answer(200, {"files": [{"path": f, "uploadMode": m, "shouldIgnore": False} for f, m in modes.items()]})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            put = [{**o, "actions": {"upload": {"href": f"{host}/put/{o['oid']}"}}} for o in objects]
+            self.answer(200, {"transfer": "basic", "objects": put})
+        elif self.path.endswith("/commit/main"):
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.server.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.server.files[value["path"]] = self.server.large[value["oid"]]
+            self.answer(200, {"commitUrl": f"{host}/me/thing/commit/1", "commitOid": "1" * 40})
+        else:  # the card's metadata
+            self.answer(200, {"errors": [], "warnings": []})
+
+    def do_PUT(self) -> None:
+        self.server.large[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200, {})
+
+    def answer(self, status: int, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # only for the server below
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.made, server.files, server.large = [], {}, {}
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_push_uploads_model_card_recipe_metrics_and_report(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = write_run(tmp_path / "secret" / "run", ["text"], eval_texts=["text"], eval_file=str(tmp_path / "held.jsonl"))
+    save_model(load_model("embedded"), run / "model", load_tokenizer("embedded"))
+    (run / "report.html").write_text("an old page")
+    api = HfApi(endpoint=f"http://127.0.0.1:{hub.server_address[1]}", token="hf_good")
+    run_push(PushConfig(str(run), "me/thing", dry_run=True), api)
+    assert hub.made == []
+    run_push(PushConfig(str(run), "me/thing"), api)
+    assert [(m["organization"], m["name"], m.get("visibility")) for m in hub.made] == [("me", "thing", "private")]
+    wanted = {"README.md", "config.json", "model.safetensors", "recipe.yaml", "metrics.jsonl", "report.html"}
+    assert wanted < hub.files.keys()
+    assert json.loads(hub.files["config.json"])["architectures"] == ["LlamaForCausalLM"]
+    assert len(hub.files["model.safetensors"]) > 5_000_000
+    assert b"lfpo report" in hub.files["report.html"]
+    assert not any(str(tmp_path).encode() in content for content in hub.files.values())
+    (tmp_path / "recipe.yaml").write_bytes(hub.files["recipe.yaml"])
+    assert load_yaml(tmp_path / "recipe.yaml")["eval_file"] == "held.jsonl"
+    printed = capsys.readouterr().out
+    assert re.search(r"model\.safetensors +5\.5 MB", printed)
+    assert "nothing was uploaded" in printed
+
+
+def test_a_refused_push_says_how_to_log_in(hub: Any, tmp_path: Path):
+    run = write_run(tmp_path / "run", ["text"])
+    save_model(load_model("embedded"), run / "model", load_tokenizer("embedded"))
+    api = HfApi(endpoint=f"http://127.0.0.1:{hub.server_address[1]}", token="hf_bad")
+    with pytest.raises(UserError, match=r"refused or could not be reached .*HF_TOKEN to a token that may write to me"):
+        run_push(PushConfig(str(run), "me/thing", private=False, report=False), api)
+    assert hub.files == {}
+    with pytest.raises(ValueError, match="USER/NAME"):
+        PushConfig(str(run), "thing")
