@@ -45,7 +45,7 @@ for _ in range(length):
 print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
 ```"""
 
-TRANSFORMERS_USE = f"""These are the weights of a `{{architecture}}` of transformers (5.2 or later), without remote code.
+TRANSFORMERS_USE = f"""These are the weights of a `{{architecture}}` of transformers 5.2 or later, without remote code.
 
 - `is_causal: false` in config.json makes the attention bidirectional.
 - {{shift}}
