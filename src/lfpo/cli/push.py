@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HTTPError  # of the client that this version uses
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the class depends on the version
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
