@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from lfpo.objectives import LFPO
+from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.measures import Measures
 from lfpo.objectives.predictions import Predictions
 

@@ -12,7 +12,8 @@ import tiny
 from lfpo.base.config import build
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import Objective, make_objective
+from lfpo.objectives import make_objective
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig

@@ -13,10 +13,10 @@ from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
-from lfpo.compare.command import check, pick_objectives, run_compare
+from lfpo.compare.command import check, run_compare
 from lfpo.compare.grid import prepare
 from lfpo.compare.results import cost_of_level
-from lfpo.compare.settings import Cell, CompareConfig, cell_config
+from lfpo.compare.settings import Cell, CompareConfig, cell_config, pick_objectives
 from lfpo.eval.estimates import average_over_tasks, over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model

@@ -15,7 +15,7 @@ from lfpo.base.errors import UserError
 from lfpo.bench.rollout import BenchRolloutConfig
 from lfpo.bench.sandbox import BenchSandboxConfig
 from lfpo.bench.update import BenchUpdateConfig
-from lfpo.cli.sample import SampleConfig
+from lfpo.cli.sample_config import SampleConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective
@@ -24,7 +24,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan import PlanConfig
-from lfpo.train.sft import SFTConfig
+from lfpo.train.sft_config import SFTConfig
 
 COMMANDS = [
     *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),
@@ -108,7 +108,8 @@ def test_nested_values_and_defaults() -> None:
         ({"tasks": {"words": "many"}}, ["tasks.words", "'many'"]),
         ({"tasks": ["words"]}, ["tasks"]),
         ({"names": ["a", {}]}, ["names[1]"]),
-        ({"names": "a"}, ["names"]),
+        ({"names": {"a": 1}}, ["names"]),
+        ({"names": True}, ["names", "found True", "a key without a value means True"]),
         ({"output_dir": {"a": 1}}, ["output_dir", "text"]),
         ({"learning_rate": -1}, ["'learning_rate' must be positive"]),
         ({"sampler": {"max_completion_length": 3, "gen_length": 3}}, ["max_completion_length", "gen_length"]),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lfpo.base.errors import UserError
-from lfpo.objectives import LFPO, make_objective
+from lfpo.objectives import make_objective
+from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())

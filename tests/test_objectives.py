@@ -13,11 +13,12 @@ import torch
 from letters import Table, rollouts, spell
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.objectives import OBJECTIVES, Objective, make_objective
+from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL

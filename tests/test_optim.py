@@ -15,10 +15,11 @@ from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
-from lfpo.train.optim import SMALL, TABLES, Optim, build_adamw, lr_at, moment_bytes
+from lfpo.train.config import LFPOConfig, Optim
+from lfpo.train.optim import SMALL, TABLES, build_adamw, lr_at, moment_bytes
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.sft import SFTConfig, train_sft
+from lfpo.train.sft import train_sft
+from lfpo.train.sft_config import SFTConfig
 from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import random_ids

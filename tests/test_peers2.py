@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 import peers
-from lfpo.objectives import Objective
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.egspo import EGSPO
@@ -19,6 +18,7 @@ from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.masks import gauss_legendre
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences

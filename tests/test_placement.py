@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.lora import LoraSettings, attach
+from lfpo.models.lora import attach
 from lfpo.models.masked_lm import in_bfloat16
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import CURRENT, OLD

@@ -17,7 +17,8 @@ import torch
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
-from lfpo.train.sft import SFTConfig, train_sft
+from lfpo.train.sft import train_sft
+from lfpo.train.sft_config import SFTConfig
 from processes import start, start_lfpo
 
 

@@ -15,7 +15,8 @@ from lfpo.prompts.tasks import TASKS, Task, expression, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.rewards.sudoku import is_grid
-from lfpo.train.sft import SFTConfig, _tokenizer_corpus
+from lfpo.train.sft import _tokenizer_corpus
+from lfpo.train.sft_config import SFTConfig
 
 N = 3000
 ROWS = 400

@@ -11,7 +11,7 @@ import torch
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
-from lfpo.objectives import LFPO
+from lfpo.objectives.lfpo import LFPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig

@@ -8,7 +8,7 @@ import torch
 from lfpo.base.batching import fill_by_tokens, left_pad, pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import LFPO
+from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout

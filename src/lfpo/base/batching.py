@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:  # reports need evenly_spaced, and no torch
+    import torch
 
 T = TypeVar("T")
 
@@ -14,6 +15,8 @@ T = TypeVar("T")
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, int64 [B, longest row] on the CPU, padded on the left so that all rows end at the
     same column."""
+    import torch
+
     width = max(len(r) for r in rows)
     ids = torch.tensor([[pad_id] * (width - len(r)) + list(r) for r in rows])
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
@@ -62,5 +65,7 @@ def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
 
 def tensor_fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass instance that hold tensors, by name."""
+    import torch
+
     found = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return {name: field for name, field in found.items() if isinstance(field, torch.Tensor)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from lfpo.base.errors import UserError
 
 
 def at_least_one(knobs: Any, *names: str) -> None:
@@ -40,3 +43,14 @@ def time_limits(knobs: Any, *names: str) -> None:
     for name in names:
         if not getattr(knobs, name) >= 0:
             raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")
+
+
+def check_model_name(name: str | Path) -> None:
+    """Raise UserError for a model that is neither "embedded", nor a folder, nor written like a hub id."""
+    text, path = str(name), Path(name).expanduser()
+    if text == "embedded" or path.is_dir():
+        return
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
+        raise UserError(
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, or 'embedded'"
+        )

@@ -44,7 +44,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
     if file in including:
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
-        value = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+        value = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{file}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(value, dict):
@@ -72,7 +72,18 @@ def _find(path: Path, beside: Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, as YAML 1.2 does (PyYAML follows YAML 1.1, where it is a string)."""
+    """Reads `1e-3` as a number, as YAML 1.2 does (PyYAML follows YAML 1.1, where it is a string), and refuses a key
+    that a mapping holds twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -167,6 +178,17 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         raise UserError(f"{where}: {error}") from error
 
 
+def check_types(config: Any) -> None:
+    """Convert the fields of a dataclass instance to their types, as `build` does, in place.
+
+    For classes that are made by their own constructor too, where nothing else checks the types. Raises UserError.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = _convert(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
+        object.__setattr__(config, field.name, value)  # frozen classes too
+
+
 def _default(field: dataclasses.Field[Any]) -> Any:
     """A field's default value, or MISSING."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -184,11 +206,13 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
             return build(hint, value, where)
+        if isinstance(value, hint):
+            return value
         raise _wrong(value, hint, where)
     if origin is list:
-        if not isinstance(value, list):
-            raise _wrong(value, hint, where)
-        return [_convert(v, typing.get_args(hint)[0], f"{where}[{i}]") for i, v in enumerate(value)]
+        return [
+            _convert(v, typing.get_args(hint)[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))
+        ]
     if origin is dict or hint is dict:
         if not isinstance(value, dict):
             raise _wrong(value, hint, where)
@@ -203,6 +227,18 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # such as a folder called 2024
     raise _wrong(value, hint, where)
+
+
+def _items(value: Any, hint: Any, where: str) -> list[Any]:
+    """A list's items; of text those between its commas, as a shell may expand brackets; of another value itself."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, str):
+        items = [item.strip() for item in value.split(",")]
+        return items if typing.get_args(hint) == (str,) else [yaml.load(item, Loader=_Loader) for item in items]
+    if value is None or isinstance(value, dict | bool):
+        raise _wrong(value, hint, where)
+    return [value]
 
 
 def _convert_union(value: Any, hint: Any, where: str) -> Any:
@@ -223,7 +259,8 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def _wrong(value: Any, hint: Any, where: str) -> UserError:
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
-    return UserError(f"{where}: expected {name}, found {value!r}")
+    hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
+    return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

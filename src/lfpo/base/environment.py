@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 
-import torch
-
 from lfpo.base.version import VERSION
 
 
 def versions() -> dict[str, str]:
     """Versions of lfpo, torch, transformers and Python."""
+    import torch
     import transformers
 
     return {
@@ -24,5 +23,7 @@ def versions() -> dict[str, str]:
 
 def describe_environment() -> str:
     """Device and CPU threads, in one line."""
+    import torch
+
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"CPU ({platform.machine()})"
     return f"{device}, {torch.get_num_threads()} of {os.cpu_count()} threads"

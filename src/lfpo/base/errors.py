@@ -29,9 +29,11 @@ class ProcessLost(Exception):
 
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
     """`"; did you mean 'x'?"` for the closest valid name. When nothing is close `otherwise`, or by default the list of
-    the valid ones."""
+    the valid ones (empty when there is none)."""
     names = [str(v) for v in valid]
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(sorted(names))}" if otherwise is None else otherwise
+    if otherwise is not None:
+        return otherwise
+    return f"; valid: {', '.join(sorted(names))}" if names else ""

@@ -10,28 +10,33 @@ from lfpo.base.config import build, load_yaml, merge, parse_overrides
 from lfpo.base.errors import UserError
 
 
-def configure(cls: type, rest: list[str], *, takes_file: bool, command: str) -> tuple[Any, bool]:
-    """A command's configuration from `rest`, its arguments, and whether --resume was given.
+def configure(
+    cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
+) -> tuple[Any, set[str]]:
+    """A command's configuration from `rest`, its arguments, and those of its flags that were given.
 
     takes_file: whether the first argument may be a configuration file or recipe. command: the name in messages.
+    flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
     Prints the help and exits for -h and --help. Raises UserError for a wrong key or value.
     """
     if {"-h", "--help"} & set(rest):
-        print(describe(cls, command, takes_file))
+        print(describe(cls, command, takes_file, flags))
         raise SystemExit(0)
     values: dict[str, Any] = {}
     if takes_file and rest and not rest[0].startswith("--"):
         values, rest = load_yaml(rest[0]), rest[1:]
     overrides = parse_overrides(rest)
-    resume = overrides.pop("resume", False)
-    if not isinstance(resume, bool):
-        raise UserError(f"--resume takes no value, found {resume!r}")
-    return build(cls, merge(values, overrides), f"lfpo {command}"), resume
+    given = {name: overrides.pop(name) for name in flags if name in overrides}
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(f"--{name} takes no value, found {value!r}")
+    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}
 
 
-def describe(cls: type, command: str, takes_file: bool) -> str:
+def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] = ()) -> str:
     """The help of a command: the docstring of its dataclass, then one line for each key."""
-    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]", ""]
+    switches = "".join(f" [--{name}]" for name in flags)
+    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]{switches}", ""]
     lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
     for f in dataclasses.fields(cls):
         default: Any = f.default

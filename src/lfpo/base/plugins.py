@@ -16,20 +16,39 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | 
     known: name -> dotted path. kind: the noun in messages. expected: the type the object must have, if any.
     Raises UserError for an unknown name, a module or attribute that does not exist, and an object of another type.
     """
-    path = known.get(name, name)
-    module_name, _, attribute = path.replace(":", ".").rpartition(".")
-    if not module_name:
-        raise UserError(f"unknown {kind} {name!r}{nearest(name, known)} (or a dotted path such as my_module:{kind})")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # find a user's module in the current folder
+    module_name, attribute = dotted(name, known, kind=kind)
     try:
         value = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, and something that it imports does not
-        raise UserError(f"{kind} {name!r}: there is no module {error.name!r}{nearest(name, known)}") from error
+        what_to_do = _in_place(name, known, error.name)
+        raise UserError(f"{kind} {name!r}: there is no module {error.name!r}{what_to_do}") from error
     except AttributeError as error:
         raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
     if expected is not None and not isinstance(value, expected):
         raise UserError(f"{kind} {name!r}: expected a {expected.__name__}, found {type(value).__name__}")
     return value
+
+
+def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]:
+    """The module and attribute that a name or dotted path leads to, as in `resolve`; imports nothing.
+
+    Raises UserError for a name that is neither known nor a path.
+    """
+    path = known.get(name, name)
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module:
+        example = kind.replace(" ", "_")
+        if not known:
+            raise UserError(f"{kind} {name!r}: expected a dotted path such as my_module.my_{example}")
+        raise UserError(f"unknown {kind} {name!r}{nearest(name, known)} (or a dotted path such as my_module:{example})")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # find a user's module in the current folder
+    return module, attribute
+
+
+def _in_place(name: str, known: Mapping[str, str], module: str) -> str:
+    """What to do about a module that does not exist: take the known name that looks like it, or add the file."""
+    file = f"{module.replace('.', '/')}.py"
+    return nearest(name, known, f"; put {file} into this folder, or its folder into PYTHONPATH")

@@ -2,14 +2,18 @@
 
 A row's noise depends on (seed, iteration, row, purpose) only, so it does not change with batch size, block size, number
 of ranks, or after a resume.
+
+torch is imported by the functions that need it, because settings and tasks are checked before it is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def key(*parts: int | str) -> int:
@@ -20,6 +24,8 @@ def key(*parts: int | str) -> int:
 
 def generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator seeded by `key(*parts)`."""
+    import torch
+
     return torch.Generator(device=device).manual_seed(key(*parts))
 
 
@@ -37,6 +43,8 @@ def uniform(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
     SplitMix64's finaliser (Steele et al. 2014), chained over the counters. Without generator state a number depends on
     its seed and counters only, and is the same on every device.
     """
+    import torch
+
     x = _mix(seed)
     for counter in counters:
         if not isinstance(counter, torch.Tensor):

@@ -5,10 +5,21 @@ from __future__ import annotations
 from lfpo.base.errors import UserError
 from lfpo.base.options import configure
 
+USAGE = """usage: lfpo bench NAME [--key value ...]
+
+  rollout   sampling: the plain loop, then each technique added in turn
+  update    the fused loss and training iterations
+  sandbox   verdicts on model-written code
+
+`lfpo bench NAME --help` lists the keys of one."""
+
 
 def run_bench(rest: list[str]) -> None:
     """Run the benchmark named by the first argument. Raises UserError for another name or wrong settings."""
     name = rest[0] if rest else ""
+    if name in ("-h", "--help"):
+        print(USAGE)
+        return
     if name == "rollout":
         from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
 

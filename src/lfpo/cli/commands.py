@@ -11,15 +11,17 @@ from lfpo.base.options import configure, describe
 
 def train(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
+    from lfpo.train.inputs import check_train
 
-    config, resume = configure(LFPOConfig, rest, takes_file=True, command="train")
+    config, flags = configure(LFPOConfig, rest, takes_file=True, command="train", flags=("resume",))
+    check_train(config, resume="resume" in flags)
     from lfpo.base import distributed
     from lfpo.report import write_report
     from lfpo.train.rl import LFPOTrainer
 
     try:
         trainer = LFPOTrainer(args=config)
-        folder = trainer.train(resume=resume)
+        folder = trainer.train(resume="resume" in flags)
     except (RuntimeError, MemoryError) as error:
         from lfpo.train.plan.command import out_of_memory
 
@@ -32,26 +34,42 @@ def train(rest: list[str]) -> None:
 
 
 def sft(rest: list[str]) -> None:
-    from lfpo.train.sft import SFTConfig, train_sft
+    from lfpo.train.inputs import check_sft
+    from lfpo.train.sft_config import SFTConfig
 
-    config, resume = configure(SFTConfig, rest, takes_file=True, command="sft")
-    train_sft(config, resume=resume)
+    config, flags = configure(SFTConfig, rest, takes_file=True, command="sft", flags=("resume",))
+    check_sft(config, resume="resume" in flags)
+    from lfpo.train.sft import train_sft
+
+    train_sft(config, resume="resume" in flags)
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.sample import SampleConfig, run_sample
+    from lfpo.base.checks import check_model_name
+    from lfpo.cli.sample_config import SampleConfig
+    from lfpo.prompts.tasks import get_task
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
+    check_model_name(config.model)
+    if config.task is not None:
+        get_task(config.task)
+    from lfpo.cli.sample import run_sample
+
     run_sample(config)
 
 
 def evaluate(rest: list[str]) -> None:
+    from lfpo.base.checks import check_model_name
     from lfpo.eval.settings import EvalConfig, configure
+    from lfpo.prompts.tasks import get_task
 
     if {"-h", "--help"} & set(rest):
         print(describe(EvalConfig, "eval", takes_file=False))
         raise SystemExit(0)
     config = configure(parse_overrides(rest))
+    check_model_name(config.model)
+    for name in config.task_names:
+        get_task(name)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
 
@@ -71,8 +89,7 @@ def lm_eval(rest: list[str]) -> None:
 
 
 def compare(rest: list[str]) -> None:
-    from lfpo.compare.command import pick_objectives, run_compare
-    from lfpo.compare.settings import CompareConfig
+    from lfpo.compare.settings import CompareConfig, pick_objectives
 
     if {"-h", "--help"} & set(rest):
         print(describe(CompareConfig, "compare", takes_file=True))
@@ -81,7 +98,10 @@ def compare(rest: list[str]) -> None:
     overrides = parse_overrides(rest)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
-    run_compare(build(CompareConfig, merge(values, overrides), "lfpo compare"))
+    config = build(CompareConfig, merge(values, overrides), "lfpo compare")
+    from lfpo.compare.command import run_compare
+
+    run_compare(config)
 
 
 def report(rest: list[str]) -> None:
@@ -141,12 +161,20 @@ def demo(rest: list[str]) -> None:
     if {"-h", "--help"} & set(rest):
         print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
         return
+    from lfpo.cli.demo_config import demo_config
+    from lfpo.train.inputs import check_train
+
+    config = demo_config(rest)
+    check_train(config)
     from lfpo.cli.demo import run_demo
 
-    run_demo(rest)
+    run_demo(config)
 
 
 def doctor(rest: list[str]) -> None:
+    if {"-h", "--help"} & set(rest):
+        print("usage: lfpo doctor\n\nShow versions, devices and sandbox rungs, and check that lfpo works.")
+        return
     if rest:
         raise UserError(f"lfpo doctor takes no arguments, found {rest[0]!r}")
     from lfpo.cli.doctor import run_doctor

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides
 from lfpo.report import write_report
 from lfpo.report.data import evaluation_pairs
 from lfpo.report.text import evaluation_table
@@ -15,13 +12,8 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 
-def run_demo(arguments: list[str]) -> None:
-    """Train with the recipe `demo` into a new folder under runs/ and print held-out results before and after."""
-    number = 1
-    while Path(f"runs/demo-{number}").exists():
-        number += 1
-    values = merge({"output_dir": f"runs/demo-{number}"}, load_yaml("demo"))
-    config = build(LFPOConfig, merge(values, parse_overrides(arguments)), "lfpo demo")
+def run_demo(config: LFPOConfig) -> None:
+    """Train and print held-out results before and after."""
     trainer = LFPOTrainer(args=config)
     console = Console()
     console.print(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,48 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.batching import evenly_spaced
-from lfpo.base.checks import not_negative
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key
+from lfpo.cli.sample_config import SampleConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 SHOWN = 24  # most states that are printed
 COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # early to late; lightness differs too
-
-
-@dataclass
-class SampleConfig:
-    """Configuration of `lfpo sample`.
-
-    prompt: the prompt's text, \\n standing for a line break; or task: take a prompt from that task's test split.
-    index: which prompt of the test split, from 0.
-    model: checkpoint folder, hub id, or "embedded".
-    chat: apply the model's chat template.
-    sampler: how the completion is denoised.
-    show_steps: print the state after each step that revealed a token, at most 24 of them, evenly spread. Colours
-        go from tokens revealed early to those revealed late.
-    """
-
-    prompt: str | None = None
-    task: str | None = None
-    index: int = 0
-    model: str = "embedded"
-    chat: bool = False
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    seed: int = 0
-    show_steps: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.task is None):
-            raise ValueError("give either 'prompt' or 'task'")
-        not_negative(self, "index")
 
 
 def run_sample(config: SampleConfig, console: Console | None = None) -> None:

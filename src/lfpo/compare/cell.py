@@ -16,7 +16,7 @@ from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
-from lfpo.eval import EvalResult, evaluate
+from lfpo.eval.evaluate import EvalResult, evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task

@@ -10,7 +10,7 @@ from typing import Any
 
 from lfpo.base.config import build, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
-from lfpo.base.errors import UserError, nearest
+from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 from lfpo.compare import figures, tables
 from lfpo.compare.gradients import gradient_quality
@@ -18,32 +18,12 @@ from lfpo.compare.grid import run_grid
 from lfpo.compare.inference import add_inference, inference_samplers
 from lfpo.compare.results import Results, load_results
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, recipe_name
-from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
-
-
-def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
-    """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
-
-    Raises UserError for an unknown label.
-    """
-    names = labels.split(",") if isinstance(labels, str) else labels
-    listed = values.get("objectives") or {}
-    if not isinstance(listed, dict):
-        raise UserError(f"lfpo compare: objectives: expected label: {{name: ...}} pairs, found {listed!r}")
-    picked = {}
-    for name in (str(n).strip() for n in names):
-        if name not in listed and name not in OBJECTIVES and not set(".:") & set(name):
-            known = list(dict.fromkeys([*listed, *OBJECTIVES]))
-            raise UserError(f"--objectives: unknown {name!r}{nearest(name, known)}")
-        picked[name] = listed.get(name, {"name": name})
-    ablation = [label for label in values.get("ablation") or [] if label in picked]
-    target = values.get("target") if values.get("target") in picked else None
-    return {**values, "objectives": picked, "ablation": ablation, "target": target}
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path:

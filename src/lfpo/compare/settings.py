@@ -9,6 +9,7 @@ from typing import Any
 from lfpo.base.checks import at_least_one
 from lfpo.base.config import build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
+from lfpo.objectives import OBJECTIVES
 from lfpo.train.config import LFPOConfig
 
 
@@ -67,6 +68,26 @@ class CompareConfig:
         for label in self.ablation:
             if label not in self.objectives:
                 raise ValueError(f"'ablation' names {label!r}, which is not among the objectives")
+
+
+def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
+    """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
+
+    Raises UserError for an unknown label.
+    """
+    names = labels.split(",") if isinstance(labels, str) else labels
+    listed = values.get("objectives") or {}
+    if not isinstance(listed, dict):
+        raise UserError(f"lfpo compare: objectives: expected label: {{name: ...}} pairs, found {listed!r}")
+    picked = {}
+    for name in (str(n).strip() for n in names):
+        if name not in listed and name not in OBJECTIVES and not set(".:") & set(name):
+            known = list(dict.fromkeys([*listed, *OBJECTIVES]))
+            raise UserError(f"--objectives: unknown {name!r}{nearest(name, known)}")
+        picked[name] = listed.get(name, {"name": name})
+    ablation = [label for label in values.get("ablation") or [] if label in picked]
+    target = values.get("target") if values.get("target") in picked else None
+    return {**values, "objectives": picked, "ablation": ablation, "target": target}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.eval.choices import Options, options_of, pairs_of
 from lfpo.eval.fewshot import asked, examples, stop_text
 from lfpo.eval.scoring import Job, compare_likelihoods, sample_and_grade
-from lfpo.eval.settings import DTYPES, EvalConfig
+from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import data_sha256, file_sha256, find
 from lfpo.eval.table import open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -40,7 +40,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
     finished = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
-    model = load_model(config.model, dtype=DTYPES[config.dtype], device=distributed.device())
+    model = load_model(config.model, dtype=getattr(torch, config.dtype), device=distributed.device())
     tokenizer = load_tokenizer(config.model)
     for job in jobs:  # before hours are spent on the first one
         check_lengths(job, model, tokenizer, config.seed)

@@ -84,7 +84,7 @@ class LfpoLM(LM):
         # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
         self._device = distributed.device() if own else torch.device(str(device))
-        self.model = load_model(pretrained, dtype=DTYPES[dtype], device=self._device)
+        self.model = load_model(pretrained, dtype=getattr(torch, dtype), device=self._device)
         self.tokenizer = load_tokenizer(pretrained)
         self.pretrained, self.seed, self.sampler = pretrained, int(seed), sampler
         self.check_greedy, self.rollout_tokens = bool(check_greedy), int(rollout_tokens)

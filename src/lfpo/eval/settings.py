@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from lfpo.base.checks import at_least_one
 from lfpo.base.config import RECIPES, build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks import TASKS
 from lfpo.rollout.sampler import SamplerConfig
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "bfloat16")
 # One name for several tasks; their mean is printed too.
 GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
@@ -95,6 +93,14 @@ class EvalConfig:
                 )
         elif self.likelihood != LikelihoodConfig():
             raise ValueError("likelihood.* settings need scoring 'likelihood'")
+        if self.n_samples > 1 and not self.sampler.is_random:
+            raise ValueError(
+                f"n_samples {self.n_samples} at temperature 0 gives the same completion {self.n_samples} times; set "
+                "sampler.temperature above 0"
+            )
+        path = Path(self.output or "")
+        if path.suffix in (".jsonl", ".csv", ".txt", ".yaml") or (path.is_file() and path.suffix != ".json"):
+            raise ValueError(f"output {self.output!r}: give a folder, or a file whose name ends in .json")
         if self.output is not None and self.output.endswith(".json") and len(self.task_names) > 1:
             raise ValueError(f"output {self.output!r} is one file for {len(self.task_names)} tasks; give a folder")
         if self.overwrite and self.output is None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from lfpo.base import distributed
+from lfpo.base.checks import check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.dream import DREAM
@@ -47,14 +48,10 @@ def resolve(name: str | Path) -> Path:
     """
     if str(name) == "embedded":
         return EMBEDDED
-    path = Path(name).expanduser()
+    check_model_name(name)
+    path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
         return path
-    text = str(name)
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
-        raise UserError(
-            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, or 'embedded'"
-        )
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))
     except (OSError, ValueError) as error:  # the hub's errors (offline, gated, not found) are OSErrors

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lfpo.base.checks import at_least_one
 from lfpo.base.errors import UserError, nearest
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.adapters import switch_adapter
@@ -27,27 +26,6 @@ from lfpo.models.tensor_files import save_tensors
 
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """r: rank. lora_alpha: an adapter is scaled by lora_alpha / r. Defaults are d1's.
-
-    target_modules: "all-linear" (every linear layer but the head); "as-published" (the layers that d1's list matches:
-    in LLaDA only q, k, v and up, because its output, gate and down projections have other names); or a list of names,
-    the family's own or transformers'.
-
-    There is no dropout: with it, two forwards of the same policy would give different probabilities.
-    """
-
-    r: int = 128
-    lora_alpha: float = 64
-    target_modules: str | list[str] = "all-linear"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "r")
-        if not self.lora_alpha > 0:
-            raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
 
 
 def settings_of(peft_config: Any) -> LoraSettings:

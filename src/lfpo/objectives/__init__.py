@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.objective import Objective
+
+if TYPE_CHECKING:  # names and settings are checked before torch is loaded
+    from lfpo.objectives.objective import Objective
 
 OBJECTIVES: dict[str, str] = {
     "lfpo": "lfpo.objectives.lfpo:LFPO",
@@ -35,12 +36,18 @@ OBJECTIVES: dict[str, str] = {
 
 def make_objective(settings: dict[str, Any]) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
+    name, knobs = knobs_of(settings)
+    cls = resolve(name, OBJECTIVES, kind="objective", expected=type)
+    if not dataclasses.is_dataclass(cls):
+        raise UserError(f"objective {name!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
+    return build(cast(Any, cls), knobs, "objective")
+
+
+def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The objective's name, and the other settings. Raises UserError where there is no name."""
     if not isinstance(settings.get("name"), str):
         raise UserError(f"objective: key 'name' is missing; give one of {', '.join(OBJECTIVES)} or a dotted path")
-    cls = resolve(settings["name"], OBJECTIVES, kind="objective", expected=type)
-    if not dataclasses.is_dataclass(cls):
-        raise UserError(f"objective {settings['name']!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
-    return build(cast(Any, cls), {k: v for k, v in settings.items() if k != "name"}, "objective")
+    return settings["name"], {k: v for k, v in settings.items() if k != "name"}
 
 
-__all__ = ["LFPO", "OBJECTIVES", "Objective", "make_objective"]
+__all__ = ["OBJECTIVES", "knobs_of", "make_objective"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from lfpo.base.errors import UserError
+
+if TYPE_CHECKING:  # the settings of objectives name Advantage, and are checked before torch is loaded
+    import torch
 
 Advantage = Literal["mean", "zscore", "zscore_floored", "leave_one_out"]
 LEAST_DEVIATION = 0.01  # of "zscore_floored"
@@ -19,7 +20,7 @@ def group_means(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 
 def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
     """Number of rollouts in each rollout's own group, [B]."""
-    return torch.bincount(group_B)[group_B]
+    return group_B.bincount()[group_B]
 
 
 def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advantage) -> torch.Tensor:
@@ -44,4 +45,4 @@ def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advan
 
 def _per_group_sum(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
     size = int(group_B.max()) + 1
-    return torch.zeros(size, dtype=values_B.dtype).index_add_(0, group_B, values_B)[group_B]
+    return values_B.new_zeros(size).index_add_(0, group_B, values_B)[group_B]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
     file = Path(path)
     try:
         # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
-        text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text("utf-8")
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
         lines = text.removesuffix("\n").split("\n") if text else []
     except FileNotFoundError:
         raise UserError(f"{file}: no such file") from None
@@ -44,7 +46,7 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
 
 def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
     """Raise UserError, starting with `where`, unless `row` is a dict whose required columns are valid text."""
-    if not isinstance(row, dict):
+    if not isinstance(row, Mapping):
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
     for column in required:
         value = row.get(column)

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lfpo.base.errors import UserError
+
+if TYPE_CHECKING:  # tasks are looked up before torch is loaded
+    import torch
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -70,6 +71,8 @@ def score(
     Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number nor
     None, if it raises a UserError itself, or if a column has the name of an argument.
     """
+    import torch
+
     if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
         raise UserError(
             f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
@@ -154,6 +157,8 @@ def _last_line(error: Exception) -> str:
 
 def _checked(values: Any, name: str, expected: int) -> list[float | None]:
     """The returned rewards as floats and None. Raises UserError."""
+    import torch
+
     if isinstance(values, torch.Tensor):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str):

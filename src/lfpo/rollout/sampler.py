@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.config import check_types
 from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
 
 # Keys that select a reveal rule when they are given, besides `rule` and `remasking`.
@@ -82,6 +83,7 @@ class SamplerConfig:
     }
 
     def __post_init__(self) -> None:
+        check_types(self)
         self._check_ranges()
         self._check_rule()
         if self.cache != "none" and self.cfg_scale:
@@ -166,6 +168,11 @@ class SamplerConfig:
     def reveal_rule(self) -> Rule:
         """The selected reveal rule. Raises UserError for a `rule` that cannot be found."""
         return find_rule(self.rule_name)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two completions of a prompt may differ. An own reveal rule is taken to be random."""
+        return bool(self.temperature or self.alg_temp or self.rule) or self.rule_name in ("random", "origin")
 
     @property
     def stops_at_eos(self) -> bool:

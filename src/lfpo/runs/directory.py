@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import to_dict, yaml_text
+from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
@@ -83,42 +83,76 @@ def _unwritable(path: Path, error: OSError) -> UserError:
     )
 
 
-def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
-    """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
+# Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file
+# only the name counts, so that data can be moved.
+KEPT = ("task", "tasks", "data_file", "gen_length", "sampler.gen_length")
 
-    A folder that holds a run is opened only with `resume` and for the same kind of run. The configuration may have
-    changed (more steps, for example); the new one is written.
-    """
+
+def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
+    """Raise UserError where `open_run` could not open the folder. Writes nothing."""
     path = path.expanduser()
     marker = path / "config.yaml"
     try:
-        if marker.exists():
-            if not resume:
-                raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
-            found = read_json(path / "run.json").get("kind")
-            if found != kind:
-                raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
-        elif path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
-            raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+        if not marker.exists():
+            if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
+                raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+            return
+        if not resume:
+            raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
+        found = read_json(path / "run.json").get("kind")
+        if found != kind:
+            raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
+    except OSError as error:
+        raise _no_folder(path, error) from error
+    before, now = load_yaml(marker), to_dict(config)
+    for key in KEPT:
+        old, new = _value_of(before, key), _value_of(now, key)
+        if old != new:
+            raise UserError(f"{path}: holds a run with {key} {old}, not {new}; give another output_dir")
+
+
+def _value_of(values: dict[str, Any], key: str) -> Any:
+    """The value of a key such as sampler.gen_length, of a file its name; None where there is none."""
+    value: Any = values
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return Path(value).name if value is not None and key == "data_file" else value
+
+
+def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
+    """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
+
+    A folder that holds a run is opened only with `resume`, for the same kind of run, and with the same KEPT keys. Other
+    keys may have changed (more steps, for example); the new configuration is written.
+    """
+    check_folder(path, config, resume=resume, kind=kind)
+    path = path.expanduser()
+    try:
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
         info["id"] = _known_id(path / "run.json") or uuid.uuid4().hex[:12]
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
-        replace_file(marker, yaml_text(to_dict(config)))
+        replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     except OSError as error:
-        raise UserError(f"{path}: the run folder could not be made ({error.strerror or error})") from error
+        raise _no_folder(path, error) from error
     return Run(path)
 
 
+def _no_folder(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: the run folder could not be made ({error.strerror or error})")
+
+
 @contextmanager
-def freed_if_unused(run: Run) -> Iterator[None]:
-    """On a UserError before anything was logged or saved, remove config.yaml, so that the same command works again."""
+def removed_if_unused(run: Run) -> Iterator[None]:
+    """On a UserError before anything was logged or saved, remove the folder: a failed start leaves nothing behind."""
     try:
         yield
     except UserError:
         if not run.silent and {path.name for path in run.dir.iterdir()} == {"config.yaml", "run.json"}:
-            (run.dir / "config.yaml").unlink()
+            for name in ("config.yaml", "run.json"):
+                (run.dir / name).unlink()
+            run.dir.rmdir()
         raise
 
 

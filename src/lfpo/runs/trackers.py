@@ -23,6 +23,15 @@ def check(names: list[str]) -> None:
             raise ValueError(f"'report_to' {name!r} is not one of {', '.join(TRACKERS)}")
 
 
+def check_installed(names: list[str]) -> None:
+    """Raise UserError for a tracker that is not installed."""
+    for name in names:
+        if not any(importlib.util.find_spec(package) for package in TRACKERS[name]):
+            raise UserError(
+                f"report_to: {name} is not installed; pip install {TRACKERS[name][0]}, or leave it out of report_to"
+            )
+
+
 @contextmanager
 def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: int) -> Iterator[None]:
     """While open, send every number that `run` logs to the trackers `names`, under its step.
@@ -50,10 +59,7 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
 
 
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
-    if not any(importlib.util.find_spec(package) for package in TRACKERS[name]):
-        raise UserError(
-            f"report_to: {name} is not installed; pip install {TRACKERS[name][0]}, or leave it out of report_to"
-        )
+    check_installed([name])
     from accelerate import tracking
 
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name

@@ -19,8 +19,8 @@ from lfpo.base.rng import generator, key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import Objective
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch

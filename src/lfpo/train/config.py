@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative, time_limits
-from lfpo.models.lora import LoraSettings
+from lfpo.base.config import check_types
+from lfpo.base.lora_settings import LoraSettings
+from lfpo.objectives.settings import check_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.optim import Optim
+
+# transformers' names. All but adamw_torch are bitsandbytes'.
+Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 
 
 def _default_eval_samplers() -> dict[str, SamplerConfig]:
@@ -115,9 +119,11 @@ class LFPOConfig:
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     def __post_init__(self) -> None:
+        check_types(self)
         self.objective = {"name": "lfpo", **self.objective}
+        check_settings(self.objective)
         check_trackers(self.report_to)
-        if self.sampler.temperature == 0 and self.sampler.remasking != "random":
+        if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")

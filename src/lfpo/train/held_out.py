@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from lfpo.base import distributed
-from lfpo.eval import EvalResult, evaluate
+from lfpo.eval.evaluate import EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import as_completions
 from lfpo.prompts.sources import PromptSource

@@ -8,16 +8,13 @@ Functions raise UserError where bitsandbytes is missing or cannot serve, and whe
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import nn
 
 from lfpo.base.errors import UserError
 from lfpo.models.four_bit import bitsandbytes
-
-# transformers' names. All but adamw_torch are bitsandbytes'.
-Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+from lfpo.train.config import Optim
 
 # bitsandbytes' constants.
 SMALL = 4096  # tensors with fewer numbers keep float32 moments

@@ -59,6 +59,8 @@ class LFPOTrainer:
         tokenizer: Any = None,
         peft_config: Any = None,
     ):
+        if not isinstance(args, LFPOConfig | None):
+            raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
         args = args or LFPOConfig(output_dir="runs/lfpo")
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))

@@ -15,7 +15,7 @@ from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.directory import Run, freed_if_unused, open_run, opened_by_this_launcher
+from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
@@ -115,7 +115,7 @@ class TrainingRun:
         SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
         """
         trainer, total = self.trainer, self.trainer.total_steps
-        with freed_if_unused(self.folder):
+        with removed_if_unused(self.folder):
             self.restore()
             distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.lora import attach
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import Objective
 from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import Objective
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.sources import PromptSource, list_source, task_source
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import Row, get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
+from lfpo.train.inputs import reward_function
 
 
 def load_policies(
@@ -84,18 +84,24 @@ def make_source(
         assert args.data_file is not None
         rows = load_jsonl(args.data_file)
     else:
-        rows = [dict(row) for row in train_dataset]
-        for i, row in enumerate(rows):
-            check_row(row, f"train_dataset[{i}]")
+        rows = _checked_rows(train_dataset, "train_dataset")
         if not rows:
             raise UserError("train_dataset: no rows")
     if eval_dataset is not None:
-        eval_rows = [dict(row) for row in eval_dataset]
-        for i, row in enumerate(eval_rows):
-            check_row(row, f"eval_dataset[{i}]")
+        eval_rows = _checked_rows(eval_dataset, "eval_dataset")
     else:
         eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
     return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])
+
+
+def _checked_rows(given: Any, name: str) -> list[Row]:
+    """The rows of a data set given to the trainer, as dicts. Raises UserError for anything else."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {given!r}")
+    rows = list(given)
+    for i, row in enumerate(rows):
+        check_row(row, f"{name}[{i}]")
+    return [dict(row) for row in rows]
 
 
 def _functions(
@@ -104,12 +110,12 @@ def _functions(
     """The reward functions of the arguments, or of the configuration; in child processes if reward_memory is set."""
     given: list[RewardFunction | str] = [*args.reward_funcs]
     if reward_funcs is not None:
-        given = [reward_funcs] if callable(reward_funcs) else [*reward_funcs]
+        given = [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs]  # type: ignore[list-item]
     if args.reward_memory:
         if not given:
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
-    return [resolve(f, {}, kind="reward function") if isinstance(f, str) else f for f in given]
+    return [reward_function(f) for f in given]
 
 
 def check_ranks(args: LFPOConfig) -> None:

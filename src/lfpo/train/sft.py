@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad, pack_by_tokens
-from lfpo.base.checks import at_least_one, time_limits
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
@@ -27,72 +26,11 @@ from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.optim import Optim, build_adamw, lr_at, set_lr
+from lfpo.train.optim import build_adamw, lr_at, set_lr
 from lfpo.train.run import TrainingRun, run_trainer
+from lfpo.train.sft_config import SFTConfig
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
-
-
-@dataclass
-class SFTConfig:
-    """Configuration of `lfpo sft`.
-
-    model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size as the upper
-        bound of the tokenizer's. Give one of the two.
-    tasks: procedural tasks and their share of the examples; or data_file: a JSONL file with `prompt` and `completion`.
-        Give one of the two.
-    right_share: share of right demonstrations of tasks (None: each task's own).
-    gen_length: completion length of data_file rows in tokens; tasks have their own.
-    optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).
-    max_grad_norm: gradients are scaled down to this norm (0: never).
-    update_tokens: tokens in one forward pass; memory only, never the result.
-    export_dtype: dtype of the final `output_dir/model`; checkpoints stay float32.
-    report_to: trackers that get the metrics too (see lfpo.runs.trackers).
-    rank_timeout, progress_timeout: as in LFPOConfig.
-
-    `torchrun --nproc_per_node N -m lfpo sft CONFIG` splits each batch over N ranks.
-    """
-
-    output_dir: str
-    model: str | None = None
-    init: dict[str, Any] | None = None
-    tasks: dict[str, float] = field(default_factory=dict)
-    right_share: float | None = None
-    data_file: str | None = None
-    gen_length: int = 64
-    steps: int = 1000
-    batch_size: int = 64
-    optim: Optim = "adamw_torch"
-    learning_rate: float = 1e-3
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
-    max_grad_norm: float = 1.0
-    update_tokens: int = 4096
-    seed: int = 0
-    threads: int = 0
-    logging_steps: int = 20
-    save_steps: int = 500
-    save_total_limit: int = 2
-    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    report_to: list[str] = field(default_factory=list)
-    rank_timeout: float = 300.0
-    progress_timeout: float = 7200.0
-
-    def __post_init__(self) -> None:
-        check_trackers(self.report_to)
-        if (self.model is None) == (self.init is None):
-            raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
-        if self.right_share is not None and not 0 <= self.right_share <= 1:
-            raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
-        if bool(self.tasks) == (self.data_file is not None):
-            raise ValueError("give either 'tasks' or 'data_file'")
-        at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
-        at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
-        time_limits(self, "rank_timeout", "progress_timeout")
 
 
 @dataclass(frozen=True)

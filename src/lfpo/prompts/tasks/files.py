@@ -80,7 +80,7 @@ def _read_jsonl(path: Path) -> list[Record]:
 def _read_json(path: Path) -> list[Record]:
     """A list of objects."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

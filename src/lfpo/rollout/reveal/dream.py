@@ -3,13 +3,14 @@ alg_temp, drawn by their scores."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lfpo.base.checks import not_negative
 from lfpo.rollout.reveal.ranking import best
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check(sampler: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lfpo.rollout.reveal.ranking import before_first, ranked
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step
 
@@ -20,6 +18,8 @@ def reveal(step: Step) -> Reveal:
 
     At least one. Fast-dLLM's code also reveals the next position, which fails this test.
     """
+    import torch
+
     order, rank = ranked(step.confidence, step.eligible)
     ordered = step.confidence.gather(1, order)
     n = torch.arange(1, ordered.shape[1] + 1, device=ordered.device)

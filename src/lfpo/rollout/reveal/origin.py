@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check(sampler: Any) -> None:
@@ -16,6 +17,8 @@ def check(sampler: Any) -> None:
 
 def reveal(step: Step) -> Reveal:
     """All positions whose step comes next. Each position's step depends on the row's seed only."""
+    import torch
+
     steps = len(step.counts)
     due = torch.where(step.eligible, origin_steps(step.fixed_noise(), steps, step.sampler.eps), steps)
     at_step = due.amin(-1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -10,6 +13,8 @@ def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Ten
 
     Ties go to the left.
     """
+    import torch
+
     score = score_AC.masked_fill(~eligible_AC, -torch.inf)
     order = score.argsort(dim=-1, descending=True, stable=True)
     place = torch.arange(order.shape[1], device=order.device).expand_as(order)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lfpo.base.rng import uniform
+
+if TYPE_CHECKING:  # rules are looked up to check a sampler's settings, before torch is loaded
+    import torch
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)
@@ -45,6 +46,8 @@ class Step:
 
     def next_scheduled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next step of the block at which the schedule reveals something, and how many positions; [A] int64."""
+        import torch
+
         steps = torch.arange(len(self.counts), device=self.counts.device)
         pending = (self.counts > 0) & (steps >= self.block_step[:, None])
         at_step = pending.int().argmax(-1)
@@ -59,6 +62,8 @@ class Step:
         return uniform(self.seed[:, None], PLAN, self._columns())
 
     def _columns(self) -> torch.Tensor:
+        import torch
+
         return torch.arange(self.eligible.shape[1], device=self.eligible.device)
 
 

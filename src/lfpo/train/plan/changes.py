@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lfpo.models.lora import LoraSettings
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import Estimate
 

@@ -10,7 +10,7 @@ import torch
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import Objective
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import reveal_schedule

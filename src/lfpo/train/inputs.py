@@ -1,0 +1,60 @@
+"""What a training command checks before torch is loaded, which takes seconds: files, tasks, reward functions, trackers,
+the folder. Keys and values are checked by the configuration itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lfpo.base.checks import check_model_name
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.tasks import get_task
+from lfpo.rewards import RewardFunction
+from lfpo.runs import trackers
+from lfpo.runs.directory import check_folder
+from lfpo.train.config import LFPOConfig
+from lfpo.train.sft_config import SFTConfig
+
+
+def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
+    """Raise the UserError that `lfpo train` would raise later for its input files, names and folder."""
+    check_folder(Path(args.output_dir), args, resume=resume, kind="train")
+    trackers.check_installed(args.report_to)
+    check_model_name(args.model)
+    if args.task is not None:
+        get_task(args.task)
+    elif args.data_file is None:
+        raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
+    elif not args.reward_funcs:
+        raise UserError("'data_file' needs 'reward_funcs': dotted paths of functions such as my_rewards.length")
+    for file in (args.data_file, args.eval_file):
+        if file is not None:
+            load_jsonl(file)
+    if not args.reward_memory:  # with it, functions are only imported in their own process
+        for path in args.reward_funcs:
+            reward_function(path)
+
+
+def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
+    """Raise the UserError that `lfpo sft` would raise later for its input files, names and folder."""
+    check_folder(Path(args.output_dir), args, resume=resume, kind="sft")
+    trackers.check_installed(args.report_to)
+    if args.model is not None:
+        check_model_name(args.model)
+    for task in args.tasks:
+        get_task(task)
+    if args.data_file is not None:
+        load_jsonl(args.data_file, required=("prompt", "completion"))
+
+
+def reward_function(given: Any) -> RewardFunction:
+    """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
+    function = resolve(given, {}, kind="reward function") if isinstance(given, str) else given
+    if not callable(function):
+        raise UserError(
+            f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {given!r}"
+            + (f", which is {function!r}" if isinstance(given, str) else "")
+        )
+    return function
