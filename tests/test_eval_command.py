@@ -12,6 +12,7 @@ from rich.console import Console
 
 import tiny
 from lfpo.base.errors import UserError
+from lfpo.cli import names
 from lfpo.cli.command_line import main
 from lfpo.eval import command, scoring
 from lfpo.eval.progress import Progress
@@ -187,7 +188,7 @@ def test_protocols_are_under_the_keys_given(tmp_path: Path):
     config = configure({"task": "gsm8k", "protocol": "paper", "sampler": {"steps": 1024}})
     assert (config.sampler.gen_length, config.sampler.steps, config.sampler.schedule) == (512, 1024, "uniform")
     assert config.sampler.stops_at_confidence
-    (tmp_path / "mine.yaml").write_text("n_samples: 3\n")
+    (tmp_path / "mine.yaml").write_text("n_samples: 3\nsampler: {temperature: 1}\n")
     assert configure({"task": "gsm8k", "protocol": str(tmp_path / "mine.yaml")}).n_samples == 3
 
 
@@ -208,7 +209,8 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
+    for module in (command, names):
+        monkeypatch.setattr(module, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 
 def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_path: Path):

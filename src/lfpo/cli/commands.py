@@ -45,31 +45,25 @@ def sft(rest: list[str]) -> None:
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.base.checks import check_model_name
+    from lfpo.cli.names import check_names
     from lfpo.cli.sample_config import SampleConfig
-    from lfpo.prompts.tasks import get_task
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    check_model_name(config.model)
-    if config.task is not None:
-        get_task(config.task)
+    check_names(config.model, [config.task] if config.task is not None else [])
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
 
 
 def evaluate(rest: list[str]) -> None:
-    from lfpo.base.checks import check_model_name
+    from lfpo.cli.names import check_names
     from lfpo.eval.settings import EvalConfig, configure
-    from lfpo.prompts.tasks import get_task
 
     if {"-h", "--help"} & set(rest):
         print(describe(EvalConfig, "eval", takes_file=False))
         raise SystemExit(0)
     config = configure(parse_overrides(rest))
-    check_model_name(config.model)
-    for name in config.task_names:
-        get_task(name)
+    check_names(config.model, config.task_names)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
 
