@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from lfpo.base.files import read_json
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.models.family import Family
 from lfpo.models.loading import (
     check_tensors,
@@ -26,7 +27,7 @@ from lfpo.models.loading import (
     token_ids,
     weight_files,
 )
-from lfpo.models.lora import LoraSettings, inject, load_adapter
+from lfpo.models.lora import inject, load_adapter
 from lfpo.models.masked_lm import build_backbone
 from lfpo.models.tensor_files import save_tensors
 
