@@ -72,34 +72,6 @@ def test_the_stand_in_refuses_what_cuda_would():
         assert gpu.waits == waits + 4
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 1.0},
-        {"temperature": 1.0, "remasking": "random", "block_length": 4},
-        {"threshold": 0.5, "early_stop": "eos"},
-        {"temperature": 1.0, "steps": 24, "schedule": "uniform", "early_stop": "both", "early_stop_threshold": 0.5},
-        {"cfg_scale": 0.5, "block_length": 4, "steps": 6},
-        {"alg": "entropy", "alg_temp": 0.2, "temperature": 0.5, "top_p": 0.9, "steps": 6},
-        {"alg": "origin", "temperature": 0.5, "top_k": 5, "steps": 6},
-        {"factor": 1.0, "block_length": 4},
-        {"entropy_bound": 0.3, "block_length": 4},
-        {"cache": "prefix", "block_length": 4},
-        {"cache": "dual", "block_length": 4, "cache_refresh": 2},
-    ],
-    ids=str,
-)
-def test_rollouts(settings: dict[str, Any]):
-    sampler = SamplerConfig(gen_length=12, **settings)
-    here = rollout(load_model("embedded"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
-    with cuda_stand_in():
-        there = rollout(load_model("embedded", device="cuda"), PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
-        assert there.tokens.is_cuda and there.reveal_step.is_cuda
-    assert torch.equal(here.tokens, there.tokens)
-    assert torch.equal(here.reveal_step, there.reveal_step)
-    assert torch.equal(here.nfe, there.nfe)
-
-
 OTHERS: list[dict[str, Any]] = [
     *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},

@@ -1,0 +1,1 @@
+"""Checks that only a GPU can answer: `make test-gpu` (docs/gpu.md)."""

@@ -1,0 +1,109 @@
+"""The device itself, and float32 results on it against the CPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+
+from gpu.rows import Machine, Row, at_most, measured, passes
+from lfpo.base.config import build
+from lfpo.base.environment import describe_environment
+from lfpo.base.measure import matmul_peak, timed
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.objectives import OBJECTIVES
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
+
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+SAMPLERS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.0, "remasking": "random", "block_length": 4},
+    {"threshold": 0.5, "early_stop": "eos"},
+    {"temperature": 1.0, "steps": 24, "schedule": "uniform", "early_stop": "both", "early_stop_threshold": 0.5},
+    {"cfg_scale": 0.5, "block_length": 4, "steps": 6},
+    {"alg": "entropy", "alg_temp": 0.2, "temperature": 0.5, "top_p": 0.9, "steps": 6},
+    {"alg": "origin", "temperature": 0.5, "top_k": 5, "steps": 6},
+    {"factor": 1.0, "block_length": 4},
+    {"entropy_bound": 0.3, "block_length": 4},
+    {"cache": "prefix", "block_length": 4},
+    {"cache": "dual", "block_length": 4, "cache_refresh": 2},
+]
+
+
+def device(machine: Machine) -> list[Row]:
+    """Its name and rates, and a product on it against float64."""
+    where = machine.device
+    rows = [measured("device", describe_environment())]
+    for dtype in (torch.bfloat16, torch.float32):
+        rows.append(measured(f"{str(dtype)[6:]} products", matmul_peak(where, dtype) / 1e12, "TFLOP/s"))
+    numbers = torch.empty(machine.size(2**30, 2**24), device=where)
+    target = torch.empty_like(numbers)
+    seconds = min(timed(lambda: target.copy_(numbers), where)[1] for _ in range(5))
+    rows.append(measured("copy, read and write", 2 * numbers.nbytes / seconds / 1e9, "GB/s"))
+    a, b = (torch.randn(512, 512, dtype=torch.float64) for _ in range(2))
+    found = (a.float().to(where) @ b.float().to(where)).cpu().double()
+    # TF32, which this project never turns on silently, would be at 3e-4.
+    error = float((found - a @ b).norm() / (a @ b).norm())
+    return [*rows, at_most("relative error of a float32 product", error, 1e-6)]
+
+
+def rollouts_agree(machine: Machine) -> list[Row]:
+    """Tokens, reveal steps and forwards of every kind of sampler."""
+    here = _rollouts(load_model("embedded", device="cpu"))
+    with machine.second_device() as other:
+        there = _rollouts(load_model("embedded", device=other))
+    rows = []
+    for settings, ours, theirs in zip(SAMPLERS, here, there, strict=True):
+        same = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        label = ", ".join(f"{k} {v}" for k, v in settings.items())
+        rows.append(passes(label, same, "equal" if same else "differs", "the CPU's tokens and steps"))
+    return rows
+
+
+def _rollouts(model: MaskedDiffusionLM) -> list[tuple[torch.Tensor, ...]]:
+    """Tokens, reveal steps and forwards under each of SAMPLERS, on the CPU."""
+    found = []
+    for settings in SAMPLERS:
+        sampler = SamplerConfig(gen_length=12, **settings)
+        trajectory = rollout(model, PROMPTS, sampler, [1, 2, 3], rollout_tokens=32)
+        assert trajectory.tokens.device.type == model.device.type
+        found.append(tuple(x.cpu() for x in (trajectory.tokens, trajectory.reveal_step, trajectory.nfe)))
+    return found
+
+
+def losses_agree(machine: Machine) -> list[Row]:
+    """Loss and gradient norm of one iteration of every objective."""
+    rows = []
+    for name in OBJECTIVES:
+        here = _iteration(name, "cpu")
+        with machine.second_device() as other:
+            there = _iteration(name, other)
+        error = max(abs(there[k] - here[k]) / max(abs(here[k]), 1e-6) for k in ("loss", "grad_norm"))
+        rows.append(at_most(name, error, 1e-4))
+    return rows
+
+
+def _iteration(objective: str, device: str) -> dict[str, Any]:
+    settings = {
+        "output_dir": "unused",
+        "task": "choice",
+        "prompts_per_iteration": 2,
+        "num_generations": 2,
+        "optimizer_steps_per_iteration": 1,
+        "objective": {"name": objective},
+        "sampler": {"temperature": 1.0, **({"block_length": 1} if objective == "justgrpo" else {})},
+        "update_tokens": 256,
+        "rollout_tokens": 256,
+        "bf16": False,
+        "log_completions": False,
+        "threads": 1,
+    }
+    model = load_model("embedded", device=device)
+    # A trainer moves its model to the device of its rank.
+    with mock.patch("lfpo.base.distributed.device", return_value=torch.device(device)):
+        trainer = LFPOTrainer(model, args=build(LFPOConfig, settings), tokenizer=load_tokenizer("embedded"))
+        return trainer.iterate(0)

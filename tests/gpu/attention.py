@@ -1,0 +1,131 @@
+"""Attention: the kernel that each case runs, what a new shape costs, and rows without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.profiler import ProfilerActivity, profile
+
+from gpu.rows import Machine, Row, at_most, measured, not_run, passes
+from lfpo.base.measure import timed
+from lfpo.models.attention import Packed, bidirectional_attention
+
+MODULE = torch.nn.Identity()
+
+
+@dataclass(frozen=True)
+class Case:
+    """heads: of queries, and of keys and values. window: queries of a window on a cache (0: all tokens are queries)."""
+
+    label: str
+    heads: tuple[int, int]
+    masked: bool
+    window: int = 0
+
+
+CASES = (
+    Case("no mask", (32, 32), False),
+    Case("padding mask", (32, 32), True),
+    Case("grouped heads, no mask", (28, 4), False),
+    Case("grouped heads, padding mask", (28, 4), True),
+    Case("window on a cache", (32, 32), True, window=32),
+    Case("window on a cache, grouped heads", (28, 4), True, window=32),
+)
+
+
+def kernels(machine: Machine) -> list[Row]:
+    """Never the math kernel, which holds all scores in memory; and no plan for each new shape."""
+    rows = []
+    shapes = [(16 + 3 * i, 600 + 17 * i) for i in range(8)] if machine.gpu else [(2, 40), (3, 37)]
+    for case in CASES:
+        _forward_and_backward(machine, case, *machine.size((12, 500), (2, 24)))  # loads the kernels
+        seconds = []
+        for rows_of_batch, length in shapes:
+            first = _timed(machine, case, rows_of_batch, length)
+            seconds.append(first - _timed(machine, case, rows_of_batch, length))
+        found = _kernels_of(machine, case, *shapes[0])
+        rows.append(passes(f"{case.label}: kernel", bool(found) and "math" not in found, found, "any but math"))
+        # The time of a shape's first call above that of its second.
+        extra = 1000 * sorted(seconds)[len(seconds) // 2]
+        rows.append(
+            at_most(f"{case.label}: new shape", extra, 5.0, "ms")
+            if machine.gpu
+            else measured(f"{case.label}: new shape", extra, "ms")
+        )
+    return rows
+
+
+def _inputs(machine: Machine, case: Case, n: int, length: int) -> tuple[Any, ...]:
+    dtype = machine.size(torch.bfloat16, torch.float32)
+    width, (heads, kv_heads) = machine.size(128, 16), case.heads
+    queries = min(case.window, length) or length
+    shapes = [(n, heads, queries, width), (n, kv_heads, length, width), (n, kv_heads, length, width)]
+    tensors = [torch.randn(shape, device=machine.device, dtype=dtype, requires_grad=True) for shape in shapes]
+    mask = None
+    if case.masked:
+        lengths = length - torch.arange(n, device=machine.device) % (length // 4)
+        mask = (torch.arange(length, device=machine.device) < lengths[:, None])[:, None, None]
+    return (*tensors, mask)
+
+
+def _forward_and_backward(machine: Machine, case: Case, n: int, length: int) -> None:
+    inputs = _inputs(machine, case, n, length)
+    bidirectional_attention(MODULE, *inputs)[0].sum().backward()
+
+
+def _timed(machine: Machine, case: Case, n: int, length: int) -> float:
+    inputs = _inputs(machine, case, n, length)
+    return timed(lambda: bidirectional_attention(MODULE, *inputs)[0].sum().backward(), machine.device)[1]
+
+
+def _kernels_of(machine: Machine, case: Case, n: int, length: int) -> str:
+    """The names of the attention kernels of a forward and backward pass, as torch dispatched them."""
+    prefix = "aten::_scaled_dot_product_"
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        _forward_and_backward(machine, case, n, length)
+    names = {event.key.removeprefix(prefix) for event in trace.key_averages() if event.key.startswith(prefix)}
+    return ", ".join(sorted(name for name in names if not name.endswith("backward")))
+
+
+def packed(machine: Machine) -> list[Row]:
+    """Packed rows against the same rows padded, in float32: states and the three gradients."""
+    if machine.gpu and torch.cuda.get_device_capability() < (8, 0):
+        return [not_run("packed rows", "variable-length attention needs compute capability 8.0")]
+    rows = []
+    lengths = machine.size((700, 31, 512, 1, 900), (5, 1, 9))
+    bar = machine.size(2e-2, 1e-5)
+    for heads, kv_heads in ((32, 32), (28, 4)):
+        error = _packed_error(machine, lengths, heads, kv_heads)
+        rows.append(at_most(f"{heads} heads on {kv_heads}: relative error", error, bar))
+    return rows
+
+
+def _packed_error(machine: Machine, lengths: tuple[int, ...], heads: int, kv_heads: int) -> float:
+    """The largest relative error of the states and of the gradients of queries, keys and values."""
+    device, total, width = machine.device, sum(lengths), machine.size(128, 16)
+    dtype = machine.size(torch.bfloat16, torch.float32)
+    row_lengths = torch.tensor(lengths, device=device)
+    starts = torch.nn.functional.pad(row_lengths.cumsum(0), (1, 0)).int()
+    wide = [torch.randn(1, h, total, width, device=device, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
+    narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
+    direction = torch.randn(total, heads, width, device=device)
+
+    query, key, value = narrow
+    found = bidirectional_attention(MODULE, query, key, value, None, packed=Packed(lengths, starts))[0][0]
+    (found.float() * direction).sum().backward()
+
+    split = [[row[0].transpose(0, 1) for row in x.split(list(lengths), dim=2)] for x in wide]
+    padded = [pad_sequence(rows, batch_first=True) for rows in split]
+    real = torch.arange(max(lengths), device=device) < row_lengths[:, None]
+    query, key, value = (x.transpose(1, 2) for x in padded)
+    expected = bidirectional_attention(MODULE, query, key, value, real[:, None, None])[0][real]
+    (expected * direction).sum().backward()
+
+    pairs = [(found, expected)]
+    for a, b in zip(narrow, wide, strict=True):
+        assert a.grad is not None and b.grad is not None
+        pairs.append((a.grad, b.grad))
+    return max(float(((a.float() - b).norm() / b.norm()).detach()) for a, b in pairs)
