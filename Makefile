@@ -7,7 +7,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long drill check format docs wheel wheel-check clean
+.PHONY: help install demo test test-long test-gpu drill check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,10 @@ test: $(INSTALLED) ## Run the tests
 
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+# Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
+test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form
+	PYTHONPATH=src:tests $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one

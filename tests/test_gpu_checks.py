@@ -28,16 +28,16 @@ from lfpo.models.lora import attach
 from lfpo.rollout.denoise import LOOK_EVERY
 
 SMALL = Machine(gpu=False)
-# Checks of more than a second or two.
 LONG = {"losses-agree", "fsdp", "rollout-8b", "memory-4-bit", "memory-full"}
+LONG_WHEN_BROKEN = LONG | {"rollouts-agree", "rollout", "waits", "memory-lora"}
 Patch = pytest.MonkeyPatch
 
 
-def by_cost(names: Any) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in names]
+def by_cost(names: Any, long: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] if name in long else []) for name in names]
 
 
-@pytest.mark.parametrize("name", by_cost(CHECKS))
+@pytest.mark.parametrize("name", by_cost(CHECKS, LONG))
 def test_a_check_passes(name: str):
     rows = CHECKS[name].run(SMALL)
     assert rows and not failed(rows)
@@ -147,7 +147,7 @@ BREAKAGES: dict[str, Callable[[Patch], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_cost(BREAKAGES))
+@pytest.mark.parametrize("name", by_cost(BREAKAGES, LONG_WHEN_BROKEN))
 def test_a_check_fails_when_its_subject_is_broken(name: str, monkeypatch: Patch):
     if name == "memory-4-bit":
         pytest.importorskip("bitsandbytes")
