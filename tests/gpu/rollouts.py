@@ -15,11 +15,12 @@ from rich.console import Console
 from cuda_stand_in import cuda_stand_in
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
 from gpu.shapes import SMALL, small_layout
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.measure import timed
 from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS, random_prompts
-from lfpo.models.lora import LoraSettings, attach
+from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
