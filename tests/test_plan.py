@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.profiler import profile
 
 import lfpo.rollout.collect
+from gpu.memory import TOLERANCE, peak
+from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_tokenizer
-from lfpo.models.layouts import LAYOUTS
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import optimizer_step
@@ -26,18 +26,7 @@ from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
 from lfpo.train.plan.work import count
 from lfpo.train.rl import LFPOTrainer
 
-TOLERANCE = 0.15
-MODEL = {
-    **LAYOUTS["llada-8b"],
-    "d_model": 128,
-    "n_layers": 4,
-    "n_heads": 4,
-    "mlp_hidden_size": 320,
-    "vocab_size": 1024,
-    "mask_token_id": 1023,
-    "eos_token_id": 1022,
-    "pad_token_id": 1022,
-}
+CPU = torch.device("cpu")
 PROMPT, COMPLETION = 24, 40
 
 
@@ -54,19 +43,6 @@ def recipe(**changes: Any) -> LFPOConfig:
         "threads": 1,
     }
     return build(LFPOConfig, {**settings, **changes})
-
-
-def allocated(work: Any) -> int:
-    """Peak bytes of torch's CPU allocator during `work`, above what it held before."""
-    with profile(use_cpu=True, profile_memory=True) as trace:
-        work()
-    assert trace.kineto_results is not None
-    events = [e for e in trace.kineto_results.events() if e.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
 
 
 def grade(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -95,14 +71,14 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, grade, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
     batches: list[Any] = []
-    rollouts = allocated(lambda: batches.append(trainer.sample_and_score(0)))
+    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0)), CPU)
     signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
 
     def step() -> None:
         optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
 
     step()  # creates the optimiser's state
-    update = allocated(step)
+    update = peak(step, CPU)
     plan = estimate(args, MODEL, prompt_length=PROMPT, device="cpu")
     standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser"))
     held = sum(p.numel() * p.element_size() for p in model.parameters())

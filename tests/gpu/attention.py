@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.rows import Machine, Row, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
-from lfpo.models.attention import Packed, bidirectional_attention
+from lfpo.models.attention import Packed, bidirectional_attention, key_mask
 
 MODULE = torch.nn.Identity()
 
@@ -67,7 +67,7 @@ def _inputs(machine: Machine, case: Case, n: int, length: int) -> tuple[Any, ...
     mask = None
     if case.masked:
         lengths = length - torch.arange(n, device=machine.device) % (length // 4)
-        mask = (torch.arange(length, device=machine.device) < lengths[:, None])[:, None, None]
+        mask = key_mask(torch.arange(length, device=machine.device) < lengths[:, None], dtype)
     return (*tensors, mask)
 
 
@@ -121,7 +121,7 @@ def _packed_error(machine: Machine, lengths: tuple[int, ...], heads: int, kv_hea
     padded = [pad_sequence(rows, batch_first=True) for rows in split]
     real = torch.arange(max(lengths), device=device) < row_lengths[:, None]
     query, key, value = (x.transpose(1, 2) for x in padded)
-    expected = bidirectional_attention(MODULE, query, key, value, real[:, None, None])[0][real]
+    expected = bidirectional_attention(MODULE, query, key, value, key_mask(real, torch.float32))[0][real]
     (expected * direction).sum().backward()
 
     pairs = [(found, expected)]
