@@ -29,6 +29,8 @@ def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, m
     given += ["--learning_rate", "1e-3", "--eval_size", "1"]
     if name == "justgrpo":
         given += ["--sampler.block_length", "1"]
+    if name == "dtree_rpo":
+        given += ["--tree", "[2, 2]", "--num_generations", "4", "--optimizer_steps_per_iteration", "2"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     alone = [*ARGUMENTS, "--model", str(model), *given, "--max_steps", "2", "--output_dir"]
     assert main([*alone, str(whole)]) == 0

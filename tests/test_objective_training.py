@@ -66,10 +66,13 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
     "cj_grpo": {"num_iterations": 2},
     "gdpo": {"num_iterations": 2},
     "stable_drl": {"block_length": 2, "num_iterations": 1},
+    "mdpo": {"steps": 2},
+    "dtree_rpo": {"num_iterations": 2, "lambda_max": 0.1},
 }
 # Settings that an objective needs of its rollouts.
 ROLLOUTS: dict[str, dict[str, Any]] = {
     "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)},
+    "dtree_rpo": {"tree": [2, 2], "num_generations": 4},
 }
 
 

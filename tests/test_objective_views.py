@@ -27,7 +27,7 @@ N = 4000
 
 def views_of(objective: Any, t: Trajectory, iteration: int = 0) -> Views:
     """Views of a pass, row r drawing from seed r, every rollout right and better than the others."""
-    return objective.views(t, torch.ones(len(t)), range(len(t)), iteration)
+    return objective.views(t, for_states(objective, torch.ones(len(t))), range(len(t)), iteration)
 
 
 def check_rate(hits: torch.Tensor, probability: float) -> None:
@@ -66,7 +66,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 # Those that score what was revealed after the first EOS, and those that draw nothing.
 AFTER_EOS = {"unigrpo", "espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"}
-WITHOUT_DRAWS = {"trace_rl", "justgrpo", "cj_grpo", "egspo"}
+WITHOUT_DRAWS = {"trace_rl", "justgrpo", "cj_grpo", "egspo", "mdpo", "dtree_rpo"}
 PROMPTS = ["ab", "abbab", "a", "bb", "aba", "b"]
 
 
@@ -76,7 +76,16 @@ def mixed() -> Trajectory:
     completions = ["abababab", "aabbaabb", "abaeabae", "bbaaabab", "babababe", "abbeeeee"]
     reveal = ["01234567", "76543210", "02143514", "00112233", "01472536", "1032----"]
     entropy = (0.5 + torch.rand(6, 8, generator=torch.Generator().manual_seed(0))).tolist()
-    return rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0)
+    t = rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0, steps=8)
+    t.predicted_at, t.predicted_tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
+    t.predicted_confidence = torch.full((6, 2, 8), 0.5)
+    t.node = torch.arange(6)[:, None].expand(-1, 3)  # each on a tree of its own
+    return t
+
+
+def for_states(objective: Any, signal_B: torch.Tensor) -> torch.Tensor:
+    """The signal of each rollout for each of its states, where the objective takes that."""
+    return signal_B[:, None].expand(-1, 2) if {"predictions", "tree"} & getattr(objective, "needs", set()) else signal_B
 
 
 def made(name: str) -> Any:
@@ -87,6 +96,7 @@ def made(name: str) -> Any:
 def test_only_masked_tokens_of_the_completion_are_scored(name: str):
     t, width = mixed(), 5
     many = t.rows(torch.arange(6).repeat(20))
+    many.node = torch.arange(120)[:, None].expand(-1, 3)
     views = views_of(made(name), many)
     masked, padding = hidden(views), views.attention_mask == 0
     whole = torch.cat([many.prompt_ids, many.tokens], dim=1)[views.row]
@@ -97,6 +107,8 @@ def test_only_masked_tokens_of_the_completion_are_scored(name: str):
     assert not views.target[:, :width].any()
     assert not (views.target & ~masked).any()
     reached = many.reveal_step >= 0 if name in AFTER_EOS else many.counted
+    if name in ("mdpo", "dtree_rpo"):  # what counts there is up to the state: see their own tests
+        return
     assert not (views.target[:, width:] & ~reached[views.row]).any()
     assert torch.equal(views.weight != 0, views.target) and bool((views.weight >= 0).all())
     assert views.length.tolist() == reached.sum(-1)[views.row].tolist()
@@ -134,7 +146,7 @@ def test_padding_is_never_masked_and_all_that_is_trimmed():
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_mask_belongs_to_its_rollout(name: str, iteration: int):
     objective, t, seeds = made(name), mixed(), [30, 31, 32, 33, 34, 35]
-    signal = torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3])
+    signal = for_states(objective, torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3]))
     expected = drawn(objective.views(t, signal, seeds, iteration))
     assert set(expected) == set(range(6))
 

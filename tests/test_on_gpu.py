@@ -73,7 +73,8 @@ def test_the_stand_in_refuses_what_cuda_would():
 
 
 OTHERS: list[dict[str, Any]] = [
-    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo", "dtree_rpo"})),
+    {"objective": {"name": "dtree_rpo", "num_iterations": 2}, "tree": [2, 2], "num_generations": 4},
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}},
     {"offload_reference": True},

@@ -125,11 +125,11 @@ def test_agrpo(monkeypatch):
     class Recorded(Predictions):
         """Old log-probabilities and kept tokens as the golden file recorded them, not recomputed."""
 
-        def logp(self, policy="current", sampler=None):
+        def logp(self, policy="current", sampler=None, *, temperature=1.0):
             place = (self.views.row[self.view_T], self.column_T - 5)
             monkeypatch.setattr("lfpo.objectives.predictions.kept_tokens", lambda *_: kept[place])
             recorded = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
-            return recorded if policy == "old" else super().logp(policy, sampler)
+            return recorded if policy == "old" else super().logp(policy, sampler, temperature=temperature)
 
     monkeypatch.setattr("lfpo.train.algorithm.Predictions", Recorded)
     probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])

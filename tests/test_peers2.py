@@ -12,12 +12,14 @@ from torch.nn import functional as F
 import peers
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
+from lfpo.objectives.dtree_rpo import DTreeRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.masks import gauss_legendre
+from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
@@ -34,17 +36,26 @@ def cases(prefix: str) -> Any:
     return pytest.mark.parametrize("golden", found)
 
 
-def check(objective: Objective, views: Views, golden: dict[str, Any], *, model: Any = None, shown: bool = True) -> None:
+def check(
+    objective: Objective,
+    views: Views,
+    golden: dict[str, Any],
+    *,
+    model: Any = None,
+    shown: bool = True,
+    signal: torch.Tensor | None = None,
+) -> None:
     """Loss and gradients to 1e-5, through the function that training calls, whole and split into small passes.
 
     Where the peer recorded no old log-probabilities it compared the policy with itself. shown: the views are the peer's
-    noised inputs, but for those that mask nothing.
+    noised inputs, but for those that mask nothing. signal: the recorded advantages unless given.
     """
     if shown:
         masked = [row for forward in golden["noised_inputs_cur"] for row in forward if peers.MASK in row]
         ours = [row[: len(row)] for row in views.input_ids.tolist()]
         assert sorted(unpadded(row, views, i) for i, row in enumerate(ours)) == sorted(masked)
-    signal = torch.tensor(golden.get("advantages", peers.NEWER["batch"]["advantages"]), dtype=torch.float64)
+    if signal is None:
+        signal = torch.tensor(golden.get("advantages", peers.NEWER["batch"]["advantages"]), dtype=torch.float64)
     for tokens in (10**6, 1):
         policies = peers.policies(model or peers.ClosedFormModel)
         if not any(golden.get(name) for name in golden if name.startswith("old_")):
@@ -210,3 +221,41 @@ def test_stable_drl(golden: dict[str, Any]):
     bound = Sequences(old).lower_bound(Predictions(old, peers.policies()).logp("old"))
     torch.testing.assert_close(bound, torch.tensor(golden["old_elbo"], dtype=torch.float64), rtol=1e-5, atol=1e-6)
     check(objective, views, golden, shown=False)
+
+
+@cases("mdpo")
+def test_mdpo(golden: dict[str, Any]):
+    hyper = golden["hyper"]
+    objective = MDPO(steps=9, epsilon=hyper["eps"], beta=hyper["beta"])
+    rewards = torch.tensor(golden["step_rewards"], dtype=torch.float64)
+    signal = objective.signal(rewards, torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(signal, torch.tensor(golden["step_advantages"], dtype=torch.float64), rtol=1e-5, atol=0)
+    [step] = [
+        i for i, column in enumerate(signal.T.tolist()) if column == pytest.approx(golden["advantages"], abs=1e-5)
+    ]
+    hidden = peers.masks(golden)[0][:, 5:]  # the state before the step; all that it hides is revealed later
+    t = peers.trajectory(reveal_step=hidden.long().tolist(), temperature=hyper["temperature"])
+    t.predicted_at, t.predicted_tokens = torch.ones(4, 5, dtype=torch.long), t.tokens[:, None].expand(-1, 5, -1)
+    t.predicted_confidence = torch.tensor(golden["confidence"], dtype=torch.float64)[:, None].expand(-1, 5, -1)
+    only = torch.zeros_like(signal)
+    only[:, step] = signal[:, step]
+    check(objective, objective.views(t, only, [0, 1, 2, 3], 0), golden, signal=only)
+
+
+@cases("dtreerpo")
+def test_dtree_rpo(golden: dict[str, Any]):
+    """Parents are at step 1, children at step 2; what neither shows is revealed later."""
+    hyper = golden["hyper"]
+    schedule = {"growth": hyper["gamma"], "tau_max": hyper["tau_max"], "decay": hyper["beta_tau"]}
+    objective = DTreeRPO(epsilon=hyper["eps"], beta=hyper["beta"], lambda_max=hyper["lambda_max"], **schedule)
+    if not hyper["distil"]:
+        objective = dataclasses.replace(objective, lambda_max=0.0)
+    objective = objective.at_progress(hyper["step"] / hyper["max_steps"])
+    parent, child = (torch.tensor(golden[f"{name}_ids"])[:, 5:] for name in ("parent", "child"))
+    t = peers.trajectory(child.tolist(), ((parent == peers.MASK).long() + (child == peers.MASK).long()).tolist())
+    t.prompt_ids = torch.tensor(golden["parent_ids"])[:, :5]
+    signal = torch.tensor(golden["advantages"], dtype=torch.float64)[:, None]
+    groups, ones = torch.tensor(golden["group_ids"]), torch.ones(4, dtype=torch.long)
+    views = objective.edge_views(t, signal, torch.arange(4), 0 * ones, groups, ones, 2 * ones)
+    once = golden | {"noised_inputs_cur": golden["noised_inputs_cur"][:1]}  # the peer runs the parents again for D
+    check(objective, views, once, signal=signal)

@@ -75,7 +75,9 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
 
     def step() -> None:
-        optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
+        optimizer_step(
+            trainer, trainer.objective, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {}
+        )
 
     step()  # creates the optimiser's state
     update = peak(step, CPU)
@@ -145,7 +147,12 @@ def test_splitting_divides_only_the_layers():
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_the_work_of_every_objective_is_counted(name: str):
-    work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False)
+    tree = [2, 3] if name == "dtree_rpo" else []
+    work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False, tree)
+    if tree:
+        assert (work.views, work.unit) == ((2 + 6) / 6, 3)
+    if name == "mdpo":
+        assert work.views == 8
     assert work.views > 0
     assert 0 < work.most_targets <= 12
     assert work.forwards == 8

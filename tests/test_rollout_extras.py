@@ -83,7 +83,7 @@ def test_leaves_share_what_their_node_says_and_no_more(checkpoint: Path, setting
     prompts, seeds = [p for p in PROMPTS for _ in range(6)], list(range(100, 118))
     t = tree_rollout(model, prompts, sampler, seeds, [2, 3])
     assert t.node is not None
-    assert t.node[6:12].tolist() == [[6, 6], [6, 7], [6, 8], [9, 9], [9, 10], [9, 11]]
+    assert t.node[6:12].tolist() == [[6, 6, 6], [6, 6, 7], [6, 6, 8], [6, 9, 9], [6, 9, 10], [6, 9, 11]]
     states = t.state_before(torch.full((18,), 4))
     for first in range(0, 18, 3):
         assert bool((states[first : first + 3] == states[first]).all())
@@ -119,7 +119,7 @@ def test_shared_forwards_of_a_tree_run_once(llada: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_tree_that_a_sampler_cannot_grow_is_one_sentence(tree: list[int], settings: dict[str, Any], said: str):
-    sampler = SamplerConfig(**{"gen_length": 8, "steps": 8, **settings}).for_length(8)
+    sampler = SamplerConfig(**({"gen_length": 8, "steps": 8} | settings)).for_length(8)
     with pytest.raises(UserError, match=said) as caught:
         check_tree(tree, sampler)
     assert "\n" not in str(caught.value)
@@ -128,6 +128,6 @@ def test_a_tree_that_a_sampler_cannot_grow_is_one_sentence(tree: list[int], sett
 
 def test_values_of_nodes_by_hand():
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 1.0])
-    expected = [[0.5, 1], [0.5, 0], [0.25, 0.5], [0.25, 0], [0, 0], [0, 0], [1, 1], [1, 1]]
-    assert node_values(rewards, [2, 2]).tolist() == expected
-    assert node_values(rewards, [4]).tolist() == [[r] for r in rewards.tolist()]
+    roots, inner = torch.tensor([0.375, 0.5]).repeat_interleave(4), torch.tensor([0.5, 0.25, 0, 1]).repeat_interleave(2)
+    assert node_values(rewards, [2, 2]).tolist() == torch.stack([roots, inner, rewards], 1).tolist()
+    assert node_values(rewards, [4]).tolist() == torch.stack([roots, rewards], 1).tolist()

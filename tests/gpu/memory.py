@@ -116,7 +116,9 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
 
     def step() -> None:
         signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
-        optimizer_step(trainer, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {})
+        optimizer_step(
+            trainer, trainer.objective, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {}
+        )
 
     rollouts = peak(lambda: batches.append(trainer.sample_and_score(0)), device)
     step()

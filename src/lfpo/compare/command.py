@@ -67,7 +67,7 @@ def check(config: CompareConfig) -> None:
                 sampler = settings.sampler.for_length(get_task(settings.task).gen_length)
             except ValueError as error:
                 raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
-            check_rollouts(objective, sampler)
+            check_rollouts(objective, sampler, settings.tree)
     if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
         raise UserError(f"lfpo compare: the recipes must have the same names of eval_samplers, found {samplers}")
 

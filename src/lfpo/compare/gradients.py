@@ -11,7 +11,7 @@ import torch
 from lfpo.base.rng import key
 from lfpo.models.roles import BASE
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.needs import check_rollouts, kept_steps, signal_of
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
@@ -33,6 +33,7 @@ def gradient_quality(
     """
     few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
     trainer = LFPOTrainer(args=few)
+    trainer.keep_steps = max((kept_steps(make_objective(s), trainer.sampler) for s in objectives.values()), key=len)
     batch = trainer.sample_and_score(0)
     settings = dict(objectives)
     lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
@@ -46,8 +47,8 @@ def gradient_quality(
 
 def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
     objective, meter = make_objective(settings), Meter()
-    check_rollouts(objective, trainer.sampler)
-    signal = objective.signal(batch.reward_B, batch.group_B)
+    check_rollouts(objective, trainer.sampler, trainer.args.tree)
+    signal = signal_of(objective, batch, trainer.args.tree)
     trainer.model.train()
     total, squares = None, 0.0
     for draw in range(draws):

@@ -30,6 +30,8 @@ OBJECTIVES: dict[str, str] = {
     "gdpo": "lfpo.objectives.gdpo:GDPO",
     "egspo": "lfpo.objectives.egspo:EGSPO",
     "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
+    "dtree_rpo": "lfpo.objectives.dtree_rpo:DTreeRPO",
+    "mdpo": "lfpo.objectives.mdpo:MDPO",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 

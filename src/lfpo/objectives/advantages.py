@@ -9,7 +9,7 @@ from lfpo.base.errors import UserError
 if TYPE_CHECKING:  # the settings of objectives name Advantage, and are checked before torch is loaded
     import torch
 
-Advantage = Literal["mean", "zscore", "zscore_floored", "leave_one_out"]
+Advantage = Literal["mean", "zscore", "zscore_sample", "zscore_floored", "leave_one_out"]
 LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 
@@ -23,24 +23,30 @@ def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
     return group_B.bincount()[group_B]
 
 
+def check_groups(group_B: torch.Tensor) -> None:
+    """Raise UserError when a group has a single rollout."""
+    if int(group_sizes(group_B).min()) == 1:
+        raise UserError("advantages compare the rollouts of a prompt; num_generations must exceed 1")
+
+
 def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advantage) -> torch.Tensor:
     """How much better each rollout is than the others of its prompt, [B].
 
     "mean": reward minus group mean (d1, SPG, AGRPO). "zscore": that over the group's standard deviation, population
-    form (GRPO, TraceRL). "zscore_floored": that over the deviation or LEAST_DEVIATION, whichever is larger (RLDF).
-    "leave_one_out": reward minus the mean of the others (coupled-GRPO, ESPO), which is "mean" times G / (G - 1).
+    form (GRPO, TraceRL). "zscore_sample": the same in the sample form (MDPO). "zscore_floored": that over the deviation
+    or LEAST_DEVIATION, whichever is larger (RLDF). "leave_one_out": reward minus the mean of the others (coupled-GRPO,
+    ESPO), which is "mean" times G / (G - 1).
     Raises UserError when a group has a single rollout: there is nothing to compare.
     """
+    check_groups(group_B)
     sizes = group_sizes(group_B)
-    if int(sizes.min()) == 1:
-        raise UserError("advantages compare the rollouts of a prompt; num_generations must exceed 1")
     centred = rewards_B - group_means(rewards_B, group_B)
     if kind == "leave_one_out":
         return centred * sizes / (sizes - 1)
     if kind == "mean":
         return centred
-    deviation = (_per_group_sum(centred**2, group_B) / sizes).sqrt()
-    return centred / (deviation + 1e-4 if kind == "zscore" else deviation.clamp(min=LEAST_DEVIATION))
+    deviation = (_per_group_sum(centred**2, group_B) / (sizes - int(kind == "zscore_sample"))).sqrt()
+    return centred / (deviation.clamp(min=LEAST_DEVIATION) if kind == "zscore_floored" else deviation + 1e-4)
 
 
 def _per_group_sum(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,9 @@ class Objective(Protocol):
 
     Optional:
     needs: what the objective needs of rollouts, names of lfpo.objectives.needs.NEEDS, checked at start.
+        With "predictions" or "tree" among them, `signal` takes rewards or values of several states of each rollout.
+    rewarded_steps: with "predictions", at how many scheduled steps they are kept (None: all).
+    at_progress(share): the objective at this share of training, 0 to below 1, where its knobs follow a schedule.
     check_sampler(sampler): raises UserError when rollouts sampled this way cannot be learned from.
     prepare(views, logp): the views that the passes of one optimiser step take instead, where weights or targets depend
         on what the policies say or on rollouts of other ranks. Called on every rank, also with no views, without
@@ -39,6 +42,10 @@ class Objective(Protocol):
 
         rewards_B: float64 [B], CPU, of all rollouts of an iteration on all ranks. group_B: int64 [B], the index of
         each rollout's prompt. Returns float64 [B], CPU. Called once an iteration.
+
+        For objectives that need "predictions", rewards_B is [B, M], of each kept prediction in the order of steps; for
+        those that need "tree", [B, levels + 1], the values of the nodes that the rollout goes through. The signal then
+        has a number for each state of a rollout, and a view's `state` says which it takes.
         """
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

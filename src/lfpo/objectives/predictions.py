@@ -21,7 +21,8 @@ class Predictions:
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
     padding_free: run the views packed end to end, without padding (see MaskedDiffusionLM.packed_hidden).
-    labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in.
+    labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in. weight_T, second_T:
+        their weights.
     """
 
     def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, padding_free: bool = False):
@@ -31,6 +32,7 @@ class Predictions:
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
+        self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
 
     @property
@@ -39,7 +41,10 @@ class Predictions:
         return list(self._hidden)
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
-        """One number a rollout [B], on the policies' device, as one number a target [T]."""
+        """One number a rollout [B], or one for each of its states [B, M], which `views.state` counts, as one number a
+        target [T]. On the policies' device."""
+        if value_B.dim() == 2:
+            return value_B[self.views.row, self.views.state][self.view_T]
         return value_B[self.views.row][self.view_T]
 
     def hidden(self, policy: str = CURRENT) -> torch.Tensor:
@@ -63,15 +68,17 @@ class Predictions:
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             return self.policies[policy].head(self.hidden(policy))
 
-    def logp(self, policy: str = CURRENT, sampler: SamplerConfig | None = None) -> torch.Tensor:
-        """Log-probability of each target's token [T]: the model's own, or as a sampler draws.
+    def logp(
+        self, policy: str = CURRENT, sampler: SamplerConfig | None = None, *, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Log-probability of each target's token [T]: the model's own, at a temperature, or as a sampler draws.
 
         sampler: takes its temperature, and restricts every policy to the tokens that top-k and top-p of theta_old keep.
         """
         model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
 
         def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -F.cross_entropy(at_least_float32(model.head(hidden)), labels, reduction="none")
+            return -F.cross_entropy(at_least_float32(model.head(hidden)) / temperature, labels, reduction="none")
 
         def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
             assert sampler is not None and old is not None

@@ -25,6 +25,7 @@ class Views:
     state [S]: which of its rollout's views it is: the step that follows, or the number of the draw; 0 where one is all.
     length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
+    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
     """
 
     row: torch.Tensor
@@ -38,6 +39,7 @@ class Views:
     length: torch.Tensor
     sampler: SamplerConfig
     mask_id: int
+    second: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -54,8 +56,9 @@ class Views:
     def trim(self) -> Views:
         """Drop the columns on the left that are padding in every view."""
         start = int(self.attention_mask.any(0).int().argmax())
-        wide = ("input_ids", "attention_mask", "target", "labels", "weight")
-        return dataclasses.replace(self, **{name: getattr(self, name)[:, start:] for name in wide})
+        narrow = ("row", "unit", "state", "length")
+        wide = {name: value[:, start:] for name, value in tensor_fields(self).items() if name not in narrow}
+        return dataclasses.replace(self, **wide)
 
 
 def noised(

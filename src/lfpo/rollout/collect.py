@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from lfpo.rewards import Rewards, score
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.tree import tree_rollout
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Batch:
     trajectory [b rows]: on the policy's device. rewards [b]: on the CPU.
     first: the number of this rank's first rollout among all B; its own are first .. first + b - 1.
     reward_B, group_B [B]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
+    predicted_reward_BM: float64 [B, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all B rollouts, under TRL's names.
     """
 
@@ -42,6 +44,7 @@ class Batch:
     group_B: torch.Tensor
     failed: dict[str, str]
     metrics: dict[str, float]
+    predicted_reward_BM: torch.Tensor | None = None
 
     def mine(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rollouts are among those numbered `block`, in its order; int64, 0 .. b - 1."""
@@ -71,9 +74,13 @@ def collect(
     rollout_compile: bool,
     reward_weights: Sequence[float],
     reward_timeout: float = 0.0,
+    keep_steps: Sequence[int] = (),
+    tree: Sequence[int] = (),
 ) -> Batch:
     """Sample `n_generations` rollouts for each of the iteration's prompts from `policy`, and score them.
 
+    keep_steps: scheduled steps whose whole predictions are kept, and scored too. tree: how a prompt's rollouts branch
+    (none: they do not).
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
@@ -87,24 +94,52 @@ def collect(
     seeds = [key(seed, iteration, first + b, "rollout") for b in range(len(rows))]
 
     started = time.perf_counter()
-    trajectory = rollout(policy, prompts, sampler, seeds, rollout_tokens=rollout_tokens, compiled=rollout_compile)
+    how: dict[str, Any] = {"rollout_tokens": rollout_tokens, "compiled": rollout_compile}
+    if tree:
+        trajectory = tree_rollout(policy, prompts, sampler, seeds, tree, **how)
+    else:
+        trajectory = rollout(policy, prompts, sampler, seeds, keep_steps=keep_steps, **how)
     sampled = time.perf_counter()
     texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-    rewards = score(
-        source.reward_functions,
-        reward_weights,
-        [row["prompt"] for row in rows],
-        as_completions(rows, texts),
-        trajectory.completion_ids(),
-        columns_of(rows),
-        reward_timeout,
-    )
+
+    def scored(rows: Sequence[Row], texts: Sequence[str], ids: list[list[int]]) -> Rewards:
+        prompts, completions, columns = [row["prompt"] for row in rows], as_completions(rows, texts), columns_of(rows)
+        return score(source.reward_functions, reward_weights, prompts, completions, ids, columns, reward_timeout)
+
+    rewards = scored(rows, texts, trajectory.completion_ids())
     times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
+    predicted_BM = None
+    if trajectory.predicted_tokens is not None:
+        started = time.perf_counter()
+        of_predictions, which_bM = _score_predictions(trajectory, rows, tokenizer, scored)
+        times["time/reward_predictions"] = time.perf_counter() - started
+        predicted_BM = distributed.all_gather_tensor(of_predictions.reward_b[which_bM])
+        rewards.failed.update(of_predictions.failed)
 
     reward_B = distributed.all_gather_tensor(rewards.reward_b)
     group_B = torch.arange(n_prompts).repeat_interleave(n_generations)
-    failed, metrics = _over_ranks(rewards, trajectory, times, group_metrics(reward_B, group_B))
-    return Batch(rows, trajectory, texts, rewards, seeds, first, reward_B, group_B, failed, metrics)
+    metrics = group_metrics(reward_B, group_B)
+    if predicted_BM is not None:
+        metrics["predictions/scored"] = distributed.sum_number(float(len(of_predictions.reward_b)))
+        metrics["predictions/reward"] = float(predicted_BM.mean())
+    failed, metrics = _over_ranks(rewards, trajectory, times, metrics)
+    return Batch(rows, trajectory, texts, rewards, seeds, first, reward_B, group_B, failed, metrics, predicted_BM)
+
+
+def _score_predictions(
+    t: Trajectory, rows: Sequence[Row], tokenizer: Any, scored: Callable[..., Rewards]
+) -> tuple[Rewards, torch.Tensor]:
+    """Rewards of the distinct kept predictions of each row, and which of them each of its M steps has, int64 [b, M]."""
+    assert t.predicted_tokens is not None
+    found: dict[tuple[int, ...], int] = {}
+    which = [
+        [found.setdefault((b, *ids), len(found)) for ids in steps]
+        for b, steps in enumerate(t.predicted_tokens.tolist())
+    ]
+    own = [rows[b] for b, *_ in found]
+    tokens = [list(ids) for _, *ids in found]
+    cut = [ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in tokens]
+    return scored(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), cut), torch.tensor(which)
 
 
 def group_metrics(reward_B: torch.Tensor, group_B: torch.Tensor) -> dict[str, float]:
@@ -162,7 +197,7 @@ def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> lis
             **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
             "rewards": {name: values[b] for name, values in rewards.parts.items()},
             "reward": float(rewards.reward_b[b]),
-            "r": float(signal_b[b]),
+            "r": float(signal_b[b].mean()),
         }
         for b, row in enumerate(batch.rows)
     ]

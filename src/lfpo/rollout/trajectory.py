@@ -37,8 +37,8 @@ class Trajectory:
     predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
         and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
         drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
-    node [B, levels] int64: the first rollout that goes through the rollout's node of each level of a tree (see
-        lfpo.rollout.tree).
+    node [B, levels + 1] int64: for each node of a tree that the rollout goes through, from the root to its leaf, the
+        first rollout that does (see lfpo.rollout.tree).
     """
 
     prompt_ids: torch.Tensor

@@ -59,12 +59,9 @@ def tree_rollout(
     """
     assert sampler.gen_length and sampler.steps
     check_prompts(prompts, model, sampler.gen_length)
-    leaves, per_level = math.prod(tree), sampler.steps // len(tree)
-    index_B = torch.arange(len(prompts))
-    below = [leaves // math.prod(tree[: level + 1]) for level in range(len(tree))]  # leaves below a node of each level
-    node_BL = torch.stack([index_B - index_B % n for n in below], dim=1)
+    per_level = sampler.steps // len(tree)
     rows: ActiveRows | None = None
-    for level, n in enumerate(below):
+    for level, n in enumerate(_leaves_below(tree)[1:]):
         own = list(range(0, len(prompts), n))  # a leaf for each node of the level
         start = unstarted([prompts[i] for i in own], [seeds[i] for i in own], sampler, model)
         if rows is not None:
@@ -81,7 +78,7 @@ def tree_rollout(
         )
     assert rows is not None
     trajectory = finished_trajectory(rows, sampler, model)
-    return dataclasses.replace(trajectory, node=node_BL.to(trajectory.tokens.device))
+    return dataclasses.replace(trajectory, node=nodes(len(prompts), tree).to(trajectory.tokens.device))
 
 
 def _children(
@@ -97,9 +94,19 @@ def _children(
     return dataclasses.replace(copies, row=fresh.row, seed=fresh.seed, age=fresh.age, done=ended)
 
 
+def _leaves_below(tree: Sequence[int]) -> list[int]:
+    """The number of leaves below a node of each level, the root's first."""
+    return [math.prod(tree[level:]) for level in range(len(tree) + 1)]
+
+
+def nodes(rows: int, tree: Sequence[int]) -> torch.Tensor:
+    """`node` of a trajectory of whole trees, int64 [rows, levels + 1]."""
+    index = torch.arange(rows)
+    return torch.stack([index - index % n for n in _leaves_below(tree)], dim=1)
+
+
 def node_values(reward_B: torch.Tensor, tree: Sequence[int]) -> torch.Tensor:
-    """The value of the node of each level that each rollout goes through, [B, levels]: the mean of the values of its
-    children, a leaf's its reward. reward_B: of whole trees, in order."""
-    below = [math.prod(tree[level + 1 :]) for level in range(len(tree))]
-    means = [reward_B.view(-1, n).mean(1, keepdim=True).expand(-1, n).flatten() for n in below]
+    """The values of the nodes that each rollout goes through, from the root to its leaf, [B, levels + 1]: the mean of
+    the values of a node's children, of a leaf its reward. reward_B: of whole trees, in order."""
+    means = [reward_B.view(-1, n).mean(1, keepdim=True).expand(-1, n).flatten() for n in _leaves_below(tree)]
     return torch.stack(means, dim=1)

@@ -20,6 +20,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
+from lfpo.objectives.needs import signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
@@ -58,22 +59,26 @@ class Learner(Protocol):
 def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
     """One iteration; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only."""
     args, objective, policies = learner.args, learner.objective, learner.policies
+    if hasattr(objective, "at_progress"):
+        objective = objective.at_progress(iteration / args.max_steps)
     # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
     started = time.perf_counter()
     with learner.stop.at_once():
         batch = learner.sample_and_score(iteration)  # tokens, reveal_step [b, C]; of all ranks: reward_B, group_B
-    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
-    signal_B = objective.signal(batch.reward_B, batch.group_B)
+    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others, of some for each state.
+    signal_B = signal_of(objective, batch, args.tree)
     signal_b = batch.of_rank(signal_B)
 
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
     update_started = time.perf_counter()
     measures: Measures = {}
     meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
-    order_B = torch.randperm(len(signal_B), generator=generator(args.seed, iteration, "blocks"))
-    blocks = [] if batch.unscored else order_B.tensor_split(args.optimizer_steps_per_iteration)
+    whole = args.num_generations if args.tree else 1  # rollouts of a tree stay in one block
+    order = torch.randperm(len(signal_B) // whole, generator=generator(args.seed, iteration, "blocks"))
+    parts = [] if batch.unscored else order.tensor_split(args.optimizer_steps_per_iteration)
+    blocks = [(part[:, None] * whole + torch.arange(whole)).flatten() for part in parts]
     steps = [
-        optimizer_step(learner, batch, signal_b, block, (iteration, inner, number), meter, measures)
+        optimizer_step(learner, objective, batch, signal_b, block, (iteration, inner, number), meter, measures)
         for inner in range(objective.num_iterations)
         for number, block in enumerate(blocks)
     ]
@@ -103,6 +108,7 @@ def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
 
 def optimizer_step(
     learner: Learner,
+    objective: Objective,
     batch: Batch,
     signal_b: torch.Tensor,
     block: torch.Tensor,
@@ -115,7 +121,7 @@ def optimizer_step(
     block: numbers of its rollouts among all B, int64. at: iteration, inner iteration, number of the block.
     meter, measures: what this rank computes is added to them.
     """
-    args, objective, policies, (iteration, inner, number) = learner.args, learner.objective, learner.policies, at
+    args, policies, (iteration, inner, number) = learner.args, learner.policies, at
     mine = batch.mine(block)
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
     filler = fully_masked(batch.trajectory.rows(mine.new_zeros(1)))

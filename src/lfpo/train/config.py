@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +38,8 @@ class LFPOConfig:
 
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
+    tree: how a prompt's rollouts branch: [4, 4] starts 4 of them and branches each into 4 after half of the sampler's
+        steps; num_generations is the product ([]: they do not branch; see lfpo.rollout.tree).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
@@ -79,6 +82,7 @@ class LFPOConfig:
     max_steps: int = 40
     prompts_per_iteration: int = 16
     num_generations: int = 8
+    tree: list[int] = field(default_factory=list)
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
@@ -128,6 +132,7 @@ class LFPOConfig:
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
         not_negative(self, "eval_size", "eval_steps")
+        self._check_tree()
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
@@ -168,3 +173,17 @@ class LFPOConfig:
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
         return bool(self.eval_steps and self.eval_samplers) and (step % self.eval_steps == 0 or step == self.max_steps)
+
+    def _check_tree(self) -> None:
+        if not self.tree:
+            return
+        if min(self.tree) < 1 or math.prod(self.tree) != self.num_generations:
+            raise ValueError(
+                f"'tree' {self.tree} has {math.prod(self.tree)} leaves; set 'num_generations' to that, found "
+                f"{self.num_generations}"
+            )
+        if self.prompts_per_iteration < self.optimizer_steps_per_iteration:
+            raise ValueError(
+                f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} is larger than the "
+                f"{self.prompts_per_iteration} prompts_per_iteration, whose trees are not split"
+            )

@@ -19,6 +19,7 @@ from lfpo.models.lora import settings_of
 from lfpo.models.placement import sampling
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect, rollout_records
 from lfpo.runs.directory import Run
@@ -73,6 +74,7 @@ class LFPOTrainer:
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = reward_weights(args, self.source)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective)
+        self.keep_steps = kept_steps(self.objective, self.sampler)
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
@@ -116,6 +118,8 @@ class LFPOTrainer:
                 rollout_compile=args.rollout_compile,
                 reward_weights=self.reward_weights,
                 reward_timeout=args.reward_timeout,
+                keep_steps=self.keep_steps,
+                tree=args.tree,
             )
         self._count_failures(batch.failed, iteration)
         return batch

@@ -149,5 +149,5 @@ def samplers(
         evaluated = {name: s.for_length(sampler.gen_length or 0) for name, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
-    check_rollouts(objective, sampler)
+    check_rollouts(objective, sampler, args.tree)
     return sampler, evaluated

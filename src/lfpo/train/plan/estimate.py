@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
@@ -70,10 +71,11 @@ class _Setup:
         self.sizes, self.hf, shift = model_shape(config)
         self.objective = make_objective(args.objective)
         self.sampler = args.sampler.for_length(gen_length(args))
+        check_rollouts(self.objective, self.sampler, args.tree)
         assert self.sampler.gen_length and self.sampler.block_length
         self.block_length = self.sampler.block_length
         self.length = prompt_length + self.sampler.gen_length
-        self.work = count(self.objective, self.sampler, prompt_length, shift)
+        self.work = count(self.objective, self.sampler, prompt_length, shift, args.tree)
         self.dtype: torch.dtype = getattr(torch, args.dtype)
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"

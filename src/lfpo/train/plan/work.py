@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +12,14 @@ import torch
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.objectives.needs import kept_steps, rewards_for
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.tree import nodes
 from lfpo.train.plan.shapes import Sizes
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
@@ -38,14 +42,21 @@ class Work:
     tokens: int
 
 
-def count(objective: Objective, sampler: SamplerConfig, prompt_length: int, shift: bool) -> Work:
+def count(
+    objective: Objective, sampler: SamplerConfig, prompt_length: int, shift: bool, tree: Sequence[int] = ()
+) -> Work:
     """The work of an objective on rollouts that do not stop early.
 
-    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift.
+    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift. tree: see LFPOConfig.
     """
-    trajectory = _toy(sampler)
-    signal = objective.signal(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
-    views = objective.views(trajectory, torch.ones_like(signal), [1, 2], 0)
+    trajectory = _toy(sampler, tree, kept_steps(objective, sampler))
+    size = len(trajectory)
+    reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
+    rewards = rewards_for(objective, reward, reward[:, None].expand(-1, len(kept_steps(objective, sampler))), tree)
+    signal = objective.signal(rewards, torch.zeros(size, dtype=torch.long))
+    # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
+    chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
+    views = objective.views(trajectory, chosen, list(range(size)), 0)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special()}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = 0, int(views.target.sum(-1).max())
@@ -63,11 +74,11 @@ def count(objective: Objective, sampler: SamplerConfig, prompt_length: int, shif
     objective.loss(predictions, signal)
     forwards = int(trajectory.nfe[0])
     return Work(
-        views=len(views) / 2,
-        targets=float(views.target.sum()) / 2,
+        views=len(views) / size,
+        targets=float(views.target.sum()) / size,
         most_targets=most_targets,
         unit=unit,
-        before=before / 2,
+        before=before / size,
         others=len(set(predictions.used) - {CURRENT}),
         forwards=forwards * (2 if sampler.cfg_scale else 1),
         tokens=_tokens(sampler, prompt_length, forwards, shift) * (2 if sampler.cfg_scale else 1),
@@ -85,29 +96,38 @@ def _special() -> dict[str, int]:
     return {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 
 
-def _toy(sampler: SamplerConfig) -> Trajectory:
-    """Two rollouts with a prompt of one token, revealed from left to right by the sampler's schedule, or one token a
-    step where it has none."""
+def _toy(sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int]) -> Trajectory:
+    """Two rollouts, or those of one tree, with a prompt of one token, revealed from left to right by the sampler's
+    schedule, or one token a step where it has none."""
     assert sampler.gen_length and sampler.block_length
     length, block = sampler.gen_length, sampler.block_length
     counts = reveal_schedule(sampler)
     if not len(counts):
         counts = torch.ones(block, dtype=torch.long)
     in_block = torch.arange(len(counts)).repeat_interleave(counts)
-    steps = torch.cat([in_block + i * len(counts) for i in range(length // block)]).expand(2, -1)
+    size = math.prod(tree) if tree else 2
+    steps = torch.cat([in_block + i * len(counts) for i in range(length // block)]).expand(size, -1)
+    tokens = torch.ones(size, length, dtype=torch.long)
+    kept: dict[str, torch.Tensor] = {}
+    if keep_steps:
+        kept["predicted_at"] = torch.tensor(keep_steps).expand(size, -1)
+        kept["predicted_tokens"] = tokens[:, None].expand(-1, len(keep_steps), -1)
+        kept["predicted_confidence"] = torch.ones(kept["predicted_tokens"].shape)
     return Trajectory(
-        prompt_ids=torch.zeros(2, 1, dtype=torch.long),
-        prompt_mask=torch.ones(2, 1, dtype=torch.long),
-        tokens=torch.ones(2, length, dtype=torch.long),
+        prompt_ids=torch.zeros(size, 1, dtype=torch.long),
+        prompt_mask=torch.ones(size, 1, dtype=torch.long),
+        tokens=tokens,
         reveal_step=steps.clone(),
-        confidence=torch.ones(2, length),
-        entropy=torch.ones(2, length),
-        scheduled_steps=torch.full((2,), len(counts) * (length // block)),
-        nfe=torch.full((2,), int((counts > 0).sum()) * (length // block)),
-        queries=torch.zeros(2, dtype=torch.long),
+        confidence=torch.ones(size, length),
+        entropy=torch.ones(size, length),
+        scheduled_steps=torch.full((size,), len(counts) * (length // block)),
+        nfe=torch.full((size,), int((counts > 0).sum()) * (length // block)),
+        queries=torch.zeros(size, dtype=torch.long),
         sampler=sampler,
         mask_id=15,
         eos_id=14,
+        node=nodes(size, tree) if tree else None,
+        **kept,
     )
 
 

@@ -1,0 +1,112 @@
+"""MDPO (arXiv 2508.13148): PPO on whole predictions of intermediate steps, each with a reward of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.errors import UserError
+from lfpo.models.roles import BASE, OLD
+from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.policy_gradient import clipped_loss, k2
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class MDPO:
+    """The mean over trained steps s of
+
+        sum over rollouts and masked k of conf_k [PPO's clipped loss C / |M| + beta k2 to the base policy] / sum of |M|,
+
+    with log p of the whole prediction that the sampler made at s, at the sampler's temperature; conf_k is the sampler's
+    confidence, M the masked positions of the state before s, all C of them counted.
+
+    Advantages: R_s is the reward of the prediction at s. u_s = R_s - R_(s-1) + 1 + mean of the later R (of the last
+    step, its own R again; R_(-1) = 0), and A_s = (u_s - mean) / (deviation + 1e-4) over the prompt's rollouts.
+
+    steps: trained steps of a prompt: those with the largest sum of |A|. rewarded_steps: scheduled steps, evenly spaced,
+        whose predictions are kept and rewarded (None: all). States with A = 0 are left out.
+    epsilon, epsilon_high: clip of the ratio. beta: weight of the KL.
+
+    The public code never makes the ratios of a second pass on a batch; here they are to theta_old. Its groups are one
+    rollout a rank, here a prompt's rollouts.
+    """
+
+    num_iterations: int = 1
+    steps: int = 8
+    rewarded_steps: int | None = None
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.02
+    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "predictions"})
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "steps", "rewarded_steps")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+    def check_sampler(self, sampler: SamplerConfig) -> None:
+        if sampler.temperature == 0:
+            raise UserError("mdpo needs sampler.temperature above 0: its probabilities are those of the drawn tokens")
+
+    def signal(self, rewards_BM: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        """A of each step [B, M], 0 where it is not trained. rewards_BM: of the predictions, in the order of steps."""
+        before = torch.cat([torch.zeros_like(rewards_BM[:, :1]), rewards_BM[:, :-1]], dim=1)
+        left = torch.arange(rewards_BM.shape[1]).flip(0).clamp(min=1)
+        later = rewards_BM.flip(1).cumsum(1).flip(1) - rewards_BM
+        later[:, -1] = rewards_BM[:, -1]
+        worth = rewards_BM - before + 1 + later / left
+        columns = [group_advantages(worth_B, group_B, "zscore_sample") for worth_B in worth.unbind(1)]
+        advantage = torch.stack(columns, dim=1)
+        size = torch.zeros(int(group_B.max()) + 1, advantage.shape[1], dtype=advantage.dtype)
+        size.index_add_(0, group_B, advantage.abs())
+        best = size.topk(min(self.steps, advantage.shape[1]), dim=1).indices
+        return advantage * torch.zeros_like(size).scatter_(1, best, 1.0)[group_B]
+
+    def views(self, trajectory: Trajectory, signal_BM: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """The states before trained steps, numbered 0 .. M - 1; labels are the predictions, second weights conf."""
+        t = trajectory
+        assert t.predicted_at is not None and t.predicted_tokens is not None and t.predicted_confidence is not None
+        made_BM = t.predicted_at <= t.reveal_step.amax(-1, keepdim=True)  # others lie after the rollout's end
+        row_S, state_S = ((signal_BM != 0) & made_BM).nonzero().unbind(-1)
+        masked = t.rows(row_S).masked_before(t.predicted_at[row_S, state_S])
+        views = noised(t, row_S, masked, masked, state_S=state_S)
+        width = t.prompt_ids.shape[1]
+        labels = torch.cat([views.labels[:, :width], t.predicted_tokens[row_S, state_S]], dim=1)
+        conf = F.pad(t.predicted_confidence[row_S, state_S], (width, 0)) * views.target
+        return dataclasses.replace(views, labels=labels, second=conf)
+
+    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """The masked positions of a step share a weight of 1, over all ranks. A collective; no policy runs."""
+        return shared_by_state(views)
+
+    def loss(self, predictions: Predictions, signal_BM: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        views, sampler = predictions.views, predictions.views.sampler
+        assert sampler.gen_length
+        masked_T, heat = views.target.sum(-1)[predictions.view_T], sampler.temperature
+        advantage_T = predictions.at_targets(signal_BM)
+        logp = predictions.logp(temperature=heat)
+        ratio_T = (logp - predictions.logp(OLD, temperature=heat)).exp()
+        loss_T, measures = clipped_loss(self, ratio_T, advantage_T)
+        loss_T = loss_T * sampler.gen_length / (masked_T + 1e-4)
+        if self.beta > 0:
+            loss_T = loss_T + self.beta * k2(logp, predictions.logp(BASE, temperature=heat))
+        loss = (predictions.weight_T * predictions.second_T * loss_T).sum()
+        return loss, measures | measure_targets(predictions, advantage_T)
+
+    def normalizer(self, views: Views) -> float:
+        """The number of trained steps, over all ranks."""
+        return float(views.weight.sum())
