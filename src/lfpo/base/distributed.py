@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
@@ -32,6 +33,7 @@ FOREVER = 20 * 86_400.0
 LOST_RANK = re.compile("onnection (closed|reset) by peer|roken pipe|remote process exited|imed out waiting")
 
 _at_work = False
+_groups: list[Any] = []  # process groups beside the one of all ranks
 _heart: Heartbeat | None = None
 
 
@@ -41,8 +43,11 @@ def start() -> None:
     Raises ProcessLost when a rank does not come.
     """
     global _heart
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    # torchrun's group of one is a group too, so that one GPU can run what many do.
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not {"WORLD_SIZE", "RANK", "MASTER_ADDR"} <= set(os.environ)
+    if alone or dist.is_initialized():
         return
+    own = device()  # before the group: NCCL would put every rank on the first GPU
     join = timedelta(seconds=JOIN)
     try:
         shared, rank, world = next(rendezvous("env://", timeout=join))
@@ -50,8 +55,8 @@ def start() -> None:
         _heart = Heartbeat(store.clone(), rank, world)
         _heart.start()
         atexit.register(_heart.close)
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=join)
+        place: dict[str, Any] = {"backend": "nccl", "device_id": own} if own.type == "cuda" else {"backend": "gloo"}
+        dist.init_process_group(store=store, rank=rank, world_size=world, timeout=join, **place)
     except RuntimeError as error:
         raise ProcessLost(
             f"rank {os.environ['RANK']} could not join the other ranks at {os.environ['MASTER_ADDR']}:"
@@ -68,6 +73,7 @@ def stop() -> None:
         if _heart is not None:
             _heart.close()
         _heart = None
+        _groups.clear()
         dist.destroy_process_group()
 
 
@@ -82,11 +88,34 @@ def world() -> int:
 
 
 def device() -> torch.device:
-    """This rank's GPU, or the CPU where there is none."""
+    """This rank's GPU, made CUDA's current device, or the CPU where there is none.
+
+    Raises UserError where a machine has fewer GPUs than ranks.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cuda", torch.cuda.current_device())
+    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= found:
+        raise UserError(
+            f"{os.environ.get('LOCAL_WORLD_SIZE', number + 1)} ranks on a machine with {found} "
+            f"GPU{'s' if found > 1 else ''}: give torchrun --nproc_per_node {found}"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def mesh(shards: int = 0) -> DeviceMesh:
+    """The ranks as a mesh for FSDP: [ranks], or with `shards` below their number [ranks / shards, shards], of which the
+    last dimension splits weights and the first repeats them. A collective; needs `start`.
+
+    shards: 0 for all ranks, or a divisor of their number. Neighbouring ranks share a copy of the weights.
+    """
+    kind = _collective_device().type
+    if shards in (0, world()):
+        return init_device_mesh(kind, (world(),))
+    found = init_device_mesh(kind, (world() // shards, shards), mesh_dim_names=("replicate", "shard"))
+    _groups.extend(found.get_group(dim) for dim in (0, 1))
+    return found
 
 
 def launched() -> bool:
@@ -119,8 +148,8 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     if heart is None:
         yield
         return
-    group: Any = dist.group.WORLD
-    group.set_timeout(timedelta(seconds=progress_timeout or FOREVER))
+    for group in (dist.group.WORLD, *_groups):
+        group.set_timeout(timedelta(seconds=progress_timeout or FOREVER))
     before, heart.timeout = heart.timeout, rank_timeout
     try:
         yield
@@ -264,11 +293,18 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
     squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # one wait for the device
     total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
-    parts = sum(s for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
+    # Replicas of a part are all counted, each as its share.
+    parts = sum(s / _replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
     norm = math.sqrt(total + (sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
     if max_norm and norm > max_norm:
         torch._foreach_mul_(local, max_norm / (norm + 1e-6))
     return norm
+
+
+def _replicas(tensor: DTensor) -> int:
+    """How many ranks hold the same rows."""
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
 def _square_sum(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,49 +1,140 @@
-"""FSDP2: splits the layers' weights, gradients and optimiser state over ranks.
+"""FSDP2: splits a policy's weights, gradients and optimiser state over ranks.
 
-Embeddings, head and LoRA factors stay whole on every rank, because the fused loss reads the head directly;
-`distributed.sum_gradients` sums their gradients.
+Each layer and the embeddings are units of their own under one root, the body. In a forward or backward pass a unit is
+gathered when it is needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other
+and overlap with computation. The head is split by hand, because losses read its weights directly
+(MaskedDiffusionLM.head_weight). LoRA factors stay whole; `distributed.sum_gradients` sums their gradients.
+
+Rollouts and evaluation run on whole weights, since ranks need different numbers of forwards (`gathered`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lfpo.models import MaskedDiffusionLM
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from lfpo.base.distributed import whole
+from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
-def shard(policy: MaskedDiffusionLM) -> None:
-    """Split each layer's weights over the ranks, in place. Replaces the layers' parameters by DTensors, so an optimiser
-    must be built afterwards."""
-    from torch.distributed.fsdp import fully_shard
+def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
+    """Split a policy's weights over the ranks of a mesh (distributed.mesh), in place, on the meta device too. Replaces
+    parameters by DTensors, so adapters and optimiser are made afterwards.
 
-    for layer in policy.backbone.model.layers:
-        whole = {p for name, p in layer.named_parameters() if "lora_" in name}
-        # By default FSDP keeps root modules gathered after a forward, and here each layer is a root.
-        fully_shard(layer, ignored_params=whole, reshard_after_forward=True)
-    for module in _sharded(policy):
-        # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+    Sets `policy.unsplit` to the same model on the meta device, not split, for `gathered`.
+    """
+    empty = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False)
+        for p in policy.backbone.parameters()
+    }
+    policy.unsplit = (policy.frozen_copy(empty),)
+    _split(policy.backbone, mesh)
 
 
-def _sharded(policy: MaskedDiffusionLM) -> list[Any]:
-    from torch.distributed.fsdp import FSDPModule
+def _split(backbone: Any, mesh: DeviceMesh) -> None:
+    tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
+    for unit in (backbone.model.embed_tokens, *backbone.model.layers, backbone.model):
+        # Without this argument FSDP keeps the root gathered after a forward.
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    for module in backbone.modules():
+        if isinstance(module, FSDPModule):
+            # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    if tied:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    else:
+        head = backbone.lm_head.weight
+        rows = distribute_tensor(head.detach(), mesh, [Replicate()] * (mesh.ndim - 1) + [Shard(0)], src_data_rank=None)
+        own = rows.to_local().clone()  # not a view, which would keep all rows in memory
+        backbone.lm_head.weight = nn.Parameter(_with_local(rows, own), requires_grad=head.requires_grad)
 
-    return [m for m in policy.backbone.modules() if isinstance(m, FSDPModule)]
+
+def allocate(backbone: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Replace the meta parameters of a backbone by uninitialised ones; of split ones by this rank's rows."""
+    state = {
+        name: _with_local(p, torch.empty(p.to_local().shape, dtype=dtype, device=device))
+        if isinstance(p, DTensor)
+        else torch.empty(p.shape, dtype=dtype, device=device)
+        for name, p in backbone.named_parameters()
+    }
+    _assign(backbone, state)
+
+
+def _assign(backbone: Any, state: dict[str, Any]) -> None:
+    """Replace parameters; a head that is tied to the embeddings stays tied."""
+    tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
+    backbone.load_state_dict(state, strict=False, assign=True)
+    if tied:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+
+
+def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
+    """`MaskedDiffusionLM.frozen_copy` of a split policy: each rank copies its own rows."""
+    (unsplit,) = policy.unsplit
+    copied = unsplit.frozen_copy()
+    copied.unsplit, copied.autocast = policy.unsplit, policy.autocast
+    _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh)
+    state = {name: _with_local(p, p.to_local().clone()) for name, p in policy.backbone.named_parameters()}
+    _assign(copied.backbone, state)
+    return copied.requires_grad_(False)
+
+
+def _with_local(like: DTensor, local: torch.Tensor) -> DTensor:
+    """A tensor split like `like`, of which this rank holds `local`."""
+    place: dict[str, Any] = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return DTensor.from_local(local.detach(), like.device_mesh, like.placements, **place)
 
 
 @contextlib.contextmanager
-def gathered(policy: MaskedDiffusionLM) -> Iterator[None]:
-    """Keep all weights whole on every rank inside the block, so that ranks may run different numbers of forwards."""
-    modules = _sharded(policy)
-    for module in modules:
-        module.unshard()
-        module.set_reshard_after_forward(False)
+def gathered(policy: MaskedDiffusionLM, *, cast: bool) -> Iterator[MaskedDiffusionLM]:
+    """The same policy with whole weights on every rank, for forwards without gradients; ranks may run different numbers
+    of them. A collective. The copies are freed at the end.
+
+    cast: gather and hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them at
+        every forward.
+    """
+    (unsplit,) = policy.unsplit
+    unsplit.adapter, unsplit.autocast = policy.adapter, policy.autocast
+    empty = dict(unsplit.backbone.named_parameters())
+    state: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, p in policy.backbone.named_parameters():
+            narrow = cast and "layers." in name and p.ndim == 2
+            state[name] = whole(p.to(torch.bfloat16) if narrow else p).detach()
+    try:
+        _assign(unsplit.backbone, state)
+        del state
+        yield unsplit
+    finally:
+        _assign(unsplit.backbone, empty)
+
+
+@contextlib.contextmanager
+def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[None]:
+    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end."""
     try:
         yield
     finally:
-        for module in modules:
-            module.set_reshard_after_forward(True)
-            module.reshard()
+        for policy in policies:
+            policy.release_head()
+            _forget_forwards(policy.backbone.model)
+
+
+def _forget_forwards(root: nn.Module) -> None:
+    """Clear FSDP's record of forwards, from which it tells what to prefetch in the backward pass. It clears the record
+    itself at the end of a backward pass only, so that of a reference policy would grow for ever. These names are
+    private (torch 2.11 to 2.13); in a version without them the record grows, by some bytes a layer and pass."""
+    if not isinstance(root, FSDPModule):
+        return
+    order = getattr(getattr(root._get_fsdp_state(), "_comm_ctx", None), "post_forward_order", [])
+    for group in order:
+        group._post_forward_indices.clear()
+    order.clear()

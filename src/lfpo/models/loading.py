@@ -5,8 +5,10 @@ Nothing is unpickled, and no code from a checkpoint is run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
 from lfpo.base.checks import check_model_name
@@ -21,9 +25,10 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
+from lfpo.models.fsdp import allocate, shard
 from lfpo.models.llada import LLADA
 from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
-from lfpo.models.tensor_files import write_shards
+from lfpo.models.tensor_files import own_rows, write_shards
 
 FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM}
 
@@ -73,20 +78,31 @@ def family_of(config: dict[str, Any], where: object) -> Family:
 
 
 def load_model(
-    name: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    mesh: DeviceMesh | None = None,
 ) -> MaskedDiffusionLM:
     """Load a masked diffusion language model from a folder, `embedded`, or a hub id; weights are cast to `dtype`.
 
+    mesh: split the weights over its ranks (see lfpo.models.fsdp); each reads its own rows only.
     Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
     source = resolve(name)
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
-    backbone = build_backbone(family, config, source / "config.json")
-    state = {family.to_transformers(k): v.to(device, dtype) for k, v in _read_weights(source).items()}
-    _assign(backbone, state, source)
-    backbone.to(device)  # the rotary buffers
-    return _finish(backbone, family, config, source)
+    backbone: Any = build_backbone(family, config, source / "config.json")
+    files = _checked(backbone, family, source)
+    _tie(backbone)
+    backbone.model.rotary_emb.to(device)
+    model = _finish(backbone, family, config, source)
+    if mesh is not None:
+        shard(model, mesh)
+    allocate(backbone, dtype, device)
+    read_weights(model, source, files)
+    backbone.requires_grad_(True)
+    return model
 
 
 def init_model(
@@ -103,20 +119,21 @@ def init_model(
     Raises UserError for an unknown family and a missing or wrong field.
     """
     family = family_of(config, "init config")
-    backbone = build_backbone(family, config, "init config")
+    backbone: Any = build_backbone(family, config, "init config")
     generator = torch.Generator(device=device).manual_seed(seed)
     std = float(config.get("init_std", 0.02))
-    state = {}
-    for key, value in backbone.state_dict().items():
-        weight = torch.empty(value.shape, dtype=dtype, device=device)
-        if key.endswith("bias"):
-            state[key] = weight.zero_()
-        elif value.ndim == 1:
-            state[key] = weight.fill_(1)
-        else:
-            state[key] = weight.normal_(std=std, generator=generator)
-    _assign(backbone, state, "init config")
-    backbone.to(device)  # the rotary buffers
+    _tie(backbone)
+    backbone.model.rotary_emb.to(device)
+    allocate(backbone, dtype, device)
+    with torch.no_grad():
+        for name, weight in backbone.named_parameters():
+            if name.endswith("bias"):
+                weight.zero_()
+            elif weight.ndim == 1:
+                weight.fill_(1)
+            else:
+                weight.normal_(std=std, generator=generator)
+    backbone.requires_grad_(True)
     return _finish(backbone, family, config, None, tokenizer)
 
 
@@ -138,20 +155,40 @@ def weight_files(source: Path) -> list[Path]:
     return files
 
 
-def _read_weights(source: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
+def _tensors(source: Path) -> dict[str, tuple[Path, list[int]]]:
+    """The file and the shape of each tensor of a checkpoint, by the tensor's name there."""
+    found: dict[str, tuple[Path, list[int]]] = {}
     for file in weight_files(source):
-        try:
-            with safe_open(file, framework="pt") as shard:
-                tensors.update({k: shard.get_tensor(k) for k in shard.keys()})  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
-    return tensors
+        with _opened(file) as opened:
+            found |= {key: (file, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+    return found
 
 
-def check_tensors(backbone: nn.Module, shapes: dict[str, list[int]], where: object) -> None:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file. Raises UserError where it cannot be read, in the block too."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
+
+
+def _checked(backbone: Any, family: Family, source: Path) -> dict[str, tuple[str, Path]]:
+    """Where the weights of a backbone are: parameter name -> the tensor's name in the checkpoint, and its file.
+
+    Raises UserError unless all names and shapes match.
+    """
+    found = {family.to_transformers(key): (key, *place) for key, place in _tensors(source).items()}
+    if backbone.config.tie_word_embeddings:
+        found.pop("lm_head.weight", None)
+    check_tensors(backbone, {name: shape for name, (_, _, shape) in found.items()}, source)
+    return {name: (key, file) for name, (key, file, _) in found.items()}
+
+
+def check_tensors(backbone: Any, shapes: dict[str, list[int]], where: object) -> None:
     """Raise UserError unless the names and shapes, without a tied head's, are those of the backbone."""
-    tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
+    tied = bool(backbone.config.tie_word_embeddings)
     expected = {k: list(v.shape) for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
     if missing := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"{where}: {len(missing)} tensors are missing, first {missing[0]!r}")
@@ -162,17 +199,24 @@ def check_tensors(backbone: nn.Module, shapes: dict[str, list[int]], where: obje
             raise UserError(f"{where}: {key} has shape {shapes[key]}, config.json says {shape}")
 
 
-def _assign(backbone: nn.Module, state: dict[str, torch.Tensor], where: object) -> None:
-    """Put weights into the meta-device backbone. Raises UserError unless all names and shapes match."""
-    tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
-    if tied:
-        state.pop("lm_head.weight", None)
-    check_tensors(backbone, {k: list(v.shape) for k, v in state.items()}, where)
-    backbone.load_state_dict(state, strict=False, assign=True)
-    if tied:
-        backbone.lm_head.weight = backbone.model.embed_tokens.weight  # type: ignore[union-attr]
-    for parameter in backbone.parameters():
-        parameter.requires_grad_(True)
+def read_weights(model: MaskedDiffusionLM, source: Path, files: dict[str, tuple[str, Path]] | None = None) -> None:
+    """Copy a checkpoint's weights into a model's parameters, in place, one tensor at a time; of split parameters this
+    rank's rows. Parameters keep their dtypes. files: what `_checked` returned.
+
+    Raises UserError as `load_model` does.
+    """
+    files = files or _checked(model.backbone, model.family, source)
+    for name, parameter in model.backbone.named_parameters():
+        key, file = files[name]
+        with _opened(file) as opened:
+            own = parameter.detach()
+            own = own.to_local() if isinstance(own, DTensor) else own
+            own.copy_(opened.get_slice(key)[own_rows(parameter)])
+
+
+def _tie(backbone: Any) -> None:
+    if backbone.config.tie_word_embeddings:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
 
 
 def _finish(

@@ -7,14 +7,17 @@ equal to it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.lora_settings import LoraSettings
@@ -70,7 +73,7 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         r=settings.r, lora_alpha=settings.lora_alpha, target_modules=target_names(model, settings.target_modules)
     )
     model.requires_grad_(False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _plain_weights(model.backbone):
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are intended
         for name in (CURRENT, OLD):
             inject_adapter_in_model(
@@ -79,6 +82,22 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
     switch_adapter(model.backbone, CURRENT)
     return reference
+
+
+@contextlib.contextmanager
+def _plain_weights(backbone: nn.Module) -> Iterator[None]:
+    """In the block, weights split over ranks are plain tensors of their whole shape that take no memory: from a DTensor
+    peft would read the shape of this rank's part."""
+    parameters = [(m, name, p) for m in backbone.modules() for name, p in m._parameters.items() if p is not None]
+    split = [(m, name, p) for m, name, p in parameters if isinstance(p, DTensor)]
+    for module, name, p in split:
+        plain = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
+        module._parameters[name] = nn.Parameter(plain, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, p in split:
+            module._parameters[name] = p
 
 
 def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str]:

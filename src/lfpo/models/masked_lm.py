@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lfpo.base.distributed import whole
 from lfpo.base.errors import UserError
@@ -20,6 +21,7 @@ from lfpo.models.family import Family
 from lfpo.models.four_bit import dequantized, original_shape
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.roles import CURRENT
+from lfpo.models.split_head import gather_head
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -53,6 +55,10 @@ class MaskedDiffusionLM(nn.Module):
         self.source = source
         self.adapter: str | None = None
         self.autocast = False
+        # Where FSDP splits the weights: this model unsplit and without weights (see lfpo.models.fsdp), in a tuple, so
+        # that torch does not register it as a part of this one.
+        self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
+        self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
         self._compiled: list[Any] | None = None
 
     @property
@@ -174,12 +180,25 @@ class MaskedDiffusionLM(nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D], in the weights' dtype."""
-        return self.backbone.lm_head(hidden)
+        return torch.nn.functional.linear(hidden, self.head_weight)
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The head's weights [V, D]; no family has a bias there."""
-        return self.backbone.lm_head.weight
+        """The head's weights [V, D]; no family has a bias there.
+
+        If they are split over ranks they are gathered by the first use in a pass, a collective, and held until
+        `release_head` (see lfpo.models.fsdp.one_pass).
+        """
+        weight = self.backbone.lm_head.weight
+        if not isinstance(weight, DTensor):
+            return weight
+        if not self._whole_head:
+            self._whole_head.append(gather_head(weight))
+        return self._whole_head[0]
+
+    def release_head(self) -> None:
+        """Free the gathered head, if there is one."""
+        self._whole_head.clear()
 
     def forward(
         self,
@@ -237,7 +256,7 @@ class MaskedDiffusionLM(nn.Module):
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
         """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
         copied = copy.copy(self)
-        copied._compiled = None
+        copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 

@@ -105,15 +105,23 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
         found = file.get_slice(name)
         if not isinstance(parameter, DTensor) or found.get_shape() != list(parameter.shape):
             return file.get_tensor(name)
-        mesh = parameter.device_mesh
-        size = math.ceil(parameter.shape[0] / mesh.size())
-        start = min(mesh.get_local_rank() * size, parameter.shape[0])
-        rows = found[start : start + size]
+        rows = found[own_rows(parameter)]
     return DTensor.from_local(
         rows.to(parameter.device),
-        mesh,
+        parameter.device_mesh,
         parameter.placements,
         run_check=False,
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def own_rows(parameter: torch.Tensor) -> slice:
+    """The rows of a split parameter that this rank holds; all rows of any other tensor. FSDP splits the first dimension
+    into parts of equal size, of which the last may be smaller or empty."""
+    if not isinstance(parameter, DTensor):
+        return slice(None)
+    dim = next(i for i, placement in enumerate(parameter.placements) if placement.is_shard())
+    size = math.ceil(parameter.shape[0] / parameter.device_mesh.size(dim))
+    start = min(parameter.device_mesh.get_local_rank(dim) * size, parameter.shape[0])
+    return slice(start, start + size)

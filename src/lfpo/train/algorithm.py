@@ -17,6 +17,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.rng import generator, key
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
@@ -186,10 +187,11 @@ def accumulate_gradients(
         return 0.0, {}
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     for piece, weight in equal_passes(pieces, filler):
-        predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
-        loss, measured = objective.loss(predictions, signal_B)
-        loss = weight * loss / normalizer
-        loss.backward()
+        with one_pass(policies.values()):
+            predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
+            loss, measured = objective.loss(predictions, signal_B)
+            loss = weight * loss / normalizer
+            loss.backward()
         loss_sum += loss.item()
         if not weight:
             continue
@@ -220,7 +222,8 @@ def logp_at_targets(
     places = [i for i in passes(views, update_tokens, padding_free=padding_free) if views.target[i].any()]
     found, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
     for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
-        logp_T = Predictions(piece, policies, padding_free=padding_free).logp(policy)
+        with one_pass(policies.values()):
+            logp_T = Predictions(piece, policies, padding_free=padding_free).logp(policy)
         if not weight:
             continue
         found.append(logp_T)

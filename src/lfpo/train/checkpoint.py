@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.models import MaskedDiffusionLM, load_model, save_model
+from lfpo.models import MaskedDiffusionLM, save_model
+from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.train.optim import restore, state_of
@@ -183,11 +184,10 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
     if model.adapter is not None:
         load_adapter(model, folder)
         return
-    saved = load_model(folder, dtype=model.dtype).state_dict()
-    for name, tensor in model.state_dict().items():
-        if name not in saved or saved[name].shape != tensor.shape:
-            raise UserError(f"{folder}: was saved from another model than the one given ({name} differs in shape)")
-    model.load_state_dict(saved)
+    try:
+        read_weights(model, folder)
+    except UserError as error:  # the files match their checksums
+        raise UserError(f"{folder}: was saved from another model than the one given ({error})") from error
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:

@@ -50,6 +50,8 @@ class LFPOConfig:
     load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
     fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
         rank holds all of them. The result is the same.
+    fsdp_size: ranks that one copy of the weights is split over (0: all). With the number of GPUs of a machine, weights
+        are gathered within machines, and only gradients pass between them (HSDP); each machine then holds a copy.
     rank_timeout: seconds without a sign of life after which a rank is lost and the others exit with code 75 (0: no
         limit). progress_timeout: seconds that a collective waits for a rank (the process group's timeout); above the
         longest time of rollouts, rewards or evaluation (0: no limit).
@@ -90,6 +92,7 @@ class LFPOConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     load_in_4bit: bool = False
     fsdp: bool = False
+    fsdp_size: int = 0
     rank_timeout: float = 300.0
     progress_timeout: float = 7200.0
     offload_reference: bool = False
@@ -148,6 +151,9 @@ class LFPOConfig:
                 "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
                 "without fsdp every rank holds the small base"
             )
+        not_negative(self, "fsdp_size")
+        if self.fsdp_size and not self.fsdp:
+            raise ValueError("'fsdp_size' is for 'fsdp: true'")
         if self.fsdp and self.lora is None and self.optim != "adamw_torch":
             raise ValueError(
                 f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "

@@ -37,7 +37,7 @@ def build_adamw(
     Raises UserError where bitsandbytes is missing, and for paging without a GPU.
     """
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    # FSDP shards the layers only, and one group cannot hold sharded and whole parameters.
+    # The order of groups numbers the parameters in checkpoints.
     groups = [
         {
             "params": [p for n, p in trainable if ("layers." in n) == in_layers and (p.ndim >= 2) == matrix],

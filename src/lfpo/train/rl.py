@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.fsdp import gathered, shard
+from lfpo.models.fsdp import gathered
 from lfpo.models.lora import settings_of
 from lfpo.models.placement import sampling
 from lfpo.models.roles import CURRENT, OLD
@@ -79,7 +79,13 @@ class LFPOTrainer:
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
             self.model.checkpoint_layers()
-        self.optimizer = self._new_optimizer()
+        self.optimizer = build_adamw(
+            self.model,
+            learning_rate=args.learning_rate,
+            weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
+            optim=args.optim,
+        )
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # Set by the run that this trainer becomes part of.
@@ -104,10 +110,10 @@ class LFPOTrainer:
     def sample_and_score(self, iteration: int) -> Batch:
         """Scored rollouts of theta_old for this rank's share of the iteration's prompts."""
         args = self.args
-        with self._sampling(self.reference):
+        with self._sampling(self.reference) as sampled:
             batch = collect(
                 self.source,
-                self.reference,
+                sampled,
                 self.tokenizer,
                 self.sampler,
                 iteration=iteration,
@@ -162,12 +168,6 @@ class LFPOTrainer:
     def attach(self, run: TrainingRun) -> None:
         self.run, self.stop, self.note, self.keep = run.folder, run.stop, run.note, run.keep
 
-    def split(self) -> None:
-        if self.args.fsdp:
-            for policy in {id(p.backbone): p for p in (*self.policies.values(), self.reference)}.values():
-                shard(policy)
-            self.optimizer = self._new_optimizer()  # splitting made new parameters
-
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
@@ -179,10 +179,10 @@ class LFPOTrainer:
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
         for name, sampler in self.eval_samplers.items():
-            with self._sampling(self.model):
+            with self._sampling(self.model) as evaluated:
                 found, kept = held_out(
                     self.source,
-                    self.model,
+                    evaluated,
                     self.tokenizer,
                     sampler,
                     reward_weights=self.reward_weights,
@@ -199,23 +199,17 @@ class LFPOTrainer:
     def export(self) -> MaskedDiffusionLM:
         return self.model
 
-    def _sampling(self, policy: MaskedDiffusionLM) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _sampling(self, policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
         """The policy made ready for many forwards without gradients."""
         if self.args.fsdp:
-            return gathered(policy)
+            with gathered(policy, cast=policy.autocast) as whole:
+                yield whole
+            return
         # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
         cast = policy.autocast and not self.args.rollout_compile
-        return sampling(policy, cast=cast, move_to_device=self.args.offload_reference and policy is self.reference)
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        args = self.args
-        return build_adamw(
-            self.model,
-            learning_rate=args.learning_rate,
-            weight_decay=args.weight_decay,
-            betas=(args.adam_beta1, args.adam_beta2),
-            optim=args.optim,
-        )
+        with sampling(policy, cast=cast, move_to_device=self.args.offload_reference and policy is self.reference):
+            yield policy
 
     def _count_failures(self, failed: dict[str, str], iteration: int) -> None:
         """Report a reward function the first time it fails; after MAX_FAILED batches in a row save and stop."""

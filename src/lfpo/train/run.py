@@ -54,10 +54,6 @@ class Trainer(Protocol):
     def attach(self, run: TrainingRun) -> None:
         """Take the run that this trainer is now part of."""
 
-    def split(self) -> None:
-        """Split the weights over ranks where that is asked for, and make the optimiser of the split parameters. Called
-        once the weights are loaded."""
-
     def iterate(self, step: int) -> dict[str, Any]:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
 
@@ -191,8 +187,6 @@ class TrainingRun:
             load_weights(trainer.model, checkpoint / "model")
             if trainer.reference is not None:
                 load_weights(trainer.reference, checkpoint / "reference")
-        trainer.split()
-        if checkpoint is not None:
             load_optimizer(trainer.optimizer, checkpoint)
             state = load_state(checkpoint)
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
-from lfpo.models.lora import attach
+from lfpo.models.fsdp import frozen_copy as split_frozen_copy
+from lfpo.models.fsdp import shard
+from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.needs import check_rollouts
@@ -33,23 +35,33 @@ def load_policies(
     model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base: also keep the base policy.
     Raises UserError for a loaded model without its tokenizer.
     """
-    device = distributed.device()
+    device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model
         # Loaded on the CPU, because only its 4-bit form may fit on the GPU.
-        model = load_model(name, dtype=getattr(torch, args.dtype), device="cpu" if args.load_in_4bit else device)
+        place = "cpu" if args.load_in_4bit else device
+        model = load_model(name, dtype=getattr(torch, args.dtype), device=place, mesh=mesh)
         tokenizer = tokenizer or load_tokenizer(name)
     elif tokenizer is None:
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
+    elif mesh is not None:
+        shard(model.to(device), mesh)
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = args.bf16 and device.type == "cuda"
     if args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)
-    model.to(device)
+    if mesh is None:
+        model.to(device)
     if args.lora is not None:
         policies = {CURRENT: model, OLD: attach(model, args.lora, seed=args.seed)}
+        for unsplit in model.unsplit:
+            inject(unsplit, args.lora)
         return (policies | {BASE: model.with_adapter(BASE)} if needs_base else policies), tokenizer
-    frozen_copy = frozen_copy_on_cpu if args.offload_reference else MaskedDiffusionLM.frozen_copy
+    frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
+    if mesh is not None:
+        frozen_copy = split_frozen_copy
+    elif args.offload_reference:
+        frozen_copy = frozen_copy_on_cpu
     return {CURRENT: model} | {name: frozen_copy(model) for name in ((OLD, BASE) if needs_base else (OLD,))}, tokenizer
 
 
@@ -126,7 +138,12 @@ def check_ranks(args: LFPOConfig) -> None:
             "least one; start fewer ranks or take more prompts"
         )
     if args.fsdp and not torch.distributed.is_initialized():
-        raise UserError("fsdp needs several processes: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
+        raise UserError("fsdp needs torchrun: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
+    if args.fsdp_size and distributed.world() % args.fsdp_size:
+        raise UserError(
+            f"fsdp_size {args.fsdp_size} does not divide {distributed.world()} ranks; give the GPUs of one machine, or "
+            "leave it out"
+        )
 
 
 def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:

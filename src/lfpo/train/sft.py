@@ -115,9 +115,6 @@ class SFTTrainer:
         losses.clear()
         return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
 
-    def split(self) -> None:
-        """Every rank holds all weights."""
-
     def evaluates_after(self, step: int) -> bool:
         return False
 

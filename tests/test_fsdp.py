@@ -1,0 +1,125 @@
+"""Weights split over ranks: losses, gradients, steps and rollouts are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import tiny
+from lfpo.base import distributed
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.fsdp import frozen_copy, gathered
+from lfpo.models.lora import LoraSettings, attach, inject
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import make_objective
+from lfpo.objectives.views import fully_masked
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import accumulate_gradients, ema_update
+from lfpo.train.optim import build_adamw
+from processes import run_ranks
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+SEEDS = [1, 2, 3, 4]
+SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
+LORA = LoraSettings(r=2, lora_alpha=4)
+STEPS = 2
+
+
+class Training:
+    """Optimiser steps on the same rollouts, in the whole group or in a process alone."""
+
+    def __init__(self, folder: Path, mesh: Any, *, lora: bool, checkpointing: bool):
+        model = load_model(folder, dtype=torch.float64, mesh=mesh)
+        if lora:
+            self.policies = {CURRENT: model, OLD: attach(model, LORA)}
+            for unsplit in model.unsplit:
+                inject(unsplit, LORA)
+        else:
+            self.policies = {CURRENT: model, OLD: frozen_copy(model) if mesh else model.frozen_copy()}
+        if checkpointing:
+            model.checkpoint_layers()
+        model.train()
+        self.optimizer = build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99))
+
+    def step(self, trajectory: Any, rows: list[int]) -> dict[str, torch.Tensor]:
+        """One step on some rows of all; loss, norm and gradients summed over ranks."""
+        objective = make_objective({"name": "lfpo", "timesteps": 3})
+        signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)[rows]
+        own = trajectory.rows(torch.tensor(rows))
+        views = objective.views(own, signal, [SEEDS[r] for r in rows], 0)
+        filler = fully_masked(trajectory.rows(torch.tensor([0])))
+        loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
+        parameters = dict(self.policies[CURRENT].backbone.named_parameters())
+        distributed.sum_gradients(parameters.values())
+        found = {n: distributed.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
+        found["loss"] = torch.tensor(distributed.sum_number(loss))
+        found["norm"] = torch.tensor(distributed.clip_gradients(parameters.values(), 1.0))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        ema_update(self.policies[OLD], self.policies[CURRENT], 0.5)
+        return found
+
+
+def forwards_of_rank(model: MaskedDiffusionLM, rank: int) -> list[list[int]]:
+    """Rollouts of as many rows as the rank's number, and a row: ranks run different numbers of forwards."""
+    rows = list(range(min(rank + 1, 4)))
+    sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=1 + rank)
+    found = rollout(model, [PROMPTS[r] for r in rows], sampler, [SEEDS[r] for r in rows])
+    return found.tokens.tolist()
+
+
+def trains_as_one(folder: Path, shards: int, lora: bool, checkpointing: bool, trajectory: Any) -> None:
+    settings = {"lora": lora, "checkpointing": checkpointing}
+    alone = Training(folder, None, **settings)
+    expected = [alone.step(trajectory, [0, 1, 2, 3]) for _ in range(STEPS)]
+    distributed.start()
+    rank = distributed.rank()
+    split = Training(folder, distributed.mesh(shards), **settings)
+    for n in range(STEPS):
+        found = split.step(trajectory, distributed.share(4))
+        assert found.keys() == expected[n].keys()
+        for name, value in found.items():
+            near = {"rtol": 1e-5, "atol": 1e-7} if lora else {"rtol": 1e-9, "atol": 1e-12}  # factors are float32
+            torch.testing.assert_close(value, expected[n][name], **near, msg=lambda text, n=name: f"{n}: {text}")
+        assert found["norm"] > 1e-3
+        # Between the updates ranks sample with whole weights, each at its own pace.
+        with gathered(split.policies[OLD], cast=False) as whole, torch.no_grad():
+            sampled = forwards_of_rank(whole, rank)
+        if n == STEPS - 1:
+            assert sampled == forwards_of_rank(alone.policies[OLD], rank)
+    body = [p for name, p in split.policies[CURRENT].backbone.named_parameters() if "lora_" not in name]
+    assert all(isinstance(p, DTensor) for p in body)
+    parts = shards or distributed.world()
+    one_row = sum(p.numel() // len(p) for p in body)
+    assert sum(p.to_local().numel() for p in body) <= sum(p.numel() for p in body) / parts + one_row
+    order = split.policies[OLD].backbone.model._get_fsdp_state()._comm_ctx.post_forward_order
+    assert not order  # FSDP's record of forwards does not grow
+
+
+CASES = [(1, 0, False, False), (3, 0, True, True), (4, 2, False, False)]
+LONG_CASES = [(1, 0, True, True), (2, 0, False, False), (2, 0, True, True), (3, 0, False, True)]
+LONG_CASES += [(4, 0, False, True), (4, 0, True, False), (4, 2, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shards", "lora", "checkpointing"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)],
+)
+def test_split_weights_train_as_whole_ones(
+    ranks: int, shards: int, lora: bool, checkpointing: bool, llada: Path, tmp_path: Path
+):
+    trajectory = rollout(load_model(llada, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
+    for rank in run_ranks(ranks, trains_as_one, llada, shards, lora, checkpointing, trajectory):
+        assert rank.returncode == 0, rank.stderr
+
+
+def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
+    folder = tiny.write_dream(tmp_path / "dream", tie_word_embeddings=True)
+    trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
+    for rank in run_ranks(2, trains_as_one, folder, 0, False, False, trajectory):
+        assert rank.returncode == 0, rank.stderr
