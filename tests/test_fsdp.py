@@ -84,8 +84,8 @@ def trains_as_one(folder: Path, shards: int, lora: bool, checkpointing: bool, tr
         found = split.step(trajectory, distributed.share(4))
         assert found.keys() == expected[n].keys()
         for name, value in found.items():
-            near = {"rtol": 1e-5, "atol": 1e-7} if lora else {"rtol": 1e-9, "atol": 1e-12}  # factors are float32
-            torch.testing.assert_close(value, expected[n][name], **near, msg=lambda text, n=name: f"{n}: {text}")
+            rtol, atol = (1e-5, 1e-7) if lora else (1e-9, 1e-12)  # factors are float32
+            torch.testing.assert_close(value, expected[n][name], rtol=rtol, atol=atol, msg=f"step {n}: {name}")
         assert found["norm"] > 1e-3
         # Between the updates ranks sample with whole weights, each at its own pace.
         with gathered(split.policies[OLD], cast=False) as whole, torch.no_grad():
