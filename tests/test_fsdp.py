@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 
 import tiny
 from lfpo.base import distributed
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered
-from lfpo.models.lora import LoraSettings, attach, inject
+from lfpo.models.lora import attach, inject
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked
