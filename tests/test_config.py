@@ -23,7 +23,7 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan import PlanConfig
+from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.sft_config import SFTConfig
 
 COMMANDS = [

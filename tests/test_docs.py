@@ -123,7 +123,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.bench.rollout.run_bench_rollout",
         "lfpo.bench.update.run_bench_update",
         "lfpo.bench.sandbox.run_bench_sandbox",
-        "lfpo.train.plan.run_plan",
+        "lfpo.train.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.cli.export.run_export",
         "lfpo.cli.push.run_push",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 import lfpo.rollout.collect
 from gpu.memory import TOLERANCE, peak
 from gpu.shapes import SMALL as MODEL
-from lfpo.base.config import build
+from lfpo.base.config import build, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -20,10 +22,11 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
-from lfpo.train.plan import Estimate, estimate
-from lfpo.train.plan.changes import suggestions
-from lfpo.train.plan.shapes import PUBLISHED, model_config, sizes_of, skeleton
-from lfpo.train.plan.work import count
+from lfpo.train.plan.estimate import Estimate, estimate
+from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
+from lfpo.train.plan.ways import Way, ways
+from lfpo.train.plan.whole_run import command, whole_run
+from lfpo.train.plan.work import count, forward_flops
 from lfpo.train.rl import LFPOTrainer
 
 CPU = torch.device("cpu")
@@ -174,41 +177,107 @@ def test_known_hub_names_need_no_network():
         assert model_config(name)["mask_token_id"] in (126336, 151666)
 
 
-def test_the_command_says_whether_it_fits_and_what_to_change(
+def printed_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_prints_each_way_that_fits_with_its_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))  # and no weights
     output = tmp_path / "plan.json"
-    base = ["plan", "--model", str(tmp_path / "model"), "--task", "choice", "--tflops", "100", "--tflops_float32", "10"]
-    assert main([*base, "--gpu_memory", "80", "--output", str(output)]) == 0
-    assert "It fits." in capsys.readouterr().out
+    base = ["--model", str(tmp_path / "model"), "--task", "choice", "--tflops", "100", "--tflops_float32", "10"]
+    base += ["--output", str(output), "--objective.timesteps", "2"]
+    same = f"--output_dir runs/mine --model {tmp_path / 'model'} --task choice --objective.timesteps 2"
+    assert f"\nlfpo train {same}\n" in printed_plan(capsys, *base, "--gpu_memory", "80")
     plan = json.loads(output.read_text())
     assert plan["fits"]
-    assert plan["changes"] == []
-    needed = max(plan["total"]) / 2**30
-    assert main([*base, "--gpu_memory", str(needed - 0.05), "--output", str(output)]) == 0
-    printed = capsys.readouterr().out
+    assert [(way["way"], way["gpus"]) for way in plan["ways"]] == [("as it stands", 1), ("as it stands", 8)]
+    needed = str(max(plan["total"]) / 2**30 - 0.05)
+    printed = printed_plan(capsys, *base, "--gpu_memory", needed, "--price_per_hour", "2")
     assert "It does not fit." in printed
-    assert "gradient_checkpointing: true" in printed
-    changes = json.loads(output.read_text())["changes"]
-    assert changes[0]["change"] == "gradient_checkpointing: true"
-    assert changes[0]["bytes"] < max(plan["total"])
+    assert f"\nlfpo train {same} --gradient_checkpointing true" in printed
+    assert f"\ntorchrun --nproc_per_node 2 -m lfpo train {same} --gradient_checkpointing true --fsdp true" in printed
+    for way in json.loads(output.read_text())["ways"]:
+        assert way["bytes"] < max(plan["total"])
+        assert way["command"] in printed
+        hours = way["training_hours"] + way["evaluation_hours"]
+        assert way["cost"] == pytest.approx(2 * way["gpus"] * hours)
+        # 40 iterations of 16 prompts x 8 rollouts of 4 tokens
+        assert way["tokens"] == 40 * 16 * 8 * 4
 
 
-def test_changes_to_a_recipe_with_8_bit_moments():
+def test_nothing_fits_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.train.plan.command.ways", lambda *_: [])
+    assert main(["plan", "sudoku", "--gpu_memory", "0.01"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no way to run sudoku fits 0.01 GiB a GPU; take more or larger GPUs (--gpus, --gpu_memory), or a "
+        "smaller model\n"
+    )
+
+
+def test_bitsandbytes_does_not_speak_when_it_is_imported():
+    """On some CPUs it warns of a missing package; peft imports it."""
+    assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
+
+
+def test_ways_of_a_recipe_with_8_bit_moments():
     """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
-    tried = []
 
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
-        tried.append((gpus, args.fsdp, args.optim))
         return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
 
-    args = recipe(optim="paged_adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2)
-    labels = [change.label for change in suggestions(plan, args, 1, memory=0)]
-    assert labels == ["offload_reference: true", "or lora: {r: 128}, dtype: bfloat16", "load_in_4bit: true"]
-    assert (2, True, "adamw_torch") in tried
+    many = {"num_generations": 64, "update_tokens": 4096, "rollout_tokens": 4096}
+    args = recipe(optim="adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2, **many)
+    needed = plan(args, 1).peak
+    found = {(way.label, way.gpus): way.changes for way in ways(plan, args, 1, memory=needed - 1)}
+    assert found["all weights, FSDP", 2]["optim"] == "adamw_torch"
+    assert found["LoRA", 1]["dtype"] == "bfloat16"
+    assert found["LoRA, 4-bit base", 1]["load_in_4bit"] is True
+    assert found["all weights", 1] == {"update_tokens": 2048, "rollout_tokens": 2048}
+    assert ways(plan, args, 1, memory=0) == []
+
+
+def test_a_stated_number_of_gpus_is_kept():
+    def plan(args: LFPOConfig, gpus: int) -> Estimate:
+        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+
+    args = recipe(prompts_per_iteration=4, num_generations=64, update_tokens=4096, rollout_tokens=4096)
+    found = ways(plan, args, 4, memory=0.9 * plan(args, 4).peak)
+    assert {way.gpus for way in found} == {4}
+    assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
+
+
+def test_hours_and_cost_by_hand():
+    args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7)
+    found = estimate(args, MODEL, prompt_length=PROMPT)
+    run = whole_run(Way("", {}, 4, found), args, 1e12, 3.0)
+    assert run.training_hours == pytest.approx(10 * (found.rollout_flops + found.update_flops) / 4e12 / 3600)
+    assert run.evaluation_hours == pytest.approx(found.evaluation_flops / 4e12 / 3600)
+    assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
+    assert run.tokens == 10 * 8 * COMPLETION
+    # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
+    sizes, hf, _ = model_shape(MODEL)
+    forwards = COMPLETION * (PROMPT + COMPLETION)
+    one = forward_flops(sizes, hf, forwards, PROMPT + COMPLETION, COMPLETION * COMPLETION)
+    assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
+    assert estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
+    assert estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
+
+
+def test_a_command_for_several_machines():
+    found = estimate(recipe(), MODEL)
+    given = {"sampler": {"steps": 4}, "eval_samplers": {}, "objective": {"name": "spg"}, "reward_funcs": ["a.b", "c.d"]}
+    line = command("my.yaml", given, Way("", {"fsdp": True, "lora": {"r": 8}}, 16, found), 8)
+    assert line == (
+        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint FIRST_MACHINE:29500 --nproc_per_node 8 -m lfpo train "
+        "my.yaml --sampler.steps 4 --eval_samplers '{}' --objective.name spg --reward_funcs '[a.b, c.d]' --fsdp true "
+        "--lora '{r: 8}'"
+    )
+    assert parse_overrides(shlex.split(line)[13:]) == {**given, "fsdp": True, "lora": {"r": 8}}
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -216,5 +285,7 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "llada-8b" in capsys.readouterr().err
     assert main(["plan", "--gpus", "0"]) == 2
     assert "gpus 0 must be at least 1" in capsys.readouterr().err
+    assert main(["plan", "--gpus", "12"]) == 2
+    assert "multiple of gpus_per_machine 8" in capsys.readouterr().err
     assert main(["plan", "--update_token", "8"]) == 2
     assert "update_tokens" in capsys.readouterr().err

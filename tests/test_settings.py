@@ -49,6 +49,7 @@ for arguments in (
     "compare compare --objectives lfop",
     "report no-such-folder",
     "watch no-such-folder --prot 3",
+    "plan sudoku --update_token 3",
 ):
     assert main(arguments.split()) == 2, arguments
 """
@@ -58,7 +59,7 @@ def test_a_mistake_in_any_key_is_found_without_torch(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stderr.splitlines()
-    assert len(lines) == 21 and all(line.startswith("error: ") for line in lines), ended.stderr
+    assert len(lines) == 22 and all(line.startswith("error: ") for line in lines), ended.stderr
     assert not list(tmp_path.iterdir())
 
 

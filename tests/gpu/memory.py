@@ -18,8 +18,7 @@ from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
-from lfpo.train.plan import estimate
-from lfpo.train.plan.estimate import CONTEXT
+from lfpo.train.plan.estimate import CONTEXT, estimate
 from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15

@@ -271,3 +271,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 def yaml_text(values: dict[str, Any]) -> str:
     """A mapping as YAML, with keys in insertion order."""
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def flow_text(value: Any) -> str:
+    """A value as YAML on one line, as it is typed after `--key`."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False).removesuffix("...\n").strip()

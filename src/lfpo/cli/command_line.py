@@ -33,7 +33,7 @@ Look at a run
   watch RUN       serve the report while the run trains
 
 Share a model
-  export RUN      write the model for transformers or the family's own code; merges LoRA
+  export RUN      write the model for transformers or the family's own code
   push RUN REPO   upload it to the hub with card, recipe, metrics and report
 
 Check the machine

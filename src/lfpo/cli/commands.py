@@ -133,14 +133,17 @@ def _named(rest: list[str], *names: str) -> list[str]:
 
 
 def plan(rest: list[str]) -> None:
-    from lfpo.train.plan import PlanConfig, run_plan
-    from lfpo.train.plan.command import configure
+    from lfpo.train.plan.settings import PlanConfig, configure
 
     if {"-h", "--help"} & set(rest):
         print(describe(PlanConfig, "plan", takes_file=True))
         return
-    values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
-    run_plan(*configure(values, parse_overrides(rest)))
+    recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
+    given = parse_overrides(rest)
+    config, args = configure(load_yaml(recipe) if recipe else {}, given)
+    from lfpo.train.plan.command import run_plan
+
+    run_plan(config, args, recipe=recipe, given=given)
 
 
 def recipes(rest: list[str]) -> None:

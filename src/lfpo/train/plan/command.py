@@ -1,40 +1,43 @@
-"""`lfpo plan`: what memory a recipe takes on each GPU, whether it fits, how long an iteration is, what to change."""
+"""`lfpo plan`: memory of a recipe on each GPU, and the ways to run it that fit, with command, hours and cost."""
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from lfpo.base.config import build, merge
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.changes import Change, Plan, suggestions
-from lfpo.train.plan.estimate import PHASES, Estimate, estimate
+from lfpo.train.plan.estimate import PHASES, estimate
 from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.plan.shapes import model_config
-from lfpo.train.plan.tables import GIB, print_changes, print_memory, print_time
+from lfpo.train.plan.tables import GIB, print_memory, print_time, print_ways
+from lfpo.train.plan.ways import Plan, Way, changed, ways
+from lfpo.train.plan.whole_run import command, whole_run
 
 EFFICIENCY = 0.5  # speed of a whole iteration, relative to one large matrix product
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 
 
-def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanConfig, LFPOConfig]:
-    """The plan's own keys and the recipe's. values: a recipe file's. overrides: the command line's."""
-    mine = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
-    recipe = merge({"output_dir": "runs/plan", **values}, overrides)
-    return build(PlanConfig, mine, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")
+def run_plan(
+    config: PlanConfig,
+    args: LFPOConfig,
+    *,
+    recipe: str | None = None,
+    given: dict[str, Any] | None = None,
+    console: Console | None = None,
+) -> list[Way]:
+    """Print the plan and the ways that fit, each with its command; write them to `config.output`; return the ways.
 
-
-def run_plan(config: PlanConfig, args: LFPOConfig, console: Console | None = None) -> Estimate:
-    """Print the plan, with changes if it does not fit, write it to `config.output`, and return it."""
+    recipe, given: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing fits.
+    """
     console = console or Console()
     plan = _planner(config, args)
     found = plan(args, gpus=config.gpus)
@@ -50,13 +53,17 @@ def run_plan(config: PlanConfig, args: LFPOConfig, console: Console | None = Non
         other_activations=plan(opposite, gpus=config.gpus).parts["activations of a pass"][2],
         console=console,
     )
-    rate = rates["bfloat16" if args.bf16 and config.device == "cuda" else args.dtype] * config.gpus
-    seconds = (found.rollout_flops / rate, found.update_flops / rate)
-    print_time(found, seconds, assumption, console)
-    changes: list[Change] = []
-    if found.peak > memory:
-        changes = suggestions(plan, args, config.gpus, memory)
-        print_changes(changes, memory, console)
+
+    def rate(dtype: str) -> float:
+        return rates["bfloat16" if args.bf16 and config.device == "cuda" else dtype]
+
+    seconds = [flops / (rate(args.dtype) * config.gpus) for flops in (found.rollout_flops, found.update_flops)]
+    print_time(found, (seconds[0], seconds[1]), assumption, console)
+    fitting = ways(plan, args, config.gpus, memory)
+    rows = []
+    for way in fitting:
+        run = whole_run(way, args, rate(changed(args, way.changes).dtype), config.price_per_hour)
+        rows.append((way, run, command(recipe, given or {}, way, config.gpus_per_machine)))
     if config.output:
         result = {
             "phases": PHASES,
@@ -67,12 +74,21 @@ def run_plan(config: PlanConfig, args: LFPOConfig, console: Console | None = Non
             "fits": found.peak <= memory,
             "seconds": {"rollout": seconds[0], "update": seconds[1]},
             "assumption": assumption,
-            "changes": [{"change": label, "bytes": peak} for label, peak in changes],
+            "ways": [
+                {"way": way.label, "gpus": way.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}
+                for way, run, line in rows
+            ],
         }
         path = Path(config.output)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(result, indent=1) + "\n")
-    return found
+    if not rows:
+        raise UserError(
+            f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "
+            "--gpu_memory), or a smaller model"
+        )
+    print_ways(rows, memory, console)
+    return fitting
 
 
 def out_of_memory(error: BaseException, args: LFPOConfig, gpus: int) -> UserError | None:

@@ -18,7 +18,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.activations import Activations, Kind, measure
 from lfpo.train.plan.model_states import Phases, model_states
 from lfpo.train.plan.shapes import Sizes, adapter_size, model_shape
-from lfpo.train.plan.work import Work, count, forward_flops
+from lfpo.train.plan.work import Work, count, forward_flops, sampling_work
 
 PHASES = ("start", "rollout", "update")
 CONTEXT = {"cuda": 2**30, "cpu": 0}  # bytes that CUDA itself takes, approximately
@@ -29,7 +29,8 @@ class Estimate:
     """parts: name -> bytes of one GPU in each of PHASES. host: name -> bytes of CPU memory of each rank.
     rows: views in one update pass, each of `length` tokens. trained: number of trained weights.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
-    rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included."""
+    completion: tokens of a completion. rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of
+    gradient checkpointing included. evaluation_flops: of all evaluations of the run."""
 
     parts: dict[str, Phases]
     rows: int
@@ -39,8 +40,10 @@ class Estimate:
     host: dict[str, float]
     transfers: int
     work: Work
+    completion: int
     rollout_flops: float
     update_flops: float
+    evaluation_flops: float
 
     @property
     def totals(self) -> Phases:
@@ -68,14 +71,14 @@ class _Setup:
 
     def __init__(self, args: LFPOConfig, config: dict[str, Any], gpus: int, prompt_length: int, device: str):
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
-        self.sizes, self.hf, shift = model_shape(config)
+        self.sizes, self.hf, self.shift = model_shape(config)
         self.objective = make_objective(args.objective)
         self.sampler = args.sampler.for_length(gen_length(args))
         check_rollouts(self.objective, self.sampler, args.tree)
         assert self.sampler.gen_length and self.sampler.block_length
         self.block_length = self.sampler.block_length
         self.length = prompt_length + self.sampler.gen_length
-        self.work = count(self.objective, self.sampler, prompt_length, shift, args.tree)
+        self.work = count(self.objective, self.sampler, prompt_length, self.shift, args.tree)
         self.dtype: torch.dtype = getattr(torch, args.dtype)
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"
@@ -125,8 +128,10 @@ def estimate(
         host=states.host,
         transfers=_transfers(setup),
         work=setup.work,
+        completion=setup.length - prompt_length,
         rollout_flops=rollout_flops,
         update_flops=update_flops,
+        evaluation_flops=_evaluation_flops(setup, prompt_length),
     )
 
 
@@ -182,6 +187,22 @@ def _update_parts(setup: _Setup) -> dict[str, Phases]:
         "logits chunk, head's gradient": (0, 0, at_head),
         "gradient all-reduce": (0, 0, max(0, reduced - activations.peak - states - at_head)),
     }
+
+
+def _evaluation_flops(setup: _Setup, prompt_length: int) -> float:
+    """Of all evaluations of a run: every eval sampler, on eval_size problems each time."""
+    args = setup.args
+    times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
+    problems = args.eval_size if args.task or args.eval_file else 0
+    sizes = replace(setup.sizes, layers=setup.sizes.layers + setup.adapter)
+    total = 0.0
+    for config in args.eval_samplers.values():
+        sampler = config.for_length(setup.length - prompt_length)
+        assert sampler.gen_length and sampler.block_length
+        forwards, tokens = sampling_work(sampler, prompt_length, setup.shift)
+        length = prompt_length + sampler.gen_length
+        total += forward_flops(sizes, setup.hf, tokens, length, forwards * sampler.block_length)
+    return times * problems * total
 
 
 def _flops(setup: _Setup) -> tuple[float, float]:

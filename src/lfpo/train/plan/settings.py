@@ -1,10 +1,13 @@
-"""The configuration of `lfpo plan`."""
+"""The configuration of `lfpo plan`. Does not import torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lfpo.base.checks import at_least_one
+from lfpo.base.config import build, merge
+from lfpo.train.config import LFPOConfig
 
 
 @dataclass
@@ -15,6 +18,8 @@ class PlanConfig:
     prompt_length: tokens of a long prompt; the recipe does not tell.
     tflops, tflops_float32: speed of training's matrix products, in 10^12 FLOP/s, in 16 bits and in float32 (None: half
         of one large product's speed here; without a GPU 400 and 30, about half of an H100's peaks).
+    price_per_hour: of one GPU, in any currency; adds the cost of each way.
+    gpus_per_machine: GPUs of one machine; more ranks take several machines.
     device: cuda or cpu; a CPU's chunks are smaller.
     output: a JSON file to write the plan to.
     """
@@ -24,14 +29,28 @@ class PlanConfig:
     prompt_length: int = 256
     tflops: float | None = None
     tflops_float32: float | None = None
+    price_per_hour: float | None = None
+    gpus_per_machine: int = 8
     device: str = "cuda"
     output: str | None = None
 
     def __post_init__(self) -> None:
-        at_least_one(self, "gpus", "prompt_length")
-        for name in ("gpu_memory", "tflops", "tflops_float32"):
+        at_least_one(self, "gpus", "gpus_per_machine", "prompt_length")
+        for name in ("gpu_memory", "price_per_hour", "tflops", "tflops_float32"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name!r} must be above 0")
+        if self.gpus > self.gpus_per_machine and self.gpus % self.gpus_per_machine:
+            raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
         if self.device not in ("cuda", "cpu"):
             raise ValueError(f"device {self.device!r} must be cuda or cpu")
+
+
+def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanConfig, LFPOConfig]:
+    """The plan's own keys, which are taken out of `overrides`, and the recipe's.
+
+    values: a recipe file's. overrides: the command line's.
+    """
+    mine = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
+    recipe = merge({"output_dir": "runs/plan", **values}, overrides)
+    return build(PlanConfig, mine, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")

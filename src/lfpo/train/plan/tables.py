@@ -1,4 +1,4 @@
-"""Prints a plan: memory, time, suggested changes."""
+"""Prints a plan: memory, time of an iteration, and the ways that fit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.changes import Change
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.settings import PlanConfig
+from lfpo.train.plan.ways import Way
+from lfpo.train.plan.whole_run import WholeRun
 
 GIB = 2**30
 
@@ -41,7 +42,7 @@ def print_memory(
             table.add_row(f"[dim]  {other} checkpointing[/]", "", "", f"[dim]({other_activations / GIB:.2f})[/]")
     table.add_section()
     table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in found.totals))
-    table.add_row(f"of {memory / GIB:.0f} GiB ({source})", *(f"{v / memory:.0%}" for v in found.totals))
+    table.add_row(f"of {memory / GIB:.3g} GiB ({source})", *(f"{v / memory:.0%}" for v in found.totals))
     console.print(table)
     if found.host:
         held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in found.host.items())
@@ -60,26 +61,50 @@ def _colour(value: float, memory: float) -> str:
 
 def print_time(found: Estimate, seconds: tuple[float, float], assumption: str, console: Console) -> None:
     """seconds: of the rollouts and of the updates of an iteration. assumption: the rates that they rest on."""
-    work = found.work
+    work, rollouts, update = found.work, duration(seconds[0]), duration(seconds[1])
     console.print(
-        f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {_time(seconds[0])} (at most {work.forwards} "
-        f"forwards a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, "
-        f"{_time(seconds[1])} ({work.views:g} views a rollout). Rewards and the traffic between GPUs are not counted.\n"
+        f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {work.forwards} forwards "
+        f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
+        f"({work.views:g} views a rollout).\n"
         f"At {assumption}.",
         soft_wrap=True,
     )
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Two digits or so, in the unit that suits."""
     if seconds < 99:
         return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 3570 else f"{seconds / 3600:.1f} h"
 
 
-def print_changes(changes: list[Change], memory: float, console: Console) -> None:
-    table = Table(title="What to change, in this order", box=box.SIMPLE, title_justify="left")
-    for name in ("change", "peak GiB", ""):
-        table.add_column(name, justify="right" if name == "peak GiB" else "left")
-    for label, peak in changes:
-        table.add_row(label, f"{peak / GIB:.1f}", "[green]fits[/]" if peak <= memory else "[red]too much[/]")
+def print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: Console) -> None:
+    """A table of the ways that fit, with what a whole run takes, and under it the command of each."""
+    table = Table(title=f"Whole runs that fit {memory / GIB:.3g} GiB a GPU", box=box.SIMPLE, title_justify="left")
+    table.add_column("", justify="right")
+    table.add_column("way")
+    for name in ("GPUs", "peak GiB", "training", "evaluation", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    priced = rows[0][1].cost is not None
+    if priced:
+        table.add_column("cost", justify="right")
+    for number, (way, run, _) in enumerate(rows, 1):
+        peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
+        hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))
+        cost = [f"{run.cost:.0f}" if run.cost >= 10 else f"{run.cost:.2f}"] if run.cost is not None else []
+        table.add_row(str(number), way.label, str(way.gpus), peak, *hours, _count(run.tokens), *cost)
     console.print(table)
+    console.print(
+        "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
+        "not counted." + (" cost: training and evaluation of all GPUs." if priced else ""),
+        soft_wrap=True,
+    )
+    for number, (way, _, line) in enumerate(rows, 1):
+        console.print(
+            f"\n{number}  {way.label}, {way.gpus} GPU{'s' if way.gpus > 1 else ''}", style="dim", highlight=False
+        )
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f} M" if tokens >= 1e5 else f"{tokens:,}"

@@ -72,7 +72,7 @@ def count(
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
-    forwards = int(trajectory.nfe[0])
+    forwards, tokens = sampling_work(sampler, prompt_length, shift)
     return Work(
         views=len(views) / size,
         targets=float(views.target.sum()) / size,
@@ -80,9 +80,15 @@ def count(
         unit=unit,
         before=before / size,
         others=len(set(predictions.used) - {CURRENT}),
-        forwards=forwards * (2 if sampler.cfg_scale else 1),
-        tokens=_tokens(sampler, prompt_length, forwards, shift) * (2 if sampler.cfg_scale else 1),
+        forwards=forwards,
+        tokens=tokens,
     )
+
+
+def sampling_work(sampler: SamplerConfig, prompt_length: int, shift: bool) -> tuple[int, int]:
+    """Forwards of one rollout that does not stop early, and all tokens of these forwards."""
+    forwards, passes = int(_toy(sampler).nfe[0]), 2 if sampler.cfg_scale else 1
+    return passes * forwards, passes * _tokens(sampler, prompt_length, forwards, shift)
 
 
 def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted: float) -> float:

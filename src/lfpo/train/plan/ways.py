@@ -1,0 +1,108 @@
+"""The ways to run a recipe that fit the GPUs: as it stands, or with changes of keys and numbers of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lfpo.base.lora_settings import LoraSettings
+from lfpo.train.config import LFPOConfig
+from lfpo.train.plan.estimate import Estimate
+
+# estimate(args, gpus=...) for a given model, prompt length and device.
+Plan = Callable[..., Estimate]
+Changes = dict[str, Any]
+
+MORE = (2, 4, 8, 16)  # numbers of GPUs that are tried besides the stated one
+SPARE = 0.9  # share of the memory that changes aim at: the allocator's fragmentation comes on top
+ENOUGH = 8192  # tokens at once that keep a large GPU busy: fewer only where nothing else fits
+CHECKPOINTED: Changes = {"gradient_checkpointing": True}
+# Each on top of those before it, until it fits: smaller moments, the reference in CPU memory, moments that move there.
+LIGHTER: tuple[Changes, ...] = (
+    {},
+    {"optim": "adamw_8bit"},
+    {"offload_reference": True},
+    {"optim": "paged_adamw_8bit"},
+)
+SPLIT: Changes = {"fsdp": True, "optim": "adamw_torch", "offload_reference": False, "load_in_4bit": False}
+ADAPTER: Changes = {
+    "lora": {"r": LoraSettings().r},
+    "dtype": "bfloat16",
+    "optim": "adamw_torch",
+    "offload_reference": False,
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """label: what it is. changes: keys of the recipe with their new values. gpus: ranks. found: its estimate."""
+
+    label: str
+    changes: Changes
+    gpus: int
+    found: Estimate
+
+
+def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
+    """Ways to run the recipe within `memory` bytes a GPU, the recipe as it stands first; empty if nothing fits.
+
+    gpus: the stated number of GPUs. If it is 1, ways on more GPUs are included.
+    """
+    more = [n for n in MORE if gpus == 1 and n <= args.prompts_per_iteration]
+    unchanged = [Way("as it stands", {}, n, plan(args, gpus=n)) for n in [gpus, *(n for n in more if n == 8)]]
+    if unchanged[0].found.peak <= memory:
+        return [way for way in unchanged if way.found.peak <= memory]
+    found = list(_whole_weights(plan, args, gpus, more, memory)) if args.lora is None else []
+    return found + list(_adapters(plan, args, gpus, more, memory))
+
+
+def changed(args: LFPOConfig, changes: Changes) -> LFPOConfig:
+    """The recipe with these changes."""
+    values = dict(changes)
+    if values.get("lora"):
+        values["lora"] = LoraSettings(**values["lora"])
+    return replace(args, **values)
+
+
+def _whole_weights(plan: Plan, args: LFPOConfig, gpus: int, more: list[int], memory: float) -> Iterator[Way]:
+    """All weights trained: whole on each GPU, and split by FSDP over 2 and more."""
+    if not args.fsdp:
+        changes = dict(CHECKPOINTED)
+        for lighter in LIGHTER:
+            changes |= lighter
+            if changes.get("offload_reference") and args.rollout_compile:
+                continue
+            if way := _way(plan, args, "all weights", changes, gpus, memory):
+                yield way
+                break
+    for n in [gpus, *more]:
+        if n > 1 and (way := _way(plan, args, "all weights, FSDP", CHECKPOINTED | SPLIT, n, memory)):
+            yield way
+
+
+def _adapters(plan: Plan, args: LFPOConfig, gpus: int, more: list[int], memory: float) -> Iterator[Way]:
+    """LoRA on a base in bfloat16, and on one in 4 bits."""
+    lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
+    for label, changes in (("LoRA", lora), ("LoRA, 4-bit base", lora | {"load_in_4bit": True, "fsdp": False})):
+        for n in [gpus, *(n for n in more if n == 8)]:
+            if way := _way(plan, args, label, changes, n, memory):
+                yield way
+
+
+def _way(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: int, memory: float) -> Way | None:
+    """The way with these changes and, where that is not enough, fewer tokens at once; None if it never fits."""
+    changes = {key: value for key, value in changes.items() if value != getattr(args, key)}
+    args = changed(args, changes)
+    found = plan(args, gpus=gpus)
+    if found.totals[0] > memory:  # more than fits before the first token
+        return None
+    best = Way(label, changes, gpus, found) if found.peak <= memory else None
+    tokens = min(args.update_tokens, args.rollout_tokens)
+    while found.peak > (SPARE * memory if tokens > ENOUGH else memory) and tokens // 2 >= found.length:
+        tokens //= 2
+        fewer = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}
+        found = plan(replace(args, **fewer), gpus=gpus)
+        if found.peak <= memory:
+            best = Way(label, changes | fewer, gpus, found)
+    return best
