@@ -87,7 +87,7 @@ def count(
 
 def sampling_work(sampler: SamplerConfig, prompt_length: int, shift: bool) -> tuple[int, int]:
     """Forwards of one rollout that does not stop early, and all tokens of these forwards."""
-    forwards, passes = int(_toy(sampler).nfe[0]), 2 if sampler.cfg_scale else 1
+    forwards, passes = int(_toy(sampler, (), ()).nfe[0]), 2 if sampler.cfg_scale else 1
     return passes * forwards, passes * _tokens(sampler, prompt_length, forwards, shift)
 
 
