@@ -14,7 +14,7 @@ import pytest
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
 from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.scratch import delete
+from lfpo.rewards.sandbox.launch import delete
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
@@ -328,10 +328,7 @@ def test_a_folder_is_deleted_whatever_is_in_it(tmp_path):
 
 
 def test_a_folder_that_cannot_be_deleted_does_not_fail_a_job(tmp_path, monkeypatch, caplog):
-    def refuse(path):
-        raise OSError(16, "busy")
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("lfpo.rewards.sandbox.scratch.delete", refuse)
-    assert Sandbox("limits", unsafe="root").judge(Job(RIGHT, tests=TESTS)).passed
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: None)
+    assert Sandbox("limits", unsafe="root").judge(Job("open('file', 'w')\n" + RIGHT, tests=TESTS)).passed
     assert "could not be deleted" in caplog.text

@@ -16,6 +16,7 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
+from lfpo.rewards.sandbox.job import failed
 from lfpo.rewards.sandbox.rungs import Unsafe
 from lfpo.rewards.sandbox.suite import names_in_solution
 
@@ -201,8 +202,7 @@ def needs_of(row: Mapping[str, Any]) -> str:
 
 def _not_python(job: Job) -> Verdict:
     too_long = f"the program is longer than {MAX_CHARS} characters"
-    reason = too_long if len(job.program) > MAX_CHARS else "the program is not Python"
-    return Verdict(False, reason, 0.0, (False,) * len(job.calls or job.tests))
+    return failed(job, too_long if len(job.program) > MAX_CHARS else "the program is not Python")
 
 
 @functools.cache

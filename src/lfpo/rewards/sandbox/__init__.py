@@ -2,7 +2,7 @@
 
 from lfpo.rewards.sandbox.job import Call, Job, Limits, Verdict
 from lfpo.rewards.sandbox.launch import installed_libraries
-from lfpo.rewards.sandbox.pool import Sandbox
+from lfpo.rewards.sandbox.run_job import Sandbox
 from lfpo.rewards.sandbox.rungs import Rung, available_rungs
 
 __all__ = [

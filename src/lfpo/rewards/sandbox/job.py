@@ -119,6 +119,11 @@ class Verdict:
         return sum(self.tests) / len(self.tests) if self.tests else 0.0
 
 
+def failed(job: Job, reason: str, needs: str = "") -> Verdict:
+    """The verdict of a job that is not run."""
+    return Verdict(False, reason, 0.0, (False,) * len(job.calls or job.tests), needs)
+
+
 def encode_job(job: Job) -> bytes:
     """The job as bytes for the judge. Raises UserError for a test that is not Python, or a value of another type."""
     suite = job.suite

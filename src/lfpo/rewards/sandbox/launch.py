@@ -1,10 +1,11 @@
-"""Starts and stops a confined process, on each rung."""
+"""Starts and stops a confined process, on each rung, and deletes what it left."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib.util
+import logging
 import os
 import select
 import shutil
@@ -13,12 +14,15 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lfpo.rewards.sandbox.inside import kernel, wire
 from lfpo.rewards.sandbox.job import Limits
+
+logger = logging.getLogger(__name__)
 
 BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"
 
@@ -165,3 +169,33 @@ def stop(process: subprocess.Popen[bytes], rung: str) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A new folder for a process on the rung `limits`. It is deleted afterwards, with whatever the program left in it.
+
+    A folder that cannot be deleted is named in a warning; no job fails because of it.
+    """
+    path = tempfile.mkdtemp(prefix="lfpo-sandbox-")
+    try:
+        yield path
+    finally:
+        delete(path)
+
+
+def delete(path: str) -> None:
+    """Delete a folder, however deeply nested. shutil.rmtree would recurse, and open a file for each level."""
+    with contextlib.suppress(OSError):  # most programs leave nothing
+        os.rmdir(path)
+        return
+    without_access = ["-type", "d", "!", "-perm", "-700"]
+    for command in (
+        ["rm", "-rf", path],
+        ["find", path, *without_access, "-execdir", "chmod", "u+rwx", "{}", ";"],
+        ["rm", "-rf", path],
+    ):
+        if os.path.lexists(path):
+            subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
+    if os.path.lexists(path):
+        logger.warning("sandbox: %s could not be deleted", path)

@@ -1,4 +1,4 @@
-"""Runs one job: two confined processes, the program's and the judge's, connected by pipes.
+"""`Sandbox` runs jobs, each in two new confined processes, the program's and the judge's, connected by pipes.
 
 A job with `together` has one process. All processes are killed when the verdict is known.
 """
@@ -10,80 +10,105 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite
-from lfpo.rewards.sandbox.scratch import scratch_folder
+from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite, failed
+from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 
 _MAX_REPORT = 16 * 2**20
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
+
+
+class Sandbox:
+    """Runs jobs, `workers` at a time. No process or file outlives its job, so a verdict depends on its job alone.
+
+    rung: the kind of confinement, a name from `available_rungs()` (None: the strongest available).
+    limits: for each job. workers: jobs at a time (None: the cores of this process, divided by the ranks that torchrun
+    started on this machine). libraries: folders that programs and tests may import from, besides the standard library.
+    unsafe: True allows the rung `limits`, which limits resources but does not confine; for root, only "root" does.
+    Raises UserError if the rung is not available or not allowed, or if workers is below 1.
+    """
+
+    def __init__(
+        self,
+        rung: str | None = None,
+        limits: Limits | None = None,
+        workers: int | None = None,
+        libraries: Sequence[str] = (),
+        unsafe: Unsafe = False,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise UserError(f"a sandbox needs at least one worker, not {workers}")
+        self.rung = require_rung(rung, unsafe) if rung else strongest_rung(unsafe)
+        self.limits = limits or Limits()
+        self.workers = workers or _cores()
+        self.libraries = tuple(os.path.abspath(path) for path in libraries)
+
+    def run(self, jobs: Sequence[Job]) -> list[Verdict]:
+        """One verdict for each job, in order."""
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox") as pool:
+            return list(pool.map(self.judge, jobs))
+
+    def judge(self, job: Job) -> Verdict:
+        """The verdict of one job. The job fails if its processes cannot be started."""
+        try:
+            return run_job(job, self.rung, self.limits, self.libraries)
+        except OSError as error:
+            return failed(job, f"the sandbox did not start: {error}")
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
     """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
     begin = time.monotonic()
     if needs := job.needs or _NAMESPACES * (job.processes and rung == launch.LIMITS):
-        tests = (False,) * len(job.calls or job.tests)
-        return Verdict(False, f"not judged: needs {needs}", 0.0, tests, needs)
+        return failed(job, f"not judged: needs {needs}", needs)
     nonce = secrets.token_bytes(16) if job.together else b""
     content = encode_suite(job, nonce) if job.together else encode_job(job)
     expected = count_methods(job) if job.together else len(job.calls or job.tests)
     if len(job.program) > limits.program_chars:
-        return Verdict(False, f"the program is longer than {limits.program_chars} characters", 0.0, (False,) * expected)
+        return failed(job, f"the program is longer than {limits.program_chars} characters")
     deadline = begin + limits.seconds
     with ExitStack() as stack:
-        start = _start_together if job.together else _start_judge_and_program
-        report = start(stack, rung, limits, libraries, content)
+        report = _start(stack, rung, limits, libraries, content, job.together)
         messages = list(_messages(report, deadline, nonce))
     return _verdict(messages, expected, limits, begin)
 
 
-def _start_judge_and_program(
-    stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes
+def _start(
+    stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes, together: bool
 ) -> int:
-    """Start both processes and send the judge its job. Returns the file descriptor of its reports.
-
-    Closing the stack kills the processes and closes the descriptors.
-    """
-    pipes = [os.pipe() for _ in range(4)]
-    (program_in, to_program), (from_program, program_out), (judge_in, to_judge), (report, judge_out) = pipes
+    """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor of
+    the reports. Closing the stack kills the processes and closes the descriptors."""
+    (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
     stack.callback(os.close, to_judge)
     stack.callback(os.close, report)
-    theirs = [program_in, to_program, from_program, program_out, judge_in, judge_out]
+    theirs = [judge_in, judge_out]
+    roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
+    if not together:
+        (program_in, to_program), (from_program, program_out) = os.pipe(), os.pipe()
+        theirs += [program_in, to_program, from_program, program_out]
+        roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, (from_program, to_program))]
     try:
-        for role, stdin, stdout, others in (
-            ("program", program_in, program_out, ()),
-            ("judge", judge_in, judge_out, (from_program, to_program)),
-        ):
-            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
+        for role, stdin, stdout, others in roles:
+            scratch = stack.enter_context(launch.scratch_folder()) if rung == launch.LIMITS else ""
             process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
             stack.callback(launch.stop, process, rung)
     finally:
         for fd in theirs:
             os.close(fd)
-    with contextlib.suppress(BrokenPipeError):  # the judge has died, which _messages notices
+    with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
         wire.send(to_judge, content)
-    return report
-
-
-def _start_together(stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes) -> int:
-    """The same for a job whose program and tests share one process."""
-    (suite_in, to_suite), (report, suite_out) = os.pipe(), os.pipe()
-    stack.callback(os.close, report)
-    with open(to_suite, "wb", 0):
-        try:
-            scratch = stack.enter_context(scratch_folder()) if rung == launch.LIMITS else ""
-            process = launch.start(rung, "together", limits, libraries, scratch, suite_in, suite_out)
-            stack.callback(launch.stop, process, rung)
-        finally:
-            os.close(suite_in)
-            os.close(suite_out)
-        with contextlib.suppress(BrokenPipeError):  # it has died, which _messages notices
-            wire.send(to_suite, content)
     return report
 
 
@@ -107,9 +132,7 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...
             message = _message(data[4 + len(nonce) : end])
             data = data[end:]
             yield message
-            if message[0] == "forged":
-                return
-            if message[0] in {"done", "unloadable"}:
+            if message[0] in {"forged", "done", "unloadable"}:
                 return
     yield ("late",)
 

@@ -91,22 +91,19 @@ def _keys_match(value: Any, expected: Any) -> bool:
 
 
 def _same_pandas(value: Any, expected: Any, tolerance: float) -> bool:
+    """Labels are compared without tolerance."""
+    if not hasattr(value, "__len__"):
+        return value is expected or bool(value == expected)  # NaT and NA are single objects
+    (labels, values), (expected_labels, expected_values) = _parts(value), _parts(expected)
+    return same(labels, expected_labels) and same(values, expected_values, tolerance)
+
+
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
+    """Labels and values of a frame, a series, an index or an array."""
     if type(value).__name__ == "DataFrame":
-        return (
-            value.shape == expected.shape
-            and _same_items(list(value.columns), list(expected.columns), 0.0)
-            and _same_items(list(value.index), list(expected.index), 0.0)
-            and all(
-                _same_items(list(value.iloc[:, i]), list(expected.iloc[:, i]), tolerance) for i in range(value.shape[1])
-            )
-        )
-    if type(value).__name__ == "Series":
-        return _same_items(list(value.index), list(expected.index), 0.0) and _same_items(
-            list(value), list(expected), tolerance
-        )
-    if hasattr(value, "__len__"):
-        return _same_items(list(value), list(expected), tolerance)
-    return value is expected or bool(value == expected)  # NaT and NA are single objects
+        columns = [list(value.iloc[:, number]) for number in range(value.shape[1])]
+        return [list(value.columns), list(value.index)], columns
+    return [list(value.index)] if type(value).__name__ == "Series" else [], list(value)
 
 
 # A suite's comparisons with numpy. Broadcasting would let an empty result, or one number, equal any expected array.

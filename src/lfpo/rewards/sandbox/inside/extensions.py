@@ -1,8 +1,8 @@
 """Types of plain data besides the built-in ones: how they are sent as built-in values, and built from them again.
 
-The set is closed: an untrusted sender can create instances of these types only. To add a type, add it to `_TYPES` with
-a function to built-in values and one back. The second may raise ArithmeticError, AttributeError, LookupError, TypeError
-or ValueError for values that do not fit.
+The set is closed: an untrusted sender can create instances of these types only. Most are sent as their own pickling
+describes them; for one of those, a name in `_REDUCED` is enough. Others have a function to built-in values and one back
+in `_TYPES`. The second may raise ArithmeticError, AttributeError, LookupError, MemoryError, TypeError or ValueError.
 """
 
 from __future__ import annotations
@@ -16,26 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_FACTORIES: dict[str, type] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "list": list,
-    "dict": dict,
-    "set": set,
-    "tuple": tuple,
-}
 _BUILT_IN_TYPES: dict[str, type] = {
-    **_FACTORIES,
-    "bytes": bytes,
-    "bytearray": bytearray,
-    "complex": complex,
-    "frozenset": frozenset,
-    "range": range,
-    "object": object,
-    "type": type,
-    "NoneType": type(None),
+    kind.__name__: kind
+    for kind in (int, float, str, bool, list, dict, set, tuple, bytes, bytearray, complex, frozenset, range, object)
+} | {"type": type, "NoneType": type(None)}
+_REDUCED = {
+    *("builtins.bytearray", "builtins.range", "builtins.slice", "fractions.Fraction", "decimal.Decimal"),
+    *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
+    *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
+    *("pathlib.PosixPath", "pathlib.PurePosixPath"),
 }
 _ARRAY_KINDS = "biufcmMSU"
 _EXTENSION_DTYPES = {"str", "string", "boolean", "Float32", "Float64"}
@@ -51,8 +40,8 @@ def to_plain(value: Any) -> tuple[str, Any] | None:
         if kind.__module__.partition(".")[0] == package and (module := sys.modules.get(package)):
             return convert(module, value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _TYPES and _is_this_type(kind):
-        return name, _TYPES[name][0](value)
+    if (name in _REDUCED or name in _TYPES) and _is_this_type(kind):
+        return name, _reduced(value) if name in _REDUCED else _TYPES[name][0](value)
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__eq__ is tuple.__eq__:
         return "namedtuple", (kind.__name__, list(kind._fields), list(tuple.__iter__(value)))
     return None
@@ -66,43 +55,30 @@ def _is_this_type(kind: type) -> bool:
 def from_plain(plain: Any) -> Any:
     """The instance. Raises LookupError for a type that is not in the set."""
     name, content = plain
-    return _TYPES[name][1](content)
+    if name not in _REDUCED:
+        return _TYPES[name][1](content)
+    module, _, kind = name.partition(".")
+    arguments, items, pairs = content
+    value = getattr(_module(module), kind)(*arguments)
+    if items:
+        value.extend(items)
+    for key, item in pairs:
+        value[key] = item
+    return value
+
+
+def _reduced(value: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Arguments of the type's constructor, items and pairs. A time zone of another library becomes its offset."""
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None and to_plain(zone) is None:
+        datetime, offset = _module("datetime"), value.utcoffset()
+        value = value.replace(tzinfo=None if offset is None else datetime.timezone(offset))
+    _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
+    return arguments, list(items or ()), list(pairs or ())
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(name)
-
-
-def _fraction(parts: Any) -> Any:
-    numerator, denominator = parts
-    return _module("fractions").Fraction(int(numerator), int(denominator))
-
-
-def _offset(value: Any) -> Any:
-    """The offset from UTC in seconds, None for a time without time zone."""
-    offset = value.utcoffset()
-    return None if offset is None else offset.total_seconds()
-
-
-def _with_offset(value: Any, seconds: Any, fold: int) -> Any:
-    datetime = _module("datetime")
-    zone = None if seconds is None else datetime.timezone(datetime.timedelta(seconds=seconds))
-    return value.replace(tzinfo=zone, fold=fold)
-
-
-def _datetime(parts: Any) -> Any:
-    text, seconds, fold = parts
-    return _with_offset(_module("datetime").datetime.fromisoformat(text), seconds, fold)
-
-
-def _time(parts: Any) -> Any:
-    text, seconds, fold = parts
-    return _with_offset(_module("datetime").time.fromisoformat(text), seconds, fold)
-
-
-def _defaultdict(parts: Any) -> Any:
-    factory, content = parts
-    return _module("collections").defaultdict(None if factory is None else _FACTORIES[factory], content)
 
 
 def _namedtuple(parts: Any) -> Any:
@@ -115,42 +91,16 @@ def _namedtuple_type(name: str, fields: tuple[str, ...]) -> Any:
     return _module("collections").namedtuple(name, fields)
 
 
-def _factory_name(value: Any) -> str | None:
-    name = getattr(value.default_factory, "__name__", "")
-    return name if _FACTORIES.get(name) is value.default_factory else None
-
-
 # Name of the type: (to built-in values, from built-in values)
 _TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "type": (lambda v: v.__name__, lambda p: _BUILT_IN_TYPES[p]),
-    "builtins.bytearray": (bytes, lambda p: bytearray(bytes(p))),
-    "builtins.range": (lambda v: (v.start, v.stop, v.step), lambda p: range(*p)),
-    "builtins.slice": (lambda v: (v.start, v.stop, v.step), lambda p: slice(*p)),
     "builtins.ellipsis": (lambda v: None, lambda p: ...),
     "builtins.dict_keys": (list, lambda p: dict.fromkeys(p).keys()),
     "builtins.dict_values": (list, lambda p: dict(enumerate(p)).values()),
     "builtins.dict_items": (list, lambda p: dict(p).items()),
-    "fractions.Fraction": (lambda v: (v.numerator, v.denominator), _fraction),
-    "decimal.Decimal": (str, lambda p: _module("decimal").Decimal(str(p))),
-    "datetime.date": (lambda v: v.isoformat(), lambda p: _module("datetime").date.fromisoformat(p)),
-    "datetime.datetime": (lambda v: (v.replace(tzinfo=None).isoformat(), _offset(v), v.fold), _datetime),
-    "datetime.time": (lambda v: (v.replace(tzinfo=None).isoformat(), _offset(v), v.fold), _time),
-    "datetime.timedelta": (
-        lambda v: (v.days, v.seconds, v.microseconds),
-        lambda p: _module("datetime").timedelta(*p),
-    ),
-    "datetime.timezone": (
-        lambda v: v.utcoffset(None).total_seconds(),
-        lambda p: _module("datetime").timezone(_module("datetime").timedelta(seconds=p)),
-    ),
-    "collections.deque": (lambda v: (list(v), v.maxlen), lambda p: _module("collections").deque(*p)),
-    "collections.Counter": (dict, lambda p: _module("collections").Counter(dict(p))),
-    "collections.OrderedDict": (lambda v: list(v.items()), lambda p: _module("collections").OrderedDict(p)),
-    "collections.defaultdict": (lambda v: (_factory_name(v), dict(v)), _defaultdict),
     "array.array": (lambda v: (v.typecode, list(v)), lambda p: _module("array").array(*p)),
     "uuid.UUID": (str, lambda p: _module("uuid").UUID(p)),
-    "pathlib.PosixPath": (str, lambda p: _module("pathlib").PosixPath(p)),
-    "pathlib.PurePosixPath": (str, lambda p: _module("pathlib").PurePosixPath(p)),
+    "zoneinfo.ZoneInfo": (lambda v: v.key, lambda p: _module("zoneinfo").ZoneInfo(p)),
     "namedtuple": (list, _namedtuple),
     "numpy.ndarray": (list, lambda p: _array(*p)),
     "numpy.generic": (list, lambda p: _array(*p)[()]),
@@ -237,22 +187,21 @@ def _extension_array(dtype: str, items: list[Any]) -> Any:
     return _module("pandas").array(items, dtype=dtype)
 
 
-def _object_dtype(values: Any) -> Any:
-    """pandas would infer another type from an array of objects."""
-    return object if type(values).__name__ == "ndarray" and values.dtype.kind == "O" else None
+def _labels(make: Any, values: Any, **options: Any) -> Any:
+    """An index or a series. pandas would infer another type from an array of objects."""
+    objects = type(values).__name__ == "ndarray" and values.dtype.kind == "O"
+    return make(values, dtype=object if objects else None, **options)
 
 
 def _index(values: Any, name: Any) -> Any:
-    return _module("pandas").Index(values, name=name, dtype=_object_dtype(values))
+    return _labels(_module("pandas").Index, values, name=name)
 
 
 def _series(values: Any, index: Any, name: Any) -> Any:
-    return _module("pandas").Series(values, index=index, name=name, dtype=_object_dtype(values))
+    return _labels(_module("pandas").Series, values, index=index, name=name)
 
 
 def _frame(columns: Any, index: Any, values: list[Any]) -> Any:
-    pandas = _module("pandas")
-    series = {number: _series(column, index, None) for number, column in enumerate(values)}
-    frame = pandas.DataFrame(series, index=index)
+    frame = _module("pandas").DataFrame({n: _series(column, index, None) for n, column in enumerate(values)}, index)
     frame.columns = columns
     return frame

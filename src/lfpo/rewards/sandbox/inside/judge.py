@@ -83,11 +83,22 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
             report(False, describe(error))
         return
     if job["unittest"]:
-        from .unittest_cases import run_cases  # imported here: importing unittest takes longer than most jobs
+        from .unittest_cases import (
+            find_cases,
+            run_cases,
+        )  # imported here: importing unittest takes longer than most jobs
 
         source = "\n\n".join(job["tests"])
         link.stops |= "StopIteration" in source
-        run_cases(source, module, report, announce)
+        try:
+            exec(compile(source, "<tests>", "exec"), namespace)
+        except BaseException as error:  # raised by the tests' code or by the program
+            announce(1)
+            report(False, describe(error))
+            return
+        cases = find_cases(module)
+        announce(len(cases))
+        run_cases(cases, report)
         return
     for number, source in enumerate(job["tests"]):
         link.stops = "StopIteration" in job["setup"] or "StopIteration" in source

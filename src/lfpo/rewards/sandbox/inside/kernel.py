@@ -22,135 +22,47 @@ _M_ARENA_MAX = -8
 _EPERM, _ENOSYS = 1, 38
 _NEW_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR = (
-    444,
-    445,
-    446,
-    442,
-)  # on all architectures
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR = 444, 445, 446, 442  # on all architectures
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Forbidden calls. name: (number on x86_64, number on aarch64), None if the architecture does not have the call.
-_CALLS: dict[str, tuple[int | None, int | None]] = {
-    # other processes
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    # mounts and namespaces
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    # the machine
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
-    # large parts of the kernel that programs do not need
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    # kernel memory and quotas that no limit of a process counts
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "memfd_create": (319, 279),
-    "io_setup": (206, 0),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
-    "move_pages": (279, 239),
-    "migrate_pages": (256, 238),
-    # the network
-    "socket": (41, 198),  # socketpair of streams is allowed: it connects only the process with itself
-}
-# From this number on, calls have one number on all architectures. Only those below are allowed, so that calls of newer
-# kernels are not: they "do not exist", and libraries then use older ones.
-_FIRST_COMMON = 424
-_COMMON = {
-    "pidfd_send_signal": 424,
-    "pidfd_open": 434,
-    "close_range": 436,
-    "openat2": 437,
-    "faccessat2": 439,
-    "epoll_pwait2": 441,
-    "futex_waitv": 449,
-    "cachestat": 451,
-    "fchmodat2": 452,
-    "map_shadow_stack": 453,
-    "futex_wake": 454,
-    "futex_wait": 455,
-    "futex_requeue": 456,
-    "mseal": 462,
+# System calls: name, number on x86_64, number on aarch64 ("-": the architecture does not have the call).
+_FORBIDDEN = {
+    "other processes": "ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272",
+    "mounts and namespaces": """mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51, unshare 272 97,
+        setns 308 268, name_to_handle_at 303 264, open_by_handle_at 304 265""",
+    "the machine": """kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
+        delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60,
+        syslog 103 116, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171, clock_adjtime 305 266,
+        sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -, modify_ldt 154 -""",
+    "large parts of the kernel": "bpf 321 280, perf_event_open 298 241, userfaultfd 323 282",
+    "kernel memory and quotas that no limit of a process counts": """add_key 248 217, request_key 249 218,
+        keyctl 250 219, memfd_create 319 279, io_setup 206 0, shmget 29 194, msgget 68 186, semget 64 190,
+        mq_open 240 180, inotify_init 253 -, inotify_init1 294 26, fanotify_init 300 262, move_pages 279 239,
+        migrate_pages 256 238""",
+    "the network": "socket 41 198",  # socketpair of streams is allowed: it connects only the process with itself
 }
 # On the rung `limits`: other processes can be seen there, and Landlock does not protect the metadata of files.
-_CALLS_WITHOUT_NAMESPACES: dict[str, tuple[int | None, int | None]] = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
+_FORBIDDEN_WITHOUT_NAMESPACES = {
+    "processes and signals": """fork 57 -, vfork 58 -, kill 62 129, tkill 200 130, tgkill 234 131,
+        rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, setpriority 141 140,
+        ioprio_set 251 30""",
+    "metadata of files": """chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55,
+        lchown 94 -, fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5,
+        lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16""",
 }
-# Also on the rung `limits`: calls whose first argument is a process, and must be 0, the calling one.
-_ONLY_FOR_ITSELF: dict[str, tuple[int | None, int | None]] = {
-    "prlimit64": (302, 261),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-}
-_SOCKETPAIR, _IOCTL = (53, 199), (16, 29)
+# Also there: calls whose first argument is a process, which must be 0, the calling one.
+_ONLY_FOR_ITSELF = """prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
+    sched_setattr 314 274"""
+# From this number on, calls have one number on all architectures. Only those below are allowed, so that calls of newer
+# kernels are not: they "do not exist", and libraries then use older ones. clone3 is not among them: glibc then uses
+# clone, whose flags a filter can read.
+_FIRST_COMMON = 424
+_ALLOWED_COMMON = """pidfd_send_signal 424 424, pidfd_open 434 434, close_range 436 436, openat2 437 437,
+    faccessat2 439 439, epoll_pwait2 441 441, futex_waitv 449 449, cachestat 451 451, fchmodat2 452 452,
+    map_shadow_stack 453 453, futex_wake 454 454, futex_wait 455 455, futex_requeue 456 456, mseal 462 462"""
+_SOCKETPAIR, _IOCTL, _CLONE = "socketpair 53 199", "ioctl 16 29", "clone 56 220"
 _SET_FILE_FLAGS = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
-_CLONE = (56, 220)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
@@ -189,10 +101,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def pivot_root(new: str, old: str) -> None:
-    number = _number((155, 41))
-    if number is None:
-        raise OSError(_ENOSYS, f"pivot_root: number not known on {os.uname().machine}")
-    _check(_libc.syscall(number, new.encode(), old.encode()), "pivot_root")
+    _check(_libc.pivot_root(new.encode(), old.encode()), "pivot_root")
 
 
 def detach(target: str) -> None:
@@ -263,10 +172,6 @@ def _landlock_path(ruleset: int, path: str, access: int) -> None:
     os.close(fd)
 
 
-def _number(pair: tuple[int | None, int | None]) -> int | None:
-    return {"x86_64": pair[0], "aarch64": pair[1]}.get(os.uname().machine)
-
-
 def has_seccomp() -> bool:
     return os.uname().machine in _AUDIT_ARCH and os.path.exists("/proc/sys/kernel/seccomp")
 
@@ -274,58 +179,47 @@ def has_seccomp() -> bool:
 def seccomp(namespaces: bool) -> None:
     """Forbid system calls. namespaces: whether the process has namespaces of its own; else also new processes, signals
     and changes of metadata are forbidden. Call no_new_privileges first."""
-    program = _filter(namespaces)
+    program = b"".join(struct.pack("HBBI", *step) for step in _filter(namespaces))
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0), "prctl(SECCOMP)")
 
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x50000, 0x80000000
+_ALLOW = (_GIVE, 0, 0, 0x7FFF0000)
+_REFUSE, _NOT_THERE = (_GIVE, 0, 0, 0x50000 | _EPERM), (_GIVE, 0, 0, 0x50000 | _ENOSYS)
+_KILL = (_GIVE, 0, 0, 0x80000000)
 _Step = tuple[int, int, int, int]
 
 
-def _filter(namespaces: bool) -> bytes:
-    """The forbidden calls as a BPF program over call number, architecture and arguments."""
-    machine = os.uname().machine
-    steps: list[_Step] = [
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
-        (_GIVE, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
-    ]
-    steps += [(_AT_LEAST, 0, 1, _X32_BIT), (_GIVE, 0, 0, _REFUSE | _EPERM)]
-    forbidden = [*_CALLS.values(), *(() if namespaces else _CALLS_WITHOUT_NAMESPACES.values())]
-    for pair in forbidden:
-        if (number := _number(pair)) is not None:
-            steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE | _EPERM)]
-    # clone3 is not in _COMMON: glibc then uses clone, whose flags a filter can read.
-    for number in _COMMON.values():
-        steps += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOW)]
-    steps += [(_AT_LEAST, 0, 1, _FIRST_COMMON), (_GIVE, 0, 0, _REFUSE | _ENOSYS)]
-    stream = [
-        (_AND, 0, 0, 15),
-        (_EQUAL, 1, 0, 1),
-        (_GIVE, 0, 0, _REFUSE | _EPERM),
-    ]  # a datagram could name any receiver
-    steps += _about(_SOCKETPAIR, 1, stream)
+def _filter(namespaces: bool) -> list[_Step]:
+    """The forbidden calls as a BPF program over architecture, call number and arguments.
+
+    A step is operation, steps to skip if true, steps to skip if false, operand.
+    """
+    steps: list[_Step] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[os.uname().machine]), _KILL, (_LOAD, 0, 0, 0)]
+    steps += [(_AT_LEAST, 0, 1, _X32_BIT), _REFUSE]
+    for table in [*_FORBIDDEN.values(), *(() if namespaces else _FORBIDDEN_WITHOUT_NAMESPACES.values())]:
+        steps += [step for number in _numbers(table) for step in ((_EQUAL, 0, 1, number), _REFUSE)]
+    steps += [step for number in _numbers(_ALLOWED_COMMON) for step in ((_EQUAL, 0, 1, number), _ALLOW)]
+    steps += [(_AT_LEAST, 0, 1, _FIRST_COMMON), _NOT_THERE]
+    steps += _about(_SOCKETPAIR, 1, [(_AND, 0, 0, 15), (_EQUAL, 1, 0, 1), _REFUSE])  # a datagram can name any receiver
+    clone: list[_Step] = [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE]
     if not namespaces:
-        for pair in _ONLY_FOR_ITSELF.values():
-            steps += _about(pair, 0, [(_EQUAL, 1, 0, 0), (_GIVE, 0, 0, _REFUSE | _EPERM)])
-        flags = [step for code in _SET_FILE_FLAGS for step in ((_EQUAL, 0, 1, code), (_GIVE, 0, 0, _REFUSE | _EPERM))]
-        steps += _about(_IOCTL, 1, flags)
-    clone = [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), (_GIVE, 0, 0, _REFUSE | _EPERM)]
-    if not namespaces:
-        clone += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_GIVE, 0, 0, _REFUSE | _EPERM)]
-    steps += _about(_CLONE, 0, clone)
-    steps += [(_GIVE, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("HBBI", *step) for step in steps)
+        steps += _about(_ONLY_FOR_ITSELF, 0, [(_EQUAL, 1, 0, 0), _REFUSE])
+        steps += _about(_IOCTL, 1, [step for code in _SET_FILE_FLAGS for step in ((_EQUAL, 0, 1, code), _REFUSE)])
+        clone += [(_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSE]
+    return [*steps, *_about(_CLONE, 0, clone), _ALLOW]
 
 
-def _about(pair: tuple[int | None, int | None], argument: int, checks: list[_Step]) -> list[_Step]:
-    """Steps that check an argument of one call, and allow the call after the last check."""
-    number = _number(pair)
-    if number is None:
-        return []
-    inner: list[_Step] = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, (_GIVE, 0, 0, _ALLOW)]
-    return [(_EQUAL, 0, len(inner), number), *inner]
+def _numbers(table: str) -> list[int]:
+    """Numbers of a table's calls on this architecture."""
+    column = list(_AUDIT_ARCH).index(os.uname().machine) + 1
+    found = [call.split()[column] for call in table.split(",")]
+    return [int(number) for number in found if number != "-"]
+
+
+def _about(table: str, argument: int, checks: list[_Step]) -> list[_Step]:
+    """Steps that check an argument of the table's calls, and allow the call after the last check."""
+    inner: list[_Step] = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, _ALLOW]
+    return [step for number in _numbers(table) for step in ((_EQUAL, 0, len(inner), number), *inner)]

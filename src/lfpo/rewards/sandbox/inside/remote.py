@@ -125,38 +125,11 @@ def _comparison(name: str) -> Any:
     return compare
 
 
-_UNARY: tuple[str, ...] = (
-    "len",
-    "str",
-    "repr",
-    "bool",
-    "hash",
-    "iter",
-    "reversed",
-    "int",
-    "float",
-    "complex",
-    "bytes",
-    "abs",
-)
-_UNARY += ("neg", "pos", "invert", "index", "round", "trunc", "floor", "ceil", "format", "enter")
-_BINARY: tuple[str, ...] = (
-    "add",
-    "sub",
-    "mul",
-    "matmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "lshift",
-    "rshift",
-)
-_BINARY += ("and", "or", "xor")
-for _name in (*_UNARY, "getitem", "setitem", "delitem", "contains"):
+_UNARY = "len str repr bool hash iter reversed int float complex bytes abs neg pos invert index round trunc floor ceil"
+_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
+for _name in (*_UNARY.split(), "format", "enter", "getitem", "setitem", "delitem", "contains"):
     setattr(Instance, f"__{_name}__", _operator(_name))
-for _name in _BINARY:
+for _name in _BINARY.split():
     setattr(Instance, f"__{_name}__", _operator(_name))
     setattr(Instance, f"__r{_name}__", _operator(_name, reflected=True))
     if _name != "divmod":

@@ -46,66 +46,68 @@ def supervise(child: int, settings: dict[str, Any]) -> None:
 
 def kill_children() -> None:
     """Kill all descendants. Those whose parent is killed become children of this process."""
-    while True:
-        for child in _children():
-            os.kill(child, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:  # none is left
-            return
-
-
-def _children() -> list[int]:
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [int(number) for number in file.read().split()]
-    except OSError:  # the kernel was built without this file
-        return [
-            number for number in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(number) == os.getpid()
-        ]
+        while True:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                for child in filter(_is_child, os.listdir("/proc")):
+                    os.kill(int(child), signal.SIGKILL)
+                os.waitpid(-1, 0)
+    except ChildProcessError:  # none is left
+        return
 
 
-def _parent(process: int) -> int:
+def _is_child(name: str) -> bool:
+    """Whether an entry of /proc is a child of this process."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:  # it has ended
-        return 0
+        with open(f"/proc/{name}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1]) == os.getpid()
+    except (OSError, IndexError):  # not a process, or it has ended
+        return False
 
 
 def is_full(folder: str, size: int, files: int, process: int) -> bool:
     """Whether the folder, and the deleted files that the process has open, exceed the limits.
 
-    A path too long to look at counts as full.
+    A folder whose files cannot be looked at counts as full: its path is too long, or it has no permission to read.
     """
     used = count = 0
     try:
-        for status in _statuses(folder):
+        for status in (*_deleted(process), *_statuses(folder)):
             used, count = used + 512 * status.st_blocks, count + 1
             if used > size or count > files:
                 return True
-    except FileNotFoundError:  # deleted meanwhile
-        return False
     except OSError:
         return True
-    return used + sum(512 * status.st_blocks for status in _deleted(process)) > size
+    return False
 
 
 def _statuses(folder: str) -> Iterator[os.stat_result]:
     folders = [folder]
     while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                yield entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+        for path, status in _entries(folders.pop()):
+            yield status
+            if status.st_mode & 0o40300 == 0o40300:  # a folder without both permissions is empty: chmod is forbidden
+                folders.append(path)
 
 
 def _deleted(process: int) -> Iterator[os.stat_result]:
     try:
-        for name in os.listdir(f"/proc/{process}/fd"):
-            status = os.stat(f"/proc/{process}/fd/{name}")
-            if status.st_nlink == 0:
-                yield status
+        yield from (status for _, status in _entries(f"/proc/{process}/fd", follow=True) if status.st_nlink == 0)
     except OSError:  # it has ended
         return
+
+
+def _entries(folder: str, follow: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+    """Path and status of each entry. What is deleted meanwhile is skipped."""
+    for name in _names(folder):
+        try:
+            yield f"{folder}/{name}", os.stat(f"{folder}/{name}", follow_symlinks=follow)
+        except FileNotFoundError:
+            continue
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -10,21 +10,18 @@ import os
 import sys
 import types
 import unittest
+from collections.abc import Callable
+from typing import Any
 
 from . import wire
-
-TYPE_CHECKING = False  # importing typing would double the start-up time
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Report = Callable[..., None]
+from .unittest_cases import find_cases, run_cases
 
 NAME = "__test__"
 """The module's name, as in BigCodeBench's own runner."""
 OWN = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
 OWN |= {"maxDiff", "longMessage"}
 """Attributes that a test class or test case may have without affecting the verdict."""
+_CHANGED = "the program changed unittest"
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
@@ -37,17 +34,20 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     report = _reporter(outbox, job.pop("nonce"))
     untouched = _guard_unittest(mocks="mock" in job["tests"])
     cases, error = _load(job)
-    if not untouched():
-        error = "the program changed unittest"
-    if error:
-        report("unloadable", error)
+    if error or not untouched():
+        report("unloadable", error if untouched() else _CHANGED)
         os._exit(0)
-    _run(cases, report, untouched)
+    unshadowed = _guard_cases(cases)
+    run_cases(
+        cases,
+        lambda passed, reason: report("test", passed, reason),
+        lambda case: "" if untouched() and unshadowed(case) else _CHANGED,
+    )
     report("done")
     os._exit(0)
 
 
-def _reporter(outbox: int, nonce: bytes) -> Report:
+def _reporter(outbox: int, nonce: bytes) -> Callable[..., None]:
     """A function that sends a message after the nonce."""
     send, encode = wire.send, wire.encode  # bound now, before the program can replace them
 
@@ -67,64 +67,21 @@ def _load(job: dict[str, Any]) -> tuple[list[unittest.TestCase], str]:
             exec(compile(job[what], f"<{what}>", "exec"), module.__dict__)
         except BaseException as error:  # also SystemExit
             return [], f"the {what.removesuffix('s')} does not load: {type(error).__name__}: {error}"[:500]
-    return list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module))), ""
+    return find_cases(module), ""
 
 
-def _flat(suite: Any) -> Any:
-    for part in suite:
-        if hasattr(part, "__iter__"):
-            yield from _flat(part)
-        else:
-            yield part
+def _guard_cases(cases: list[unittest.TestCase]) -> Callable[[unittest.TestCase], bool]:
+    """A function that tells whether a test's methods are those of its class's source."""
+    methods = {kind: _functions(kind) for kind in map(type, cases)}
+    # Without the names that start with _class, which unittest itself sets.
+    inherited = {name for name in dir(unittest.TestCase) if not name.startswith("_class")} - OWN
 
-
-def _run(cases: list[unittest.TestCase], report: Report, untouched: Callable[[], bool]) -> None:
-    """Run all cases as one suite, so that class fixtures run once."""
-    unittest.TestSuite(cases).run(_Result(cases, report, untouched))
-
-
-class _Result(unittest.TestResult):
-    """Reports each test method when it stops. A skipped test, or a change to unittest or a test class, is a failure."""
-
-    def __init__(self, cases: list[unittest.TestCase], report: Report, untouched: Callable[[], bool]) -> None:
-        super().__init__()
-        self.problem = ""
-        self.report, self.untouched = report, untouched
-        self.methods = {kind: _functions(kind) for kind in map(type, cases)}
-        # Without the names that start with _class, which unittest itself sets.
-        self.inherited = {name for name in dir(unittest.TestCase) if not name.startswith("_class")} - OWN
-
-    def startTest(self, test: unittest.TestCase) -> None:
-        self.problem = ""
-        super().startTest(test)
-
-    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-        if err is not None:
-            self._failed(subtest, err)
-
-    def addError(self, test: Any, err: Any) -> None:
-        self._failed(test, err)
-
-    def addFailure(self, test: Any, err: Any) -> None:
-        self._failed(test, err)
-
-    def addSkip(self, test: Any, reason: str) -> None:
-        self.problem = f"{test.id()}: skipped: {reason}"
-
-    def addUnexpectedSuccess(self, test: Any) -> None:
-        self.problem = f"{test.id()}: passed against expectation"
-
-    def stopTest(self, test: unittest.TestCase) -> None:
-        known, now = self.methods[type(test)], vars(type(test))
+    def unshadowed(case: unittest.TestCase) -> bool:
+        known, now = methods[type(case)], vars(type(case))
         changed = any(now.get(name) is not value for name, value in known.items())
-        shadowed = self.inherited & (vars(test).keys() | (now.keys() - known.keys()))
-        if changed or shadowed or not self.untouched():
-            self.problem = f"{test.id()}: the program changed unittest"
-        self.report("test", not self.problem, self.problem[:500])
-        super().stopTest(test)
+        return not changed and not inherited & (vars(case).keys() | (now.keys() - known.keys()))
 
-    def _failed(self, test: Any, err: Any) -> None:
-        self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+    return unshadowed
 
 
 def _functions(kind: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs unittest classes in the judge's process, with one report for each test method."""
+"""Runs the test methods of unittest classes, with one report for each."""
 
 from __future__ import annotations
 
@@ -7,42 +7,58 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
-
-def run_cases(
-    source: str, module: types.ModuleType, report: Callable[[bool, str], None], announce: Callable[[int], None]
-) -> None:
-    """Define the classes of the source in the module and run each test method. A skipped test does not pass.
-
-    announce: called once with the number of tests. report: called for each with (passed, reason).
-    """
-    try:
-        exec(compile(source, "<tests>", "exec"), module.__dict__)
-    except BaseException as error:  # raised by the tests' code or by the program
-        announce(1)
-        report(False, f"{type(error).__name__}: {error}")
-        return
-    cases = list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module)))
-    announce(len(cases))
-    for case in cases:
-        passed, reason = run_case(case)
-        report(passed, reason)
+Report = Callable[[bool, str], None]
 
 
-def run_case(case: unittest.TestCase) -> tuple[bool, str]:
-    """Whether the test ran and passed, and the reason if not."""
-    result = unittest.TestResult()
-    try:
-        unittest.TestSuite([case]).run(result)
-    except BaseException as error:  # unittest catches Exceptions only
-        return False, f"{case.id()}: {type(error).__name__}: {error}"
-    problems = result.failures + result.errors
-    passed = result.testsRun == 1 and result.wasSuccessful() and not result.skipped
-    return passed, "" if passed else f"{case.id()}: {problems[0][1].splitlines()[-1] if problems else 'did not run'}"
+def find_cases(module: types.ModuleType) -> list[unittest.TestCase]:
+    """The test methods of the module's classes."""
+    return list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module)))
 
 
-def _flat(suite: unittest.TestSuite) -> Any:
+def _flat(suite: Any) -> Any:
     for part in suite:
         if isinstance(part, unittest.TestSuite):
             yield from _flat(part)
         else:
             yield part
+
+
+def run_cases(
+    cases: list[unittest.TestCase], report: Report, problem_of: Callable[[Any], str] = lambda test: ""
+) -> None:
+    """Run all cases as one suite, so that class fixtures run once, and report (passed, reason) when each stops.
+
+    A skipped test does not pass. One whose class fixture fails is not reported. problem_of: another reason to fail.
+    """
+    unittest.TestSuite(cases).run(_Result(report, problem_of))
+
+
+class _Result(unittest.TestResult):
+    def __init__(self, report: Report, problem_of: Callable[[Any], str]) -> None:
+        super().__init__()
+        self.problem, self.report, self.problem_of = "", report, problem_of
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        self.problem = ""
+        super().startTest(test)
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self.addFailure(subtest, err)
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+
+    addError = addFailure
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        self.problem = f"{test.id()}: skipped: {reason}"
+
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        self.problem = f"{test.id()}: passed against expectation"
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        if found := self.problem_of(test):
+            self.problem = f"{test.id()}: {found}"
+        self.report(not self.problem, self.problem[:500])
+        super().stopTest(test)

@@ -147,7 +147,7 @@ def decode(data: bytes, resolve: Resolve | None = None, extensions: bool = True)
         value = reader.value(0)
     except RecursionError:
         raise BadBytes("nested too deeply") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, struct.error) as error:
         raise BadBytes(str(error)) from error  # types refuse values that do not fit them
     if reader.at != len(data):
         raise BadBytes("bytes after the value")
