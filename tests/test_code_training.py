@@ -17,8 +17,8 @@ from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.rewards import RewardFunction, score
 from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict
+from sandbox_cases import CHEATS, ENDLESS, remains
 from small_runs import trained_on_rows
-from test_sandbox_attacks import CHEATS, ENDLESS, remains
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
@@ -73,7 +73,7 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     row = task.test_rows()[0]
     right = task.solution(row)
     completions = [*noise, *(f"```python\n{program}\n```" for program in hostile), right]
-    limits = Limits(seconds=2, cpu_seconds=1, memory=2**28, disk=TAG, processes=16)
+    limits = Limits(seconds=1.5, cpu_seconds=1, memory=2**27, disk=TAG, processes=16)
     grader = Grader(Sandbox(limits=limits, workers=8, unsafe="root"))
     before, begin = open_files(), time.monotonic()
     columns = {name: [value] * len(completions) for name, value in row.items() if name != "prompt"}

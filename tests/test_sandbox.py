@@ -3,9 +3,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -113,8 +113,8 @@ def test_tests_pass_or_fail_one_by_one(sandbox):
 def test_passes_before_a_hang_count():
     program = "def f(x):\n    while x == 2: pass\n    return x\n"
     tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
-    verdict = Sandbox(limits=Limits(seconds=3), unsafe="root").judge(Job(program, tests=tests))
-    assert verdict.tests == (True, False, False) and verdict.reason == "not done after 3 s"
+    verdict = Sandbox(limits=Limits(seconds=2), unsafe="root").judge(Job(program, tests=tests))
+    assert verdict.tests == (True, False, False) and verdict.reason == "not done after 2 s"
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ PATCH = "def double(x):\n    import sys, unittest\n    case = sys._getframe(1).f
         ),
         ("import unittest\ndel unittest.TestCase.run\n", (False, False), "the program changed unittest"),
         (LIES.format("bytes([0, 0, 0, 99]) * 99") + DOUBLE, (False, False), "the program wrote a report of its own"),
-        ("while True: pass", (False, False), "not done after 3 s"),
+        ("while True: pass", (False, False), "not done after 1 s"),
     ],
 )
 def test_program_and_unittest_in_one_process(program, tests, reason):
-    limits = Limits(seconds=3 if "while" in program else 30)
+    limits = Limits(seconds=1 if "while" in program else 30)
     job = Job(program, tests=[TOGETHER], unittest=True, together=True)
     verdict = Sandbox(limits=limits, unsafe="root").judge(job)
     assert verdict.tests == tests and verdict.reason.startswith(reason) and verdict.passed == (not reason)
@@ -348,26 +348,23 @@ def test_file_descriptors_are_closed(sandbox):
     assert not before or len(os.listdir("/proc/self/fd")) == before
 
 
-ENDLESS = """
-import sys
-from lfpo.rewards.sandbox import Job, Limits, Sandbox
-limits = Limits(seconds=100, disk=int(sys.argv[2]))
-job = Job("import time, os\\nos.getpid()\\nwhile True: time.sleep(1)", tests=["assert 1"])
-Sandbox(sys.argv[1], limits, unsafe="root").judge(job)
-"""
+def _judge_an_endless_program(rung: str, tag: int) -> None:
+    program = "import time, os\nos.getpid()\nwhile True: time.sleep(1)"
+    Sandbox(rung, Limits(seconds=100, disk=tag), unsafe="root").judge(Job(program, tests=["assert 1"]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
 def test_confined_processes_end_when_the_training_process_is_killed(rung):
     tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
-    host = subprocess.Popen([sys.executable, "-c", ENDLESS, rung, str(tag)])
-    until = time.monotonic() + 90  # torch loads slowly on a busy machine
+    host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
+    host.start()
+    until = time.monotonic() + 30
     while len(processes_with(tag)) < 4 and time.monotonic() < until:
         time.sleep(0.1)
     assert len(processes_with(tag)) >= 4
     host.kill()
-    host.wait()
+    host.join()
     while processes_with(tag) and time.monotonic() < until:
         time.sleep(0.1)
     assert not processes_with(tag)
