@@ -71,6 +71,9 @@ class CudaStandIn(TorchFunctionMode):
             self._check_mixture(function, tensors)
         if kwargs.get("generator") is not None and (on_gpu if asked is None else asked.type == "cuda"):
             raise AssertionError(f"{name} on the GPU with a CPU's generator")
+        if name == "mm" and "out_dtype" in kwargs:  # a CPU has no such product
+            out_dtype = kwargs.pop("out_dtype")
+            args = tuple(x.to(out_dtype) for x in args)
         result = function(*args, **kwargs)
         target = bool(on_gpu) if asked is None else asked.type == "cuda"
         if asked is None and name in ("to", "type_as", "copy_", "__getitem__") and tensors:

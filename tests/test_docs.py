@@ -124,6 +124,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.bench.update.run_bench_update",
         "lfpo.bench.sandbox.run_bench_sandbox",
         "lfpo.train.plan.command.run_plan",
+        "lfpo.bench.precision.run_bench_precision",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.cli.export.run_export",
         "lfpo.cli.push.run_push",

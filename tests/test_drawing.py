@@ -120,7 +120,7 @@ def test_entropy_is_scored_with_dreams_small_constant():
 
 def logits_as_states(vocabulary: int) -> Any:
     """A model whose states are its logits."""
-    return SimpleNamespace(vocab_size=vocabulary, mask_id=MASK, head=lambda hidden: hidden)
+    return SimpleNamespace(vocab_size=vocabulary, mask_id=MASK, head=lambda hidden: hidden, products="float32")
 
 
 def test_guidance_moves_away_from_the_prediction_without_the_prompt():
@@ -154,7 +154,7 @@ def test_drawing_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, sett
         return hidden
 
     monkeypatch.setattr("lfpo.rollout.draw.CHUNK_ELEMENTS", elements)
-    model = SimpleNamespace(vocab_size=11, mask_id=MASK, head=head)
+    model = SimpleNamespace(vocab_size=11, mask_id=MASK, head=head, products="float32")
     pieces = draw(model, states, SamplerConfig(**settings), evenly(10))  # type: ignore[arg-type]
     assert max(sizes) == max(1, elements // 11)
     assert torch.equal(pieces.token, whole.token)

@@ -35,5 +35,10 @@ def run_bench(rest: list[str]) -> None:
 
         config, _ = configure(BenchSandboxConfig, rest[1:], takes_file=False, command="bench sandbox")
         print(f"wrote {run_bench_sandbox(config)}")
+    elif name == "precision":
+        from lfpo.bench.precision import BenchPrecisionConfig, run_bench_precision
+
+        config, _ = configure(BenchPrecisionConfig, rest[1:], takes_file=False, command="bench precision")
+        print(f"wrote {run_bench_precision(config)}")
     else:
-        raise UserError(f"lfpo bench: expected rollout, update or sandbox, found {name!r}")
+        raise UserError(f"lfpo bench: expected rollout, update, precision or sandbox, found {name!r}")

@@ -109,16 +109,11 @@ def _masked_logp(
         hidden.append(model.hidden(noised.masked_fill(prompt, model.mask_id), attention)[target])
 
     def logp(hidden_TD: torch.Tensor, labels_T: torch.Tensor, blind_TD: torch.Tensor | None = None) -> torch.Tensor:
-        logits = _wide(model.head(hidden_TD))
+        logits = model.head(hidden_TD)
         if blind_TD is not None:
-            blind = _wide(model.head(blind_TD))
+            blind = model.head(blind_TD)
             logits = blind + (cfg_scale + 1) * (logits - blind)
         return -F.cross_entropy(logits, labels_T, reduction="none")
 
     logp_T = in_chunks(logp, hidden, model.vocab_size).double().cpu()
     return torch.zeros(len(rows), dtype=torch.float64).index_add_(0, target.nonzero()[:, 0].cpu(), logp_T)
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    """In float32 or wider, since a log-softmax over a vocabulary needs it."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -65,7 +65,8 @@ def product_dtype(value: torch.Tensor) -> torch.dtype:
     """The dtype in which attention computes: autocast's, else the values'. They differ over a 4-bit base, whose layers
     return the dtype of their input."""
     kind = value.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    enabled = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if enabled else value.dtype
 
 
 def key_mask(real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

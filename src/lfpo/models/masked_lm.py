@@ -19,6 +19,7 @@ from lfpo.models.attention import NAME as ATTENTION
 from lfpo.models.attention import FullPrecisionRope, Packed, key_mask
 from lfpo.models.family import Family
 from lfpo.models.four_bit import dequantized, original_shape
+from lfpo.models.head import Precision, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.roles import CURRENT
 from lfpo.models.split_head import gather_head
@@ -33,8 +34,11 @@ class MaskedDiffusionLM(nn.Module):
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
     autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
+    head_precision: of products with the head: auto, float32, tf32 or bfloat16 (see lfpo.models.head.precision_of).
     device, dtype: of the head's weights. Inputs must be on `device`.
     """
+
+    head_precision: str = "auto"
 
     def __init__(
         self,
@@ -179,8 +183,13 @@ class MaskedDiffusionLM(nn.Module):
         return self._compiled[0]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., D], in the weights' dtype."""
-        return torch.nn.functional.linear(hidden, self.head_weight)
+        """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
+        return logits(hidden, self.head_weight, self.products)
+
+    @property
+    def products(self) -> Precision:
+        """The precision of products with the head, from `head_precision`."""
+        return precision_of(self.head_precision, self.device, self.dtype)
 
     @property
     def head_weight(self) -> torch.Tensor:

@@ -91,7 +91,7 @@ class LFPO:
         hidden_TD, hidden_old_TD = predictions.hidden(CURRENT), predictions.hidden(OLD)
         head_VD, head_old_VD = predictions.head(CURRENT), predictions.head(OLD)  # z = hidden_TD @ head_VD.T
         weights = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
-        knobs: dict[str, Any] = {"beta": self.beta, **weights}
+        knobs: dict[str, Any] = {"beta": self.beta, "precision": predictions.policies[CURRENT].products, **weights}
         if self.reading == "rectified":
             loss = rectified_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, y_T, r_T, **knobs)
         else:

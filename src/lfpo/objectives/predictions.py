@@ -78,13 +78,13 @@ class Predictions:
         model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
 
         def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -F.cross_entropy(at_least_float32(model.head(hidden)) / temperature, labels, reduction="none")
+            return -F.cross_entropy(model.head(hidden) / temperature, labels, reduction="none")
 
         def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
             assert sampler is not None and old is not None
-            scores = at_least_float32(model.head(hidden)) / sampler.temperature
+            scores = model.head(hidden) / sampler.temperature
             with torch.no_grad():
-                drawn = at_least_float32(old.head(hidden_old))
+                drawn = old.head(hidden_old)
                 # The sampler never draws the mask token.
                 mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
                 drawable = drawn.masked_fill(mask, -torch.inf)
@@ -104,9 +104,9 @@ class Predictions:
         model, other = self.policies[CURRENT], self.policies[policy]
 
         def exact(hidden: torch.Tensor, hidden_other: torch.Tensor) -> torch.Tensor:
-            logp = at_least_float32(model.head(hidden)).log_softmax(-1)
+            logp = model.head(hidden).log_softmax(-1)
             with torch.no_grad():
-                logp_other = at_least_float32(other.head(hidden_other)).log_softmax(-1)
+                logp_other = other.head(hidden_other).log_softmax(-1)
             return (logp.exp() * (logp - logp_other)).sum(-1)
 
         return in_chunks(exact, [self.hidden(CURRENT), self.hidden(policy)], model.vocab_size)
@@ -114,8 +114,3 @@ class Predictions:
     def head(self, policy: str = CURRENT) -> torch.Tensor:
         """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""
         return self.policies[policy].head_weight
-
-
-def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
-    """Logits in float32 or more: sums over a vocabulary lose too much precision in less."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

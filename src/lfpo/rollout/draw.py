@@ -37,25 +37,34 @@ def draw(
 
     hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
     uniform_T: float64 in [0, 1), the only randomness.
-    The logits [T, V] are computed in pieces of at most CHUNK_ELEMENTS elements.
+    The logits [T, V] are computed in pieces of at most CHUNK_ELEMENTS elements. Probabilities are float64 where the
+    products with the head are exact to float32, else float32.
     """
+    dtype = torch.float64 if model.products == "float32" else torch.float32
     size = max(1, CHUNK_ELEMENTS // model.vocab_size)
     parts = []
     for start in range(0, len(uniform_T), size):
         piece = slice(start, start + size)
         logits = model.head(hidden_TD[0][piece])
         if sampler.cfg_scale:
-            unguided = model.head(hidden_TD[1][piece]).double()
+            unguided = model.head(hidden_TD[1][piece]).to(dtype)
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
-        parts.append(draw_from_logits(logits, sampler, model.mask_id, uniform_T[piece]))
+        parts.append(draw_from_logits(logits, sampler, model.mask_id, uniform_T[piece], dtype))
     names = ("token", "confidence", "entropy", "score")
     return Drawn(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
 
 
-def draw_from_logits(logits_TV: torch.Tensor, sampler: SamplerConfig, mask_id: int, uniform_T: torch.Tensor) -> Drawn:
-    """Draw from logits [T, V] of any float dtype; see `draw`. Works in place where it can, to bound memory."""
+def draw_from_logits(
+    logits_TV: torch.Tensor,
+    sampler: SamplerConfig,
+    mask_id: int,
+    uniform_T: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+) -> Drawn:
+    """Draw from logits [T, V] of any float dtype, with probabilities in `dtype`; see `draw`. Works in place where it
+    can, to bound memory."""
     rule = sampler.reveal_rule
-    logp = logits_TV.log_softmax(-1, dtype=torch.float64)
+    logp = logits_TV.log_softmax(-1, dtype=dtype)
     entropy = -logp.exp().mul_(logp).sum(-1)
     logp[:, mask_id] = -torch.inf
     scores = logp
@@ -66,7 +75,7 @@ def draw_from_logits(logits_TV: torch.Tensor, sampler: SamplerConfig, mask_id: i
     token = scores.argmax(-1) if sampler.temperature == 0 else inverse_cdf(scores, uniform_T)
     confidence = logp.gather(1, token[:, None]).squeeze(1).exp()
     score = rule.score(scores.softmax(-1), token) if rule.score else confidence
-    return Drawn(token, confidence, entropy, score)
+    return Drawn(token, confidence.double(), entropy.double(), score.double())
 
 
 def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
@@ -96,6 +105,6 @@ def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tenso
     cdf = scores_TV.softmax(-1).cumsum_(-1)
     total = cdf[:, -1:]
     # Strictly below the total, whatever the rounding: the first sum above it then belongs to a token with probability.
-    place = torch.minimum(uniform_T[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    place = torch.minimum(uniform_T[:, None].to(total.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
     # Clamped in case logits are not finite: an index out of range would abort the process on a GPU.
     return torch.searchsorted(cdf, place, right=True).squeeze(1).clamp(max=cdf.shape[1] - 1)

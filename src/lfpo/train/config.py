@@ -46,7 +46,11 @@ class LFPOConfig:
         eval_steps 0.
     lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights (see lfpo.models.lora).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
-        forwards under bfloat16 autocast; heads and losses run in the weights' dtype.
+        forwards under bfloat16 autocast.
+    head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs
+        rounded to 10 bits of mantissa; slow on a CPU) or bfloat16 (to 7 bits). Sums and logits are float32 always; the
+        probabilities that rollouts draw from are float64 with float32, else float32. auto: float32 on a CPU; on a GPU
+        tf32, or bfloat16 for `dtype` bfloat16.
     load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
     fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
         rank holds all of them. The result is the same.
@@ -109,6 +113,7 @@ class LFPOConfig:
     adam_beta2: float = 0.99
     max_grad_norm: float = 1.0
     bf16: bool = True
+    head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     update_tokens: int = 8192
     padding_free: bool = False
     rollout_tokens: int = 16384

@@ -48,6 +48,7 @@ def load_policies(
         shard(model.to(device), mesh)
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = args.bf16 and device.type == "cuda"
+    model.head_precision = args.head_precision
     if args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)
     if mesh is None:

@@ -176,7 +176,7 @@ def accumulate_sft_gradients(
             continue
         ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
         hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
-        loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked])
+        loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
         loss.backward()
         total += loss.item()
     return total

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
+from lfpo.objectives.ops.fused import rows_of_a_chunk
 
 
 def in_chunks(function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor], vocab_size: int) -> torch.Tensor:
@@ -16,7 +16,7 @@ def in_chunks(function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor
     What `function` makes on its way (logits, [t, V]) is not kept for the backward pass but made again there: one more
     product with the head, against memory that grows with T x V.
     """
-    size = max(1, CHUNK_ELEMENTS.get(rows[0].device.type, CHUNK_ELEMENTS["cpu"]) // vocab_size)
+    size = rows_of_a_chunk(rows[0].device, vocab_size)
     pieces = zip(*(x.split(size) for x in rows), strict=True)
     if len(rows[0]) <= size:
         return function(*rows)

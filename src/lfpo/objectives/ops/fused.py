@@ -7,9 +7,18 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from lfpo.models.head import Precision, add_product, as_input, product
+
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
+ROWS = 1024  # large chunks are cut to a multiple: the kernels of matrix products compute in tiles of up to 256 rows
+
+
+def rows_of_a_chunk(device: torch.device, vocab_size: int) -> int:
+    """Tokens whose logits are held at once."""
+    rows = max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"]) // vocab_size)
+    return rows if rows < ROWS else rows - rows % ROWS
 
 
 def rectified_sum(
@@ -24,6 +33,7 @@ def rectified_sum(
     beta: float,
     positive_weight: float = 1.0,
     negative_weight: float = 1.0,
+    precision: Precision = "float32",
 ) -> torch.Tensor:
     """The rectified cross-entropy summed over tokens (LFPO, Eq. 8 to 10), a scalar:
 
@@ -38,20 +48,25 @@ def rectified_sum(
     `ops.rectified.rectified_loss` is the same from logits, for tests. Here loss and gradient are computed together, a
     chunk of tokens at a time: two products with a head for the logits, one for the gradient of the states, one more
     for that of a trained head. Where both policies share one head and r is 0 or 1 everywhere, one product gives all
-    logits, since mixed logits are the logits of mixed states. Products run in the states' dtype, everything else in
-    float32 (float64 for float64 states).
+    logits, since mixed logits are the logits of mixed states. precision: of these products (lfpo.models.head); their
+    sums and everything else are float32 (float64 for float64 states).
     """
     weight_T = torch.ones_like(r_T) if token_weight_T is None else token_weight_T
     tensors = (hidden_TD, hidden_old_TD.detach(), head_VD, head_old_VD.detach(), y_T, r_T, weight_T)
-    return _RectifiedSum.apply(*tensors, beta, positive_weight, negative_weight)
+    return _RectifiedSum.apply(*tensors, beta, positive_weight, negative_weight, precision)
 
 
 def cross_entropy_sum(
-    hidden_TD: torch.Tensor, head_VD: torch.Tensor, y_T: torch.Tensor, token_weight_T: torch.Tensor
+    hidden_TD: torch.Tensor,
+    head_VD: torch.Tensor,
+    y_T: torch.Tensor,
+    token_weight_T: torch.Tensor,
+    precision: Precision = "float32",
 ) -> torch.Tensor:
     """sum over T of -w log softmax(z)(y), z = hidden @ head.T: the rectified loss at r = 1, beta = 1."""
     r_T = torch.ones_like(token_weight_T)
-    return rectified_sum(hidden_TD, hidden_TD, head_VD, head_VD, y_T, r_T, token_weight_T, beta=1.0)
+    heads = (head_VD, head_VD)
+    return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
 
 
 class _RectifiedSum(torch.autograd.Function):
@@ -68,6 +83,7 @@ class _RectifiedSum(torch.autograd.Function):
         beta: float,
         positive_weight: float,
         negative_weight: float,
+        precision: Precision,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         shared = _same_memory(head, head_old)
@@ -75,28 +91,28 @@ class _RectifiedSum(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[2] else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        size = max(1, CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"]) // len(head))
+        weights, weights_old = as_input(head, precision), None if shared else as_input(head_old, precision)
+        size = rows_of_a_chunk(hidden.device, len(head))
         for start in range(0, len(hidden), size):
             piece = slice(start, start + size)
             loss, dz = _chunk(
                 hidden[piece],
                 hidden_old[piece],
-                head,
-                None if shared else head_old,
+                weights,
+                weights_old,
                 y[piece],
                 [(sign[piece], share[piece]) for sign, share in branches],
                 beta,
                 weight[piece].to(wide),
+                precision,
             )
             total += loss
-            narrow = dz.to(hidden.dtype)
+            dz = as_input(dz, precision)
             if grad_hidden is not None:
-                torch.mm(narrow, head, out=grad_hidden[piece])
+                grad_hidden[piece] = product(dz, weights, precision)
             if grad_head is not None:
-                grad_head.addmm_(narrow.T, hidden[piece]) if narrow.dtype == wide else grad_head.add_(
-                    narrow.T @ hidden[piece]
-                )
-            del dz, narrow  # frees them before the next chunk's logits are made
+                add_product(grad_head, dz.T, hidden[piece], precision)
+            del dz  # frees it before the next chunk's logits are made
         ctx.save_for_backward(grad_hidden, None if grad_head is None else grad_head.to(head.dtype))
         return total
 
@@ -104,7 +120,7 @@ class _RectifiedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_head = (None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
-        return grad_hidden, None, grad_head, None, None, None, None, None, None, None
+        return grad_hidden, None, grad_head, *[None] * 8
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -134,17 +150,18 @@ def _chunk(
     branches: list[tuple[torch.Tensor, torch.Tensor]],
     beta: float,
     weight: torch.Tensor,
+    precision: Precision,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of t tokens and its gradient in their current logits, [t, V]. head_old: None when it is `head`."""
     wide = weight.dtype
     z = z_old = None
     if head_old is not None:
-        z, z_old = (hidden @ head.T).to(wide), (hidden_old @ head_old.T).to(wide)
+        z, z_old = product(hidden, head.T, precision), product(hidden_old, head_old.T, precision)
     loss, dz = torch.zeros((), dtype=wide, device=hidden.device), None
     for sign, share in branches:
         mix = (sign * beta)[:, None]
         if z is None or z_old is None:
-            a = (torch.lerp(hidden_old.to(wide), hidden.to(wide), mix).to(hidden.dtype) @ head.T).to(wide)
+            a = product(torch.lerp(hidden_old.to(wide), hidden.to(wide), mix), head.T, precision)
         else:
             a = torch.lerp(z_old, z, mix)  # z_old + mix (z - z_old): the logits of pi+ or pi-
         # In place from here: logits become probabilities, and those the gradient share sign (pi - e_y).

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from lfpo.models.head import Precision, logits
 from lfpo.objectives.ops.chunked import in_chunks
 
 
@@ -77,13 +78,14 @@ def printed_sum(
     head_VD: torch.Tensor,
     head_old_VD: torch.Tensor,
     r_T: torch.Tensor,
+    *,
+    precision: Precision = "float32",
     **knobs: Any,
 ) -> torch.Tensor:
     """`printed_loss` summed over T, from hidden states and heads, a bounded number of positions at a time."""
 
     def piece(hidden: torch.Tensor, hidden_old: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        z, z_old = F.linear(hidden, head_VD), F.linear(hidden_old, head_old_VD)
-        z, z_old = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (z, z_old))
+        z, z_old = logits(hidden, head_VD, precision), logits(hidden_old, head_old_VD, precision)
         return printed_loss(z, z_old, r.to(z.dtype), **knobs)
 
     return in_chunks(piece, [hidden_TD, hidden_old_TD, r_T], len(head_VD)).sum()

@@ -1,0 +1,99 @@
+"""Products with the head: logits from hidden states, and their gradients, in a stated precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch.autograd.function import once_differentiable
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precision:
+    """What `head_precision` stands for on a device, for a head of this dtype.
+
+    "float32": inputs are read in float32, without TF32. "tf32": they are rounded to 10 bits of mantissa, by the GPU's
+    matrix units; on a CPU by this module, which is slow and for measuring the error. "bfloat16": to 7 bits. Logits are
+    float32 in each case; float64 inputs stay float64. "auto": float32 on a CPU; on a GPU TF32 for a float32 head,
+    bfloat16 for one stored in half precision.
+    """
+    if asked in ("float32", "tf32", "bfloat16"):
+        return asked  # type: ignore[return-value]
+    if device.type != "cuda" or dtype == torch.float64:
+        return "float32"
+    return "tf32" if dtype == torch.float32 else "bfloat16"
+
+
+def as_input(x: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """`x` in the dtype in which products of this precision read it. Does nothing to a tensor that has it."""
+    if x.dtype == torch.float64:
+        return x
+    if precision == "bfloat16":
+        return x.to(torch.bfloat16)
+    return _rounded(x.float()) if precision == "tf32" and not x.is_cuda else x.float()
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """float32 numbers rounded to TF32's 10 bits of mantissa, ties to even."""
+    bits = x.view(torch.int32)
+    return (bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF).view(torch.float32)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 inputs); not differentiable."""
+    a, b = as_input(a, precision), as_input(b, precision)
+    if a.dtype == torch.bfloat16:
+        # A CPU has no such kernel. Products of bfloat16 numbers are exact in float32, so this gives the same.
+        return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+    with _tf32(a.is_cuda, precision == "tf32"):
+        return a @ b
+
+
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, precision: Precision) -> None:
+    """total += product(a, b, precision), in place. total: of the product's dtype."""
+    a, b = as_input(a, precision), as_input(b, precision)
+    if a.dtype == torch.bfloat16:
+        total += product(a, b, precision)
+        return
+    with _tf32(a.is_cuda, precision == "tf32"):
+        total.addmm_(a, b)
+
+
+@contextlib.contextmanager
+def _tf32(on_gpu: bool, enabled: bool) -> Iterator[None]:
+    """TF32 in products of float32 on a GPU, or none of it, inside the block."""
+    if not on_gpu:
+        yield
+        return
+    flags: Any = torch.backends.cuda.matmul
+    before, flags.fp32_precision = flags.fp32_precision, "tf32" if enabled else "ieee"
+    try:
+        yield
+    finally:
+        flags.fp32_precision = before
+
+
+def logits(hidden: torch.Tensor, head_VD: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Logits [..., V] in float32 (float64 for float64 inputs) of hidden states [..., D]. Differentiable in both; the
+    products of the backward pass have the same precision."""
+    flat: torch.Tensor = _Logits.apply(hidden.reshape(-1, hidden.shape[-1]), head_VD, precision)
+    return flat.view(*hidden.shape[:-1], len(head_VD))
+
+
+class _Logits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor, precision: Precision) -> torch.Tensor:
+        ctx.save_for_backward(hidden, head)
+        ctx.precision = precision
+        return product(hidden, head.T, precision)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, head = ctx.saved_tensors
+        grad_hidden = product(grad, head, ctx.precision).to(hidden.dtype) if ctx.needs_input_grad[0] else None
+        grad_head = product(grad.T, hidden, ctx.precision).to(head.dtype) if ctx.needs_input_grad[1] else None
+        return grad_hidden, grad_head, None

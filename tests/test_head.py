@@ -1,0 +1,132 @@
+"""Products with the head in each precision: values, gradients, and what the key stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cuda_stand_in import cuda_stand_in
+from lfpo.bench.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
+from lfpo.models import load_model
+from lfpo.models.head import Precision, add_product, as_input, logits, precision_of, product
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_float32_is_the_plain_product_bit_for_bit():
+    hidden, head = random(5, 8).requires_grad_(), random(11, 8, seed=1).requires_grad_()
+    plain = F.linear(hidden, head)
+    weight = random(5, 11, seed=2)
+    expected = torch.autograd.grad((plain * weight).sum(), (hidden, head))
+    found = logits(hidden, head, "float32")
+    assert torch.equal(found, plain)
+    for mine, theirs in zip(torch.autograd.grad((found * weight).sum(), (hidden, head)), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_tf32_rounds_to_ten_bits_and_ties_to_even():
+    one = 1.0
+    ulp = 2.0**-10
+    x = torch.tensor([one + ulp / 2, one + 1.5 * ulp, one + 0.51 * ulp, -one - 0.49 * ulp, 0.0, torch.inf])
+    assert as_input(x, "tf32").tolist() == [one, one + 2 * ulp, one + ulp, -one, 0.0, torch.inf]
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_round_their_inputs_and_nothing_else(precision: Precision, dtype: torch.dtype):
+    a, b, total = random(4, 300, dtype=dtype), random(300, 6, seed=1, dtype=dtype), random(4, 6, seed=2)
+    expected = as_input(a, precision).double() @ as_input(b, precision).double()
+    found = product(a, b, precision)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    with cuda_stand_in():  # bfloat16 takes the kernel with float32 output there
+        there = total.to("cuda")
+        add_product(there, a.to("cuda"), b.to("cuda"), precision)
+        rounded = there.cpu()
+    tolerance = 1e-4 if precision != "tf32" else 0.5  # the matrix units of a GPU round; the stand-in does not
+    torch.testing.assert_close(rounded.double(), total.double() + expected, rtol=1e-5, atol=tolerance)
+
+
+def test_float64_is_never_narrowed():
+    a, b = random(3, 5, dtype=torch.float64), random(5, 2, seed=1, dtype=torch.float64)
+    for precision in get_args(Precision):
+        assert torch.equal(product(a, b, precision), a @ b)
+
+
+def test_what_auto_stands_for():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    found = [precision_of("auto", d, t) for d in (cpu, gpu) for t in (torch.float64, torch.float32, torch.bfloat16)]
+    assert found == ["float32", "float32", "float32", "float32", "tf32", "bfloat16"]
+    assert precision_of("float32", gpu, torch.bfloat16) == "float32"
+
+
+def test_tf32_is_a_setting_of_the_head_alone():
+    """It is on inside the product, off where float32 is asked for, and afterwards as it was before."""
+    flags: Any = torch.backends.cuda.matmul
+    seen = []
+
+    class Watched(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "") in ("matmul", "__matmul__"):
+                seen.append(flags.fp32_precision)
+            return function(*args, **(kwargs or {}))
+
+    before = flags.fp32_precision
+    with cuda_stand_in(), Watched():
+        a, b = random(2, 3).to("cuda"), random(3, 2).to("cuda")
+        for precision in ("tf32", "float32"):
+            product(a, b, precision)
+    assert seen == ["tf32", "ieee"]
+    assert flags.fp32_precision == before
+
+
+def test_logits_of_a_bfloat16_model_are_not_rounded():
+    model = load_model("embedded", dtype=torch.bfloat16)
+    hidden = random(4, model.head_weight.shape[1], dtype=torch.bfloat16)
+    found = model.head(hidden)
+    assert found.dtype == torch.float32
+    expected = hidden.double() @ model.head_weight.double().T
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_key_decides_the_draws_too():
+    """Lower precision changes confidences by about its rounding, and at most a few near ties among the tokens."""
+    prompts, sampler = [[5, 6, 7], [8, 9]], SamplerConfig(gen_length=16, block_length=8)
+    found = {}
+    for precision in get_args(Precision):
+        model = load_model("embedded")
+        model.head_precision = precision
+        found[precision] = rollout(model, prompts, sampler, [1, 2])
+    exact = found["float32"]
+    for precision, tolerance in (("tf32", 2e-3), ("bfloat16", 2e-2)):
+        assert not torch.equal(found[precision].confidence, exact.confidence)
+        first = exact.reveal_step == 0
+        assert torch.equal(found[precision].tokens[first], exact.tokens[first])
+        torch.testing.assert_close(
+            found[precision].confidence[first], exact.confidence[first], rtol=tolerance, atol=tolerance
+        )
+
+
+def test_the_errors_are_those_of_the_rounding(tmp_path: Path):
+    config = BenchPrecisionConfig(tokens=16, vocabulary=512, width=64, output=str(tmp_path))
+    problem = random_problem(config, torch.device("cpu"))
+    exact = results(problem, torch.float64, "float32")
+    for precision in get_args(Precision):
+        found = results(problem, torch.float32, precision)
+        errors = {name: error(found[name], exact[name]) for name in exact}
+        if precision == "float32":
+            assert max(errors.values()) < 1e-6
+            continue
+        # Rounding to b bits changes a number by 2 ** -b / sqrt(12) of its power of two, and two inputs are rounded.
+        unit = 2.0 ** -(10 if precision == "tf32" else 7) / 12**0.5
+        assert all(0.5 * unit < errors[name] < 3 * unit for name in ("logits", "states", "head")), (precision, errors)
+        assert errors["loss"] < unit
+    assert run_bench_precision(config).exists()
