@@ -80,7 +80,7 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     """`MaskedDiffusionLM.frozen_copy` of a split policy: each rank copies its own rows."""
     (unsplit,) = policy.unsplit
     copied = unsplit.frozen_copy()
-    copied.unsplit, copied.autocast = policy.unsplit, policy.autocast
+    copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh)
     state = {name: _with_local(p, p.to_local().clone()) for name, p in policy.backbone.named_parameters()}
     _assign(copied.backbone, state)
@@ -102,7 +102,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool) -> Iterator[MaskedDiffusi
         every forward.
     """
     (unsplit,) = policy.unsplit
-    unsplit.adapter, unsplit.autocast = policy.adapter, policy.autocast
+    unsplit.adapter, unsplit.autocast, unsplit.head_precision = policy.adapter, policy.autocast, policy.head_precision
     empty = dict(unsplit.backbone.named_parameters())
     state: dict[str, torch.Tensor] = {}
     with torch.no_grad():
