@@ -13,7 +13,7 @@ def train(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.inputs import check_train
 
-    config, flags = configure(LFPOConfig, rest, takes_file=True, command="train", flags=("resume",))
+    config, flags = configure(LFPOConfig, rest, takes_file=True, command="train", flags=("resume", "dry_run"))
     check_train(config, resume="resume" in flags)
     from lfpo.base import distributed
     from lfpo.report import write_report
@@ -21,6 +21,11 @@ def train(rest: list[str]) -> None:
 
     try:
         trainer = LFPOTrainer(args=config)
+        if "dry_run" in flags:
+            if distributed.rank() == 0:
+                print(f"{trainer.checked}\nNothing was written. Without --dry_run the training begins.")
+            distributed.stop()
+            return
         folder = trainer.train(resume="resume" in flags)
     except (RuntimeError, MemoryError) as error:
         from lfpo.train.plan.command import out_of_memory

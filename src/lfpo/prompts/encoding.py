@@ -45,25 +45,29 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
 def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
     """Token ids of the rows' prompts, without padding.
 
-    Raises UserError quoting the prompt if it has no tokens, contains the mask token, or with gen_length exceeds the
-    model's context.
+    Raises UserError quoting a prompt that the model cannot take (see `misfit`).
     """
     encoded = []
     for row in rows:
         ids = encode_prompt(tokenizer, row["prompt"])
-        if not ids or len(ids) + gen_length > model.max_length or model.mask_id in ids:
-            start = str(row["prompt"])[:60]
-            reason = (
-                "it has no tokens"
-                if not ids
-                else "it contains the mask token"
-                if model.mask_id in ids
-                else f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
-                f"{model.max_length}; shorten it or gen_length"
-            )
-            raise UserError(f"prompt {start!r}: {reason}")
+        if reason := misfit(ids, model, gen_length):
+            raise UserError(f"prompt {str(row['prompt'])[:60]!r}: {reason}")
         encoded.append(ids)
     return encoded
+
+
+def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str:
+    """Why the model cannot take a prompt of these tokens with gen_length tokens of completion; empty if it can."""
+    if not ids:
+        return "it has no tokens"
+    if model.mask_id in ids:
+        return "it contains the mask token"
+    if len(ids) + gen_length > model.max_length:
+        return (
+            f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
+            f"{model.max_length}; shorten it or gen_length"
+        )
+    return ""
 
 
 def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:

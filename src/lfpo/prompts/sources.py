@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction
 
 
+def numbered(split: str, index: int) -> str:
+    """A row's name in messages where it has no file."""
+    return f"{split} row {index + 1}"
+
+
 @dataclass(frozen=True)
 class PromptSource:
     """Training prompts, held-out rows, and how their completions are scored.
@@ -22,6 +28,8 @@ class PromptSource:
     correct_all(rows, completions): whether each completion is right, for evaluation; None for a row that this machine
         cannot judge. The field is None if there is no verifier.
     gen_length: default completion length in tokens.
+    rows: the distinct training rows; empty where they are generated. The stream repeats them in epochs.
+    place(split, index): where a row of "train" (an index into `rows`) or "eval" is from, for messages.
     """
 
     name: str
@@ -30,6 +38,24 @@ class PromptSource:
     reward_functions: Sequence[RewardFunction]
     correct_all: Callable[[Sequence[Row], Sequence[str]], Sequence[bool | None]] | None = None
     gen_length: int = 128
+    rows: Sequence[Row] = ()
+    place: Callable[[str, int], str] = numbered
+
+    def without(self, indices: Sequence[int]) -> PromptSource:
+        """The same prompts without some of `rows`; the others keep their order in each epoch."""
+        n, dropped = len(self.rows), {id(self.rows[i]) for i in indices}
+
+        @functools.lru_cache(maxsize=1)
+        def kept(epoch: int) -> list[Row]:
+            stream = (self.train_row(epoch * n + position) for position in range(n))
+            return [row for row in stream if id(row) not in dropped]
+
+        def train_row(index: int) -> Row:
+            epoch, position = divmod(index, n - len(dropped))
+            return kept(epoch)[position]
+
+        left = [row for row in self.rows if id(row) not in dropped]
+        return dataclasses.replace(self, train_row=train_row, rows=left)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:
@@ -44,13 +70,20 @@ def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) 
         reward_functions=task.reward_functions,
         correct_all=task.correct_all,
         gen_length=task.gen_length,
+        rows=task.train_rows(),
+        place=lambda split, index: f"task {task.name!r}: {split} row {index + 1}",
     )
 
 
 def list_source(
-    rows: Sequence[Row], reward_functions: Sequence[RewardFunction], *, seed: int, eval_rows: Sequence[Row] = ()
+    rows: Sequence[Row],
+    reward_functions: Sequence[RewardFunction],
+    *,
+    seed: int,
+    eval_rows: Sequence[Row] = (),
+    place: Callable[[str, int], str] = numbered,
 ) -> PromptSource:
-    """The prompts of a data set, in a new order each epoch that depends on the seed only."""
+    """The prompts of a data set, in a new order each epoch that depends on the seed only. place: as in PromptSource."""
 
     @functools.lru_cache(maxsize=1)
     def order(epoch: int) -> list[int]:
@@ -60,4 +93,4 @@ def list_source(
         epoch, position = divmod(index, len(rows))
         return rows[order(epoch)[position]]
 
-    return PromptSource("dataset", train_row, eval_rows, reward_functions)
+    return PromptSource("dataset", train_row, eval_rows, reward_functions, rows=rows, place=place)

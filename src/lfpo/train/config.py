@@ -35,6 +35,8 @@ class LFPOConfig:
     reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
         past reward_timeout (0: it runs in the training process, without a limit).
     eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
+    filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
+        such prompt is an error at start.
 
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
@@ -80,6 +82,7 @@ class LFPOConfig:
     task: str | None = None
     data_file: str | None = None
     eval_file: str | None = None
+    filter_overlong_prompts: bool = False
     reward_funcs: list[str] = field(default_factory=list)
     reward_weights: list[float] | None = None
     reward_timeout: float = 1800.0

@@ -29,6 +29,7 @@ from lfpo.train.algorithm import iterate
 from lfpo.train.config import LFPOConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import build_adamw, lr_at, set_lr
+from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import TrainingRun, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers
 
@@ -71,6 +72,7 @@ class LFPOTrainer:
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)
+        check_groups(self.objective, args)
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = reward_weights(args, self.source)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective)
@@ -85,6 +87,15 @@ class LFPOTrainer:
             weight_decay=args.weight_decay,
             betas=(args.adam_beta1, args.adam_beta2),
             optim=args.optim,
+        )
+        eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
+        self.source, self.checked = preflight(
+            args,
+            self.source,
+            self.policies,
+            self.tokenizer,
+            lengths=(self.sampler.gen_length or 0, eval_length),
+            reward_weights=self.reward_weights,
         )
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
@@ -167,6 +178,7 @@ class LFPOTrainer:
 
     def attach(self, run: TrainingRun) -> None:
         self.run, self.stop, self.note, self.keep = run.folder, run.stop, run.note, run.keep
+        self.note(self.checked)
 
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)

@@ -104,7 +104,13 @@ def make_source(
         eval_rows = _checked_rows(eval_dataset, "eval_dataset")
     else:
         eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
-    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size])
+    files = {"train": args.data_file, "eval": args.eval_file}
+
+    def place(split: str, index: int) -> str:
+        given = train_dataset if split == "train" else eval_dataset
+        return f"{files[split]}:{index + 1}" if given is None else f"{split}_dataset[{index}]"
+
+    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size], place=place)
 
 
 def _checked_rows(given: Any, name: str) -> list[Row]:

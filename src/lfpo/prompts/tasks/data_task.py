@@ -66,6 +66,10 @@ class DataTask:
             raise UserError(f"task {self.name!r}: the test split has {len(rows)} rows, row {index + 1} was asked for")
         return rows[index]
 
+    def train_rows(self) -> list[Row]:
+        """All training rows, in the data set's order."""
+        return list(split_rows(self, "train"))
+
     def test_rows(self, n: int | None = None) -> list[Row]:
         """The first n test rows, or all if there are fewer or n is None. 0 does not load the split."""
         return [] if n == 0 else list(split_rows(self, "test")[:n])

@@ -47,6 +47,10 @@ class Task:
             if in_test_split(self.name, self.solution_key(row)) == (split == "test"):
                 return row
 
+    def train_rows(self) -> list[Row]:
+        """None: there is no end of training rows."""
+        return []
+
     def test_rows(self, n: int | None = None) -> list[Row]:
         """The first n rows of the test split; None means n_test."""
         return [self.row("test", i) for i in range(self.n_test if n is None else n)]

@@ -1,0 +1,209 @@
+"""Checks of a training run that need the model and its tokenizer, before the first forward: prompts, reward functions,
+disk room."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.environment import describe_environment
+from lfpo.base.errors import UserError
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.objective import Objective
+from lfpo.prompts.encoding import as_completions, columns_of, encode_prompt, misfit
+from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.tasks import Row
+from lfpo.rewards import reward_name, score
+from lfpo.train.algorithm import own_parameters
+from lfpo.train.config import LFPOConfig, Optim
+from lfpo.train.optim import moment_bytes
+
+GIB = 2**30
+STAND_IN = "a stand-in completion"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompts that were checked, the longest of them in tokens, and rows that were left out because they do not fit."""
+
+    checked: int
+    longest: int
+    left_out: tuple[int, ...]
+
+
+def preflight(
+    args: LFPOConfig,
+    source: PromptSource,
+    policies: Mapping[str, MaskedDiffusionLM],
+    tokenizer: Any,
+    *,
+    lengths: tuple[int, int],
+    reward_weights: Sequence[float],
+) -> tuple[PromptSource, str]:
+    """Check prompts, reward functions and disk room. Returns the source without prompts that are left out, and a few
+    lines that say what will run and what was found. A collective.
+
+    lengths: the longest completions of training and of evaluation, in tokens. Raises UserError.
+    """
+    model, reference = policies[CURRENT], policies[OLD]
+    prompts = check_prompts(source, tokenizer, model, *lengths, args)
+    if prompts.left_out:
+        source = source.without(prompts.left_out)
+    failed = distributed.together(
+        lambda: check_rewards(source, tokenizer, reward_weights, args.reward_timeout) if distributed.rank() == 0 else []
+    )[0]
+    needed, free = distributed.together(
+        lambda: check_disk(Path(args.output_dir), model, reference, args.optim, args.save_total_limit)
+    )[0]
+    parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
+    share = f", {trained:,} of them trained" if trained < parameters else ""
+    ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
+    left_out = f"; {len(prompts.left_out)} too long and left out" if prompts.left_out else ""
+    names = ", ".join(reward_name(function) for function in source.reward_functions)
+    found = {
+        "model": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
+        "device": f"{describe_environment()}{ranks}",
+        "memory": device_memory(args, prompts.longest),
+        "prompts": f"{prompts.checked} checked, the longest has {prompts.longest} tokens{left_out}",
+        "rewards": "; ".join(failed) or f"{names}: called once",
+        "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
+        "folder": args.output_dir,
+    }
+    return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
+
+
+def check_groups(objective: Objective, args: LFPOConfig) -> None:
+    """Raise UserError where the objective cannot compare so few rollouts a prompt."""
+    n, prompts = args.num_generations, args.prompts_per_iteration
+    objective.signal(torch.zeros(prompts * n, dtype=torch.float64), torch.arange(prompts).repeat_interleave(n))
+
+
+def check_prompts(
+    source: PromptSource, tokenizer: Any, model: MaskedDiffusionLM, gen_length: int, eval_length: int, args: LFPOConfig
+) -> Lengths:
+    """Encode every training and held-out prompt; of a task that generates its prompts, those of the first iteration.
+
+    gen_length, eval_length: the longest completions of training and of evaluation, in tokens. A collective: each rank
+    checks its share. Raises UserError, naming file and line, for a row with other columns than the first, and for a
+    prompt that has no tokens, holds the mask token or does not fit. With args.filter_overlong_prompts, training prompts
+    that do not fit are left out instead.
+    """
+    training = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
+
+    def share_of(split: str, rows: Sequence[Row], length: int) -> list[tuple[int, int, bool]]:
+        """Of this rank's rows: index, tokens, and whether the row is left out."""
+        may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
+        found = []
+        for i in distributed.share(len(rows)):
+            where, prompt = source.place(split, i), rows[i]["prompt"]
+            if rows[i].keys() != rows[0].keys():
+                mine, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
+                raise UserError(
+                    f"{where}: the columns are {mine}, and those of {source.place(split, 0)} are {first}; give every "
+                    "row the same"
+                )
+            ids = encode_prompt(tokenizer, prompt)
+            too_long = len(ids) + length > model.max_length
+            reason = misfit(ids, model, length)
+            if reason and not (too_long and may_leave_out):
+                also = ", or set filter_overlong_prompts" if too_long and split == "train" and source.rows else ""
+                raise UserError(f"{where}: prompt {str(prompt)[:60]!r}: {reason}{also}")
+            found.append((i, len(ids), bool(reason)))
+        return found
+
+    ranks = distributed.together(lambda: share_of("train", training, gen_length))
+    trained = [row for part in ranks for row in part]
+    ranks = distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))
+    held_out = [row for part in ranks for row in part]
+    left_out = tuple(i for i, _, out in trained if out)
+    if len(left_out) == len(training):
+        raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")
+    longest = max(n for _, n, out in [*trained, *held_out] if not out)
+    return Lengths(len(trained) + len(held_out), longest, left_out)
+
+
+def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], timeout: float) -> list[str]:
+    """Call each reward function once, with two stand-in completions of each of the first two prompts.
+
+    Raises UserError for a result that no batch could use: not a list, of another length, or with a value that is
+    neither a finite number nor None. Returns a sentence for each function that failed, which a real completion may not
+    make it do.
+    """
+    rows = [source.train_row(i) for i in (0, 0, 1, 1)]
+    ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
+    completions = as_completions(rows, [STAND_IN] * len(rows))
+    prompts = [row["prompt"] for row in rows]
+    scored = score(
+        source.reward_functions, weights, prompts, completions, [list(ids) for _ in rows], columns_of(rows), timeout
+    )
+    return [
+        f"reward function {name!r} failed on a stand-in completion: {why}; where it fails on real ones, their rewards "
+        "are None"
+        for name, why in scored.failed.items()
+    ]
+
+
+def check_disk(
+    folder: Path, model: MaskedDiffusionLM, reference: MaskedDiffusionLM, optim: Optim, keep: int
+) -> tuple[float, float]:
+    """Bytes that the run's checkpoints and exported model still take, and bytes free on the disk of its folder.
+
+    Raises UserError where they do not fit. keep: save_total_limit; while a checkpoint is written, as many older ones
+    are there.
+    """
+    checkpoint = sum(_bytes(own_parameters(policy)) for policy in (model, reference))
+    checkpoint += _trained(model) * moment_bytes(optim)
+    needed = (keep + 1) * checkpoint + 2 * _bytes(own_parameters(model))
+    folder = folder.expanduser().absolute()
+    needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UserError(
+            f"{folder}: {keep + 1} checkpoints of {checkpoint / GIB:.2f} GiB and the exported model take "
+            f"{needed / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free; free disk space, give an output_dir on "
+            "another disk, or lower save_total_limit"
+        )
+    return needed, free
+
+
+def _trained(model: MaskedDiffusionLM) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _bytes(parameters: Sequence[torch.nn.Parameter]) -> float:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def device_memory(args: LFPOConfig, longest: int) -> str:
+    """What `lfpo plan` counts for one GPU and what that GPU has, in a phrase; empty without a GPU, or where the model's
+    config.json cannot be found.
+
+    longest: tokens of the longest prompt.
+    """
+    if not torch.cuda.is_available():
+        return ""
+    from lfpo.train.plan.estimate import estimate
+    from lfpo.train.plan.shapes import model_config
+
+    try:
+        config = model_config(args.model)
+    except UserError:  # a model object, which has no folder
+        return ""
+    peak = estimate(args, config, gpus=distributed.world(), prompt_length=max(1, longest)).peak
+    total = torch.cuda.get_device_properties(distributed.device()).total_memory
+    counted = f"lfpo plan counts {peak / GIB:.1f} of {total / GIB:.1f} GiB of a GPU"
+    return (
+        counted
+        if peak <= total
+        else f"{counted}: it may not fit; see `lfpo plan` with the same keys for what to change"
+    )
