@@ -33,19 +33,33 @@ class Run:
     def metrics_file(self) -> Path:
         return self.dir / "metrics.jsonl"
 
+    @property
+    def notes_file(self) -> Path:
+        return self.dir / "notes.jsonl"
+
     def log(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
         if self.silent:
             return
-        try:
-            with self.metrics_file.open("a", encoding="utf-8") as file:
-                # JSON has no NaN: numbers that are not finite are written as null.
-                finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
-                file.write(json.dumps(finite) + "\n")
-        except OSError as error:
-            raise _unwritable(self.metrics_file, error) from error
+        # JSON has no NaN: numbers that are not finite are written as null.
+        self._append(
+            self.metrics_file,
+            {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()},
+        )
         for listen in self.listeners:
             listen(values)
+
+    def add_note(self, step: int, rule: str, text: str) -> None:
+        """Append one JSON object to notes.jsonl: what a rule of lfpo.runs.health said after an iteration."""
+        if not self.silent:
+            self._append(self.notes_file, {"step": step, "rule": rule, "text": text})
+
+    def _append(self, file: Path, values: dict[str, Any]) -> None:
+        try:
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(values) + "\n")
+        except OSError as error:
+            raise _unwritable(file, error) from error
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write JSONL rows to a file of the run, atomically."""
@@ -60,10 +74,17 @@ class Run:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
-        if not self.metrics_file.exists():
+        return self._read(self.metrics_file)
+
+    def read_notes(self) -> list[dict[str, Any]]:
+        """All complete lines of notes.jsonl; [] where no rule of lfpo.runs.health has spoken."""
+        return self._read(self.notes_file)
+
+    def _read(self, file: Path) -> list[dict[str, Any]]:
+        if not file.exists():
             return []
         rows = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -71,9 +92,10 @@ class Run:
         return rows
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop metrics after `step`: they are about to be computed again."""
-        kept = [r for r in self.read_metrics() if r["step"] <= step]
-        self.write_rows(self.metrics_file.name, kept)
+        """Drop metrics and notes after `step`: they are about to be computed again."""
+        for file in (self.metrics_file, self.notes_file):
+            if file.exists():
+                self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative, time_limits
 from lfpo.base.config import check_types
+from lfpo.base.errors import nearest
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.objectives.settings import check_settings
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
@@ -74,6 +76,9 @@ class LFPOConfig:
     ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
     max_grad_norm: gradients are scaled down to this norm (0: never).
     threads: CPU threads of torch (0: torch's default).
+    stop_on: rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold: groups_agree,
+        reward_falls, kl_runs_away, entropy_runs_away, threshold_slides. Each is also said in one line, whether it is
+        listed or not; no_reward always ends the run.
     report_to: trackers that get the metrics beside metrics.jsonl: tensorboard, wandb, trackio (see lfpo.runs.trackers).
     """
 
@@ -129,6 +134,7 @@ class LFPOConfig:
     save_steps: int = 10
     save_total_limit: int = 2
     log_completions: bool = True
+    stop_on: list[str] = field(default_factory=list)
     report_to: list[str] = field(default_factory=list)
 
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
@@ -138,6 +144,9 @@ class LFPOConfig:
         self.objective = {"name": "lfpo", **self.objective}
         check_settings(self.objective)
         check_trackers(self.report_to)
+        for rule in self.stop_on:
+            if rule not in RULES:
+                raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")

@@ -176,6 +176,10 @@ class LFPOTrainer:
     def total_steps(self) -> int:
         return self.args.max_steps
 
+    @property
+    def stop_on(self) -> set[str]:
+        return {"no_reward", *self.args.stop_on}
+
     def attach(self, run: TrainingRun) -> None:
         self.run, self.stop, self.note, self.keep = run.folder, run.stop, run.note, run.keep
         self.note(self.checked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
+from lfpo.runs.health import Health
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
 from lfpo.train.checkpoint import (
@@ -50,6 +51,10 @@ class Trainer(Protocol):
 
     @property
     def total_steps(self) -> int: ...
+
+    @property
+    def stop_on(self) -> Collection[str]:
+        """Rules of lfpo.runs.health that end the run when they begin to hold."""
 
     def attach(self, run: TrainingRun) -> None:
         """Take the run that this trainer is now part of."""
@@ -100,6 +105,7 @@ class TrainingRun:
         distributed.barrier()
         self.note: Callable[[str], None] = self.display.note
         self.stop = StopRequests()
+        self.health = Health()
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
         self.unlogged: dict[str, Any] | None = None
@@ -140,8 +146,15 @@ class TrainingRun:
                 metrics = metrics | self.trainer.evaluate(self.done)
         self.log(metrics)
         self.unlogged = None
+        said = self.health.update(metrics) if metrics else {}
+        for rule, text in said.items():
+            self.folder.add_note(self.done, rule, text)
+            self.note(f"note: {text}")
+        ends = [rule for rule in said if rule in self.trainer.stop_on]
         if self.done % self.args.save_steps == 0 or self.done == self.trainer.total_steps:
             self.save()
+        if ends:
+            raise UserError(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}; {self.keep()}")
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
@@ -195,6 +208,8 @@ class TrainingRun:
             self.note(f"resumed from {checkpoint}")
         if self.resume:
             self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
+            before = self.folder.read_metrics() if distributed.rank() == 0 else []
+            self.health = Health(distributed.gather(before)[0])
 
     def _newest(self) -> Path | None:
         """The newest intact checkpoint. Rank 0 alone verifies the files."""

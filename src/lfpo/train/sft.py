@@ -80,6 +80,10 @@ class SFTTrainer:
     def total_steps(self) -> int:
         return self.args.steps
 
+    @property
+    def stop_on(self) -> set[str]:
+        return set()
+
     def attach(self, run: TrainingRun) -> None:
         self.note = run.note
         self.note(f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}")

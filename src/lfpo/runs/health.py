@@ -1,0 +1,159 @@
+"""Says when a run learns nothing or goes wrong: rules over its metrics, each with a threshold and what to do.
+
+A rule looks at all metrics so far and returns a sentence while it holds. `Health` passes the sentence on when the rule
+begins to hold, and again only after it has ceased to.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Metrics = dict[str, Any]  # one line of metrics.jsonl
+Rule = Callable[[Sequence[Metrics]], str]
+
+RECENT = 5  # iterations whose mean is judged; one iteration alone is too noisy
+WINDOW = 10  # iterations of a mean reward
+ALIKE = 0.95  # share of prompts without a signal: at 16 prompts an iteration, less than one has any
+FALL, ERRORS = 0.1, 4.0  # of the mean reward: relative, and in standard errors
+KL_OLD, KL_BASE = 0.5, 2.0  # nats a token. Healthy runs of the recipes stay below 0.3 and 0.2
+LOW, HIGH = 0.1, 2.0  # entropy relative to its start
+SLIDE = 0.05  # accuracy
+
+
+class Health:
+    """The rules that hold. history: the metrics of a resumed run; what held there already is not said again, but for
+    no_reward, which ended that run."""
+
+    def __init__(self, history: Sequence[Metrics] = ()):
+        self.history = list(history)
+        self.holding = set(self._found()) - {"no_reward"}
+
+    def update(self, metrics: Metrics) -> dict[str, str]:
+        """Take one more line of metrics; returns the rules that begin to hold, with what to say."""
+        self.history.append(metrics)
+        found = self._found()
+        began = {name: text for name, text in found.items() if name not in self.holding}
+        self.holding = set(found)
+        return began
+
+    def _found(self) -> dict[str, str]:
+        return {name: text for name, rule in RULES.items() if (text := rule(self.history))}
+
+
+def no_reward(history: Sequence[Metrics]) -> str:
+    """Every reward function returned None for every rollout, in the first iteration or in three in a row. (One that
+    raised is counted apart, by the trainer.)"""
+    nothing = [not any(key.startswith("rewards/") for key in m) for m in history if "reward" in m]
+    if not nothing or not all(nothing[-3:]) or (len(nothing) < 3 and not nothing[0]):
+        return ""
+    return (
+        "every reward function returned None for every rollout, so there is nothing to learn from; return a number "
+        "where the function applies"
+    )
+
+
+def groups_agree(history: Sequence[Metrics]) -> str:
+    """Nearly all prompts got one reward for all of their rollouts, so that no rollout is better than another."""
+    alike = _values(history, "frac_reward_zero_std")[-RECENT:]
+    if len(alike) < RECENT or statistics.fmean(alike) < ALIKE:
+        return ""
+    rewards = _values(history, "reward")
+    reward = statistics.fmean(rewards[-RECENT:])
+    advice = (
+        "these prompts are solved: stop, or take harder ones"
+        if reward > statistics.fmean(rewards[:RECENT]) + FALL
+        else "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
+        "the completions"
+    )
+    return (
+        f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
+        f"their rollouts (mean {reward:.3f}), so there is little to learn from; {advice}"
+    )
+
+
+def reward_falls(history: Sequence[Metrics]) -> str:
+    """The mean reward of the last iterations is clearly below the best mean before."""
+    rewards = _values(history, "reward")
+    if len(rewards) < 2 * WINDOW:
+        return ""
+    windows = [rewards[i : i + WINDOW] for i in range(len(rewards) - 2 * WINDOW + 1)]
+    best, last = max(windows, key=statistics.fmean), rewards[-WINDOW:]
+    before, now = statistics.fmean(best), statistics.fmean(last)
+    error = math.sqrt((statistics.variance(best) + statistics.variance(last)) / WINDOW)
+    if before - now <= max(FALL * abs(before), ERRORS * error):
+        return ""
+    return (
+        f"the mean reward of {WINDOW} iterations fell from {before:.3f} to {now:.3f}; lower learning_rate, and go on "
+        "from an earlier checkpoint"
+    )
+
+
+def kl_runs_away(history: Sequence[Metrics]) -> str:
+    """The policy moves further in one iteration, or has moved further from its base, than a useful update does."""
+    for key, limit, what in (("kl/old", KL_OLD, "the previous iteration"), ("kl/base", KL_BASE, "the base model")):
+        values = _values(history, key)[-RECENT:]
+        if len(values) == RECENT and statistics.fmean(values) > limit:
+            return (
+                f"KL to {what} is {statistics.fmean(values):.2f} nats a token ({key}, mean of {RECENT} iterations; "
+                f"limit {limit:g}); lower learning_rate, or raise the objective's beta"
+            )
+    return ""
+
+
+def entropy_runs_away(history: Sequence[Metrics]) -> str:
+    """Rollouts have become nearly deterministic, or much more random, and the reward has not gained by it."""
+    entropies, rewards = _values(history, "entropy/rollout"), _values(history, "reward")
+    if len(entropies) < 2 * RECENT or not statistics.fmean(entropies[:RECENT]):
+        return ""
+    start, now = statistics.fmean(entropies[:RECENT]), statistics.fmean(entropies[-RECENT:])
+    gained = statistics.fmean(rewards[-RECENT:]) - statistics.fmean(rewards[:RECENT])
+    if LOW <= now / start <= HIGH or gained > 0:
+        return ""
+    advice = (
+        "all rollouts become alike: raise sampler.temperature, or lower learning_rate"
+        if now < start
+        else "the policy comes apart: lower learning_rate, and go on from an earlier checkpoint"
+    )
+    return f"entropy of the rollouts went from {start:.3f} to {now:.3f} nats a token without a higher reward; {advice}"
+
+
+def threshold_slides(history: Sequence[Metrics]) -> str:
+    """Accuracy of threshold decoding has fallen by more than its interval's half width since its best, while greedy
+    decoding has not fallen."""
+    names = ("eval/greedy/accuracy", "eval/threshold/accuracy", "eval/threshold/low", "eval/threshold/high")
+    evaluations = [m for m in history if all(_finite(m.get(name)) for name in names)]
+    if len(evaluations) < 2:
+        return ""
+    greedy, threshold, low, high = names
+    best, last = max(evaluations, key=lambda m: m[threshold]), evaluations[-1]
+    fall = best[threshold] - last[threshold]
+    if fall <= max(SLIDE, (best[high] - best[low]) / 2) or last[greedy] < best[greedy]:
+        return ""
+    return (
+        f"threshold accuracy slid from {best[threshold]:.1%} to {last[threshold]:.1%} while greedy went from "
+        f"{best[greedy]:.1%} to {last[greedy]:.1%}: tokens revealed together agree less; raise the eval sampler's "
+        "threshold, or train on rollouts sampled with it"
+    )
+
+
+# Name, as in stop_on -> rule.
+RULES: dict[str, Rule] = {
+    "no_reward": no_reward,
+    "groups_agree": groups_agree,
+    "reward_falls": reward_falls,
+    "kl_runs_away": kl_runs_away,
+    "entropy_runs_away": entropy_runs_away,
+    "threshold_slides": threshold_slides,
+}
+
+
+def _values(history: Sequence[Metrics], key: str) -> list[float]:
+    """The finite values of a key, oldest first."""
+    return [m[key] for m in history if _finite(m.get(key))]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

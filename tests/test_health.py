@@ -1,0 +1,137 @@
+"""The rules on a run's metrics, on histories made by hand, and what a run does about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfpo.cli import main
+from lfpo.runs.health import RULES, Health
+from test_cli import train_arguments
+
+
+def rows(**columns: list[Any]) -> list[dict[str, Any]]:
+    """One line of metrics an iteration; every one has a reward of a function `f`."""
+    n = len(next(iter(columns.values())))
+    given = {"reward": [0.5] * n, **columns}
+    return [{"rewards/f/mean": 0.5, **{k.replace("_of_", "/"): v[i] for k, v in given.items()}} for i in range(n)]
+
+
+def said(history: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """(index of the line, rule) of everything that is said."""
+    health = Health()
+    return [(i, rule) for i, metrics in enumerate(history) for rule in health.update(metrics)]
+
+
+# What the recipe `demo` measured with seed 0.
+DEMO = rows(
+    reward=[0.68, 0.602, 0.594, 0.805, 0.898, 0.828, 0.93, 0.906, 0.844],
+    frac_reward_zero_std=[0.188, 0.062, 0.312, 0.188, 0.375, 0.438, 0.688, 0.562, 0.438],
+    kl_of_old=[0.004, 0.001, 0.0, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001],
+    entropy_of_rollout=[0.36, 0.264, 0.24, 0.216, 0.246, 0.203, 0.215, 0.169, 0.15],
+)
+UP = [0.3 + 0.02 * i for i in range(30)]
+NOISE = [0.05 * (-1) ** i for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        (DEMO, []),
+        (rows(frac_reward_zero_std=[0.9] * 4 + [1.0] * 4), [(6, "groups_agree")]),
+        (rows(frac_reward_zero_std=[1.0] * 4), []),  # four iterations are too few
+        # It is said again when it begins again.
+        (rows(frac_reward_zero_std=[1.0] * 6 + [0.0] * 5 + [1.0] * 5), [(4, "groups_agree"), (15, "groups_agree")]),
+        (rows(reward=[a + b for a, b in zip(UP, NOISE, strict=True)]), []),
+        (rows(reward=[0.6 + x for x in NOISE[:10]] + [0.58 + x for x in NOISE[:10]]), []),  # within the noise
+        # With 7 of the last ten at 0.4 the mean is 0.28 lower, and its standard error sqrt(0.0373 / 10) = 0.061; with 6
+        # of them it is 0.24 lower, less than 4 standard errors of 0.065.
+        (rows(reward=[0.8] * 20 + [0.4] * 10), [(26, "reward_falls")]),
+        (rows(kl_of_old=[0.3] * 9), []),
+        (rows(kl_of_old=[0.3] * 5 + [1.0] * 5), [(6, "kl_runs_away")]),  # (3 x 0.3 + 2) / 5 = 0.58
+        (rows(kl_of_base=[0.4 * i for i in range(10)]), [(8, "kl_runs_away")]),  # the mean of 1.6 ... 3.2 is 2.4
+        (rows(entropy_of_rollout=[1.0] * 5 + [0.05] * 5), [(9, "entropy_runs_away")]),
+        (rows(entropy_of_rollout=[1.0] * 5 + [3.0] * 5), [(9, "entropy_runs_away")]),
+        # It may fall when the reward rises: that is what learning looks like.
+        (rows(entropy_of_rollout=[1.0] * 5 + [0.05] * 5, reward=[0.5] * 5 + [0.9] * 5), []),
+        (rows(kl_of_old=[None, float("nan")] * 5, entropy_of_rollout=[None] * 10), []),
+    ],
+)
+def test_rules_by_hand(history: list[dict[str, Any]], expected: list[tuple[int, str]]) -> None:
+    assert said(history) == expected
+
+
+def evaluation(greedy: float, threshold: float) -> dict[str, Any]:
+    values = {"greedy/accuracy": greedy, "threshold/accuracy": threshold}
+    values |= {"threshold/low": threshold - 0.06, "threshold/high": threshold + 0.06}
+    return {f"eval/{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("last", "holds"),
+    [
+        (evaluation(0.6, 0.42), True),  # 8 points, more than the interval's half width of 6
+        (evaluation(0.6, 0.45), False),  # 5 points: within the interval
+        (evaluation(0.4, 0.3), False),  # greedy fell too: not a matter of the threshold
+    ],
+)
+def test_threshold_decoding_slides_while_greedy_rises(last: dict[str, Any], holds: bool) -> None:
+    assert said([evaluation(0.5, 0.5), {"reward": 1.0, "rewards/f/mean": 1.0}, last]) == (
+        [(2, "threshold_slides")] if holds else []
+    )
+
+
+def test_nothing_but_none_is_said_at_once_and_later_after_three() -> None:
+    none, some = {"reward": 0.0}, {"reward": 0.0, "rewards/f/mean": 0.0}
+    assert said([none]) == [(0, "no_reward")]
+    assert said([some, none, none]) == []
+    assert said([some, none, none, none]) == [(3, "no_reward")]
+    assert said([{"reward": 0.0, "rewards/f/failed": 1.0}]) == []  # counted by the trainer
+    # A resumed run that still gets nothing ends again; other rules are not said twice.
+    assert "no_reward" in Health([none]).update(none)
+    agreeing = rows(frac_reward_zero_std=[1.0] * 6)
+    assert Health(agreeing).update(agreeing[0]) == {}
+
+
+def test_every_sentence_says_what_to_do() -> None:
+    for history in (
+        rows(frac_reward_zero_std=[1.0] * 5),
+        rows(reward=[0.8] * 20 + [0.4] * 10),
+        rows(kl_of_old=[1.0] * 5),
+        rows(entropy_of_rollout=[1.0] * 5 + [3.0] * 5),
+        [evaluation(0.5, 0.5), evaluation(0.6, 0.3)],
+        [{"reward": 0.0}],
+    ):
+        texts = [text for rule in RULES.values() if (text := rule(history))]
+        assert len(texts) == 1 and "; " in texts[0] and "\n" not in texts[0]
+
+
+def nothing(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:
+    return [None] * len(prompts)
+
+
+def same(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    return [1.0] * len(prompts)
+
+
+def test_a_run_without_any_reward_ends_and_its_notes_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = train_arguments(tmp_path, max_steps="9", reward_funcs="test_health.nothing", eval_steps="0")
+    for step in (1, 2):  # and again when it is resumed
+        assert main([*arguments, *(["--resume"] if step == 2 else [])]) == 2
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 1 and f"stopped after iteration {step} by no_reward" in error[0], error
+    assert [line.count("no_reward") for line in (tmp_path / "run/notes.jsonl").read_text().splitlines()] == [1, 1]
+
+
+def test_stop_on_ends_the_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"max_steps": "9", "reward_funcs": "test_health.same", "eval_steps": "0"}
+    assert main([*train_arguments(tmp_path, **changes), "--stop_on", "groups_agree"]) == 2
+    printed = capsys.readouterr()
+    assert "stopped after iteration 5 by groups_agree" in printed.err and "step-5 holds everything" in printed.err
+    assert printed.out.count("note: in the last 5 iterations 100%") == 1
+    assert main([*train_arguments(tmp_path, **changes), "--stop_on", "groups_agre"]) == 2
+    assert "did you mean 'groups_agree'" in capsys.readouterr().err
