@@ -16,6 +16,7 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives.needs import rewards_for
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import as_completions, columns_of, encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
@@ -79,10 +80,16 @@ def preflight(
     return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
 
 
-def check_groups(objective: Objective, args: LFPOConfig) -> None:
-    """Raise UserError where the objective cannot compare so few rollouts a prompt."""
+def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> None:
+    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0.
+
+    predictions: kept predictions of each rollout.
+    """
     n, prompts = args.num_generations, args.prompts_per_iteration
-    objective.signal(torch.zeros(prompts * n, dtype=torch.float64), torch.arange(prompts).repeat_interleave(n))
+    reward_B = torch.zeros(prompts * n, dtype=torch.float64)
+    predicted_BM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
+    group_B = torch.arange(prompts).repeat_interleave(n)
+    objective.signal(rewards_for(objective, reward_B, predicted_BM, args.tree), group_B)
 
 
 def check_prompts(

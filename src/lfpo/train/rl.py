@@ -72,11 +72,11 @@ class LFPOTrainer:
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)
-        check_groups(self.objective, args)
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = reward_weights(args, self.source)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective)
         self.keep_steps = kept_steps(self.objective, self.sampler)
+        check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
