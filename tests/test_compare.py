@@ -203,6 +203,7 @@ def test_where_a_curve_crosses_a_level():
 
 
 def test_best_is_bold_and_second_underlined():
+    assert tables._ranks([1.0, 1.0, 1.0]) == [0, 0, 0]  # nothing is best where all are equal
     ranks = tables._ranks([0.5, 0.9, None, 0.9, 0.7])
     assert ranks == [0, 1, 0, 1, 2]
     table = tables.Table("A_b", ["x", "y"], [[tables.Entry("a_b"), tables.Entry("9 %", "1 to 2", 1)]], "50 %")

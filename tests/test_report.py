@@ -15,7 +15,7 @@ from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
 from lfpo.report.counts import histogram, reveal_map
-from lfpo.report.data import columns, evaluation_pairs, run_data
+from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.replay import highlight, playable, sudoku_grid
 from lfpo.runs.directory import Run
@@ -54,7 +54,7 @@ def test_whatever_a_model_writes_stays_text(tmp_path: Path):
     assert "owned" in text
     assert HOSTILE not in text
     assert text.count("<script") == text.count("</script>") == 2
-    assert {r["completion"] for r in data_of(text)["rollouts"]} == {HOSTILE, broken}
+    assert {r["completion"] for g in data_of(text)["groups"] for r in g["rows"]} == {HOSTILE, broken}
     assert json.loads(embedded({"a": "</script>"})) == {"a": "</script>"}
 
 
@@ -158,8 +158,9 @@ def test_runs_without_token_texts_still_have_a_page(tmp_path: Path):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         write_rows(file, [{k: v for k, v in row.items() if k != "tokens"} for row in rows])
     data = run_data(Run(folder))
-    assert "tokens" not in data["rollouts"][0]
-    assert data["rollouts"][0]["completion"] == "plain words"
+    row = data["groups"][0]["rows"][0]
+    assert "tokens" not in row
+    assert row["completion"] == "plain words"
 
 
 def test_what_the_player_gets_is_as_long_as_its_tokens():
@@ -174,7 +175,7 @@ def test_rollouts_after_the_last_metrics_line_are_left_out(tmp_path: Path):
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
     data = run_data(Run(folder))
-    assert {r["step"] for r in data["rollouts"]} == {1, 2}
+    assert {g["step"] for g in data["groups"]} == {1, 2}
     assert (data["step"], data["finished"]) == (2, False)
 
 
@@ -185,9 +186,47 @@ def test_a_long_run_stays_small_and_says_what_it_leaves_out(tmp_path: Path):
     assert len(page) < 10_000_000
     data = data_of(page)
     assert len(data["metrics"]["reward"]) == 2001
-    assert data["rollouts_note"].startswith(f"{len(data['rollouts'])} of ")
+    assert data["rollouts_note"].startswith(f"{sum(len(g['rows']) for g in data['groups'])} of ")
     assert "from 24 of 2,000 iterations" in data["rollouts_note"]
-    assert {1, 2000} <= {r["step"] for r in data["rollouts"]}
+    assert {1, 2000} <= {g["step"] for g in data["groups"]}
+
+
+def test_percents_sum_to_100_by_largest_remainders():
+    assert percents({"a": 1, "b": 1, "c": 1}) == {"a": 34, "b": 33, "c": 33}
+    assert percents({"a": 0.004, "b": 2.496, "c": 7.5}) == {"a": 0, "b": 25, "c": 75}
+    assert percents({"a": 0.0}) == {}
+
+
+def test_time_of_a_run_has_evaluation_and_rest():
+    rows = [{"time/eval": 3.0}, {"time/rollout": 2.0, "time/reward": 0.5, "time/update": 1.0, "time/total": 4.0}]
+    assert times(rows) == {"rollout": 2.0, "reward": 0.5, "update": 1.0, "eval": 3.0, "rest": 0.5}
+
+
+def test_the_change_is_paired_by_problem(tmp_path: Path):
+    """By hand: of eight problems two are gained and one is lost, so the mean is 1/8; pairs without change count 0."""
+    (tmp_path / "eval").mkdir()
+    before, after = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1, 0, 0]
+    for step, verdicts in ((0, before), (4, after)):
+        rows = [{"sampler": "greedy", "problem": i, "correct": bool(v)} for i, v in enumerate(verdicts)]
+        write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
+    first, last = {"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.625}
+    found = paired_change(tmp_path, "greedy", first, last)
+    assert found is not None
+    assert (found["mean"], found["gained"], found["lost"]) == (0.125, 2, 1)
+    assert -0.4 < found["low"] < 0 < found["high"] < 0.6
+    assert paired_change(tmp_path, "greedy", first, {**last, "accuracy": 0.7}) is None  # verdicts of a part only
+    assert paired_change(tmp_path, "other", first, last) is None
+
+
+def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
+    folder = write_run(tmp_path / "run", ["first text", "second"], steps=2)
+    data = run_data(Run(folder))
+    assert not data["held_out"]
+    (pair,) = data["samples"]["problems"]["rollouts"]  # one prompt, in both iterations
+    best = {g["step"]: max(r["reward"] for r in g["rows"]) for g in data["groups"]}
+    assert [row["step"] for row in pair] == [1, 2]
+    assert [row["reward"] for row in pair] == [best[1], best[2]]
+    assert "training rollouts" in data["samples_note"]
 
 
 def test_what_is_not_a_run_is_an_error(tmp_path: Path):
@@ -215,4 +254,7 @@ def test_a_comparison_has_its_tables_with_ranks_and_means_over_seeds(tmp_path: P
     lfpo = recipe["objectives"][0]
     cells = [c for c in json.loads((RESULTS / "results.json").read_text())["cells"] if c["objective"] == "lfpo"]
     assert lfpo["label"] == "lfpo"
+    bands = [lfpo["curve"][k] for k in ("low", "accuracy", "high")]
+    assert all(low <= y <= high for low, y, high in zip(*bands, strict=True))
+    assert f"{100 * lfpo['final']['sampled']['accuracy']:.1f}" == data["tables"][0]["rows"][1][1]["text"].split()[0]
     assert lfpo["curve"]["accuracy"][-1] == pytest.approx(sum(c["curve"][-1]["sampled"] for c in cells) / 3, abs=1e-4)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from browser import Page, browser
 from lfpo.report import write_report
@@ -61,7 +63,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_run_opens_without_errors_and_without_network(running: Any, real: Path):
     with Page(running, real) as opened:
         assert opened.page.title() == "lfpo on sudoku: lfpo report"
-        for name in ("Watch it denoise", "Learning", "How straight the path is", "Training signal", "Completions"):
+        for name in (
+            "Watch it denoise",
+            "Learning",
+            "How straight the path is",
+            "Training signal",
+            "What an iteration learned from",
+        ):
             assert opened.page.get_by_role("heading", name=name, exact=True).is_visible()
         assert opened.page.locator(".chart:visible svg path.line").count() >= 8
         assert "2 of 2 iterations" in opened.texts("header.top")[0]
@@ -127,31 +135,111 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
             assert clashes.count() == count
 
 
-def test_the_table_sorts_filters_and_plays_a_row(running: Any, real: Path):
+def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
     with Page(running, real) as opened:
         page = opened.page
-        head = page.locator(".completions th")
-        for name in ("reward", "iteration"):
-            column = opened.texts(".completions th").index(f"{name} ↕")
-            cells = f".completions tbody td:nth-child({column + 1})"
-            button = head.nth(column).locator("button")
-            button.click()
-            assert head.nth(column).get_attribute("aria-sort") == "descending"
-            down = [float(t) for t in opened.texts(cells)]
-            button.press("Enter")
-            assert head.nth(column).get_attribute("aria-sort") == "ascending"
-            up = [float(t) for t in opened.texts(cells)]
-            assert down == sorted(down, reverse=True)
-            assert up == sorted(up)
-            assert down != up or len(set(up)) == 1
-        text = opened.texts(".completions tbody td:nth-child(3)")[0]
+        section = page.locator("section.panel", has=page.get_by_role("heading", name="What an iteration learned from"))
+        slider = section.locator("input[type=range]")
+        rows = "section.group tbody tr"
+        for step in (2, 1):
+            slider.fill(str(step - 1))
+            assert f"iteration {step}" in section.inner_text()
+            assert (
+                sum(int(t) for t in page.locator(".bars text.count-of").all_text_contents()) == 2 * 16
+            )  # two histograms
+            assert re.fullmatch(r"[0-4] of 4 right", opened.texts(".group .chip")[0])
+            times = [int(t[2:] or 1) for t in opened.texts(f"{rows} td:nth-child(3)")]
+            assert sum(times) == 16  # 4 prompts x 4 rollouts, equal ones in one row
+        section.locator("select").select_option("high")
+        rewards = [float(t) for t in opened.texts(".group tbody tr:first-child td:nth-child(4)")]
+        assert rewards == sorted(rewards, reverse=True)
+        text = opened.texts(".group:first-child tbody td pre")[0]
         page.get_by_label("Filter").fill(text)
-        assert set(opened.texts(".completions tbody td:nth-child(3)")) == {text}
-        page.locator(".completions tbody button").first.click()
+        assert all(
+            text in "".join(opened.texts(f".group:nth-child({n + 1}) pre"))
+            for n in range(section.locator(".group").count())
+        )
+        section.locator("tbody button").first.click()
         assert page.locator(".pane").count() == 1
         assert "reward" in page.locator(".pane h3").inner_text()
+        assert page.locator(".scene").bounding_box()["width"] - page.locator(".progress").bounding_box()["width"] < 600
         page.get_by_role("button", name="Back to before and after").click()
         assert page.locator(".pane").count() == 2
+        assert opened.errors == []
+
+
+def test_differences_within_a_group_are_marked(running: Any, measured: Path):
+    """By hand: a longest common subsequence of a b c d e and a c x e is a c e."""
+    with Page(running, measured) as opened:
+        code = "([a, b]) => differing([...a], [...b])"
+        assert opened.page.evaluate(code, ["abcde", "acxe"]) == [False, True, False, True, False]
+        assert opened.page.evaluate(code, ["same", "same"]) == [False] * 4
+        assert opened.page.evaluate(code, ["x", ""]) == [True]
+
+
+def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: Path):
+    with Page(running, real) as opened:
+        page = opened.page
+        page.select_option(".player .control:has-text('Sampler') select", "greedy")
+        shade = page.locator(".cell").first.evaluate("(e) => getComputedStyle(e).backgroundColor")
+        box = page.locator(".cell").first.bounding_box()
+        shot = page.locator(".shot").bounding_box()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="PNG").click()
+        saved.value.save_as(tmp_path / "a.png")
+        with Image.open(tmp_path / "a.png") as opened_picture:
+            picture = opened_picture.convert("RGB")
+        assert picture.size == tuple(-(-2 * (shot[side] + 32) // 1) for side in ("width", "height"))
+        # A corner of the first cell, clear of its digit.
+        at = tuple(int(2 * (box[axis] - shot[axis] + 16 + 8)) for axis in ("x", "y"))
+        assert f"rgb{picture.getpixel(at)}" == shade
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="GIF").click()
+        assert re.fullmatch(r"lfpo-greedy-[1-6]\.gif", saved.value.suggested_filename)
+        saved.value.save_as(tmp_path / "a.gif")
+        with Image.open(tmp_path / "a.gif") as animation:
+            assert (animation.n_frames, animation.info["loop"]) == (17, 0)  # 16 steps, and the start
+            scale = animation.size[0] / picture.size[0]
+            seen = []
+            for frame in range(17):
+                animation.seek(frame)
+                seen.append(animation.convert("RGB").getpixel(tuple(int(scale * x) for x in at)))
+        assert len(set(seen)) == 2  # masked at first, then revealed
+        assert max(abs(a - b) for a, b in zip(seen[-1], picture.getpixel(at), strict=True)) < 8
+        assert opened.errors == []
+        assert page.locator(".cell.masked").count() == 0  # back where it was
+
+
+def test_numbers_round_as_in_python(running: Any, measured: Path):
+    values = [3.25, 3.35, 3.45, 3.125, 0.5, 1.5, 2.5, -3.25, 16.0, 99.95, 2.675]
+    with Page(running, measured) as opened:
+        for digits in (0, 1, 2):
+            found = opened.page.evaluate("([values, d]) => values.map((v) => fixed(v, d))", [values, digits])
+            assert found == [f"{v:.{digits}f}" for v in values]
+
+
+def test_a_comparison_lets_a_few_objectives_stand_out(running: Any, tmp_path: Path):
+    with Page(running, _comparison(tmp_path)) as opened:
+        page = opened.page
+        first = page.locator("figure.chart").first
+        assert first.locator("text.named").count() == 4
+        assert first.locator("path.line:not(.dimmed)").count() == 4
+        table = dict(
+            zip(opened.texts(".result:first-child th[scope=row]"), opened.texts(".result:first-child td"), strict=True)
+        )
+        for entry in first.locator(".legend li").all_inner_texts():
+            name, value = entry.split(" ", 1)
+            if name in table:  # the ablations have a table of their own
+                assert value.removesuffix(" %") == table[name].split(" ")[0]
+        straight = page.locator("figure.chart", has=page.get_by_role("heading", name="Straightness"))
+        assert len(set(straight.locator(".legend output").all_inner_texts())) > 2
+        page.get_by_role("button", name="wd1").click()
+        assert first.locator("text.named").count() == 5
+        page.get_by_role("button", name="lfpo", exact=True).press("Enter")
+        assert first.locator("text.named").count() == 4
+        assert "lfpo" not in first.locator("text.named").all_text_contents()
+        front = page.locator("figure.chart", has=page.get_by_role("heading", name="Accuracy over forwards"))
+        assert front.locator("text.named").count() >= 2
         assert opened.errors == []
 
 
@@ -319,7 +407,7 @@ def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
     texts = [f"answer {i} " * 60 for i in range(7)]
     path = write_report(Run(write_run(tmp_path / "run", texts, steps=2000, rollouts=5, eval_texts=texts)))
     with Page(running, path) as opened:
-        assert "a sample from 24 of 2,000 iterations" in opened.page.locator("main").inner_text()
+        assert "groups from 24 of 2,000 iterations" in opened.page.locator("main").inner_text()
         # Processor time of the page itself: a wall clock would measure whatever else this machine does.
         session = opened.context.new_cdp_session(opened.page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})

@@ -148,8 +148,11 @@ def _ranked_rows(labels: Sequence[str], columns: Sequence[Sequence[Scored]]) -> 
 
 
 def _ranks(scores: Sequence[float | None]) -> list[int]:
-    """1 for the best score (and equal ones), 2 for the second best, 0 for the rest and for None."""
+    """1 for the best score (and equal ones), 2 for the second best, 0 for the rest and for None; all 0 where all are
+    equal."""
     rounded = [None if score is None else round(score, 6) for score in scores]
+    if len(set(rounded)) == 1 < len(rounded):
+        return [0] * len(rounded)
     best = sorted({score for score in rounded if score is not None}, reverse=True)[:2]
     return [best.index(score) + 1 if score in best else 0 for score in rounded]
 

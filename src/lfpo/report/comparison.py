@@ -41,15 +41,27 @@ def _recipe(results: dict[str, Any], name: str, sampler: str) -> dict[str, Any]:
     base = results["bases"].get(name)
     return {
         "name": name,
-        "base": base["straightness"] if base else None,
-        "objectives": [
-            {
-                "label": label,
-                "curve": mean_curve([c["curve"] for c in cells], sampler),
-                "straightness": mean_rows([c["straightness"] for c in cells]),
+        "problems": len(next(iter(groups.values()))[0]["eval"][sampler]["correct"]) if groups else 0,
+        "curve_problems": results["cells"][0].get("curve_problems"),
+        "base": _objective("base", [base], sampler) if base else None,
+        "objectives": [_objective(label, cells, sampler) for label, cells in groups.items()],
+    }
+
+
+def _objective(label: str, cells: list[dict[str, Any]], sampler: str) -> dict[str, Any]:
+    """Means over an objective's seeds. final: accuracy and NFE of the table's evaluation, by sampler."""
+    evals = {name: [c["eval"][name] for c in cells] for name in cells[0]["eval"]}
+    return {
+        "label": label,
+        "curve": mean_curve([c["curve"] for c in cells], sampler),
+        "straightness": mean_rows([c["straightness"] for c in cells]),
+        "final": {
+            name: {
+                "accuracy": sum(e["accuracy"] for e in seeds) / len(seeds),
+                "nfe": sum(sum(e["nfe"]) / len(e["nfe"]) for e in seeds) / len(seeds),
             }
-            for label, cells in groups.items()
-        ],
+            for name, seeds in evals.items()
+        },
     }
 
 
@@ -63,8 +75,12 @@ def by_objective(results: dict[str, Any], recipe: str) -> dict[str, list[dict[st
 
 
 def mean_curve(curves: list[list[dict[str, float]]], sampler: str) -> dict[str, list[float]]:
-    """Seconds, TFLOPs and accuracy at each evaluation, means over seeds."""
+    """Seconds, TFLOPs and accuracy at each evaluation, means over seeds; low and high: accuracy of the worst and the
+    best seed."""
+    values = [list(at) for at in zip(*([p[sampler] for p in c] for c in curves), strict=False)]
     return {
+        "low": [min(at) for at in values],
+        "high": [max(at) for at in values],
         "seconds": mean_rows([[p["seconds"] for p in c] for c in curves], 2),
         "tflops": mean_rows([[p["flops"] / TERA for p in c] for c in curves]),
         "accuracy": mean_rows([[p[sampler] for p in c] for c in curves]),

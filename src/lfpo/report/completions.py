@@ -1,4 +1,4 @@
-"""Which completions a page carries: those of the first and last evaluation, and a sample of the rollouts."""
+"""Which completions a page carries: those of the first and last evaluation, and a sample of the rollouts' groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lfpo.report.replay import playable, table_row
 T = TypeVar("T")
 
 FILES = 24  # iterations whose rollouts are read for a page
-ROWS = 240  # rollouts in its table
+ROWS = 240  # rollouts on it, in whole groups
+PLAYED = 16  # prompts of rollouts in the player, where a run has no evaluation
 BUDGET = 3_000_000  # most characters of JSON for the table's rollouts, and as many for the evaluations' completions
 
 
@@ -31,7 +32,7 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     by_sampler: dict[str, list[tuple[int, list[dict[str, Any]]]]] = {}
     for step, path in ends:
-        records = read_records(path)
+        records = [r for r in read_records(path) if "completion" in r]  # of other problems it holds verdicts only
         for sampler in dict.fromkeys(r["sampler"] for r in records):
             mine = [r for r in records if r["sampler"] == sampler]
             by_sampler.setdefault(sampler, []).append((step, mine))
@@ -46,11 +47,22 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
     return {"problems": kept, "maps": [{"sampler": s, "panels": reveal_maps(m)} for s, m in by_sampler.items()]}, note
 
 
+def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
+    """The verdicts of the evaluation after `step` iterations, 1.0 or 0.0 by problem, for each sampler."""
+    path = folder / f"eval/step-{step}.jsonl"
+    found: dict[str, list[float]] = {}
+    for record in read_records(path) if path.exists() else []:
+        if "correct" in record:
+            found.setdefault(record["sampler"], []).append(float(record["correct"]))
+    return found
+
+
 def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str, Any]:
-    """Rollouts for the table, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
+    """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
     files = numbered(folder, "rollouts", last)
     chosen = evenly_spaced(files, FILES)
-    rows: list[dict[str, Any]] = []
+    size = config["num_generations"]
+    groups: list[dict[str, Any]] = []
     histograms, maps, read = [], [], 0
     for number, (step, path) in enumerate(chosen):
         records = read_records(path)
@@ -58,27 +70,44 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
         histograms.append({"step": step, **reward_histograms(records, config)})
         if number in (0, len(chosen) - 1):
             maps.append((step, records))
-        # The last iteration gets half of the table; the other iterations share the rest.
-        share = ROWS // 2 if number == len(chosen) - 1 else max(1, ROWS // 2 // max(1, len(chosen) - 1))
-        rows += [{"step": step, **table_row(r, config)} for r in evenly_spaced(records, share)]
-    rows.reverse()
-    kept = _within(rows, BUDGET)
-    every = config["prompts_per_iteration"] * config["num_generations"] * len(files)
+        # The first and the last iteration get half of the rows; the others share the rest.
+        ends = number in (0, len(chosen) - 1)
+        share = ROWS // 4 if ends else ROWS // 2 // max(1, len(chosen) - 2)
+        whole = [records[i : i + size] for i in range(0, len(records), size)]
+        groups += [
+            {"step": step, "rows": [table_row(r, config) for r in group]}
+            for group in evenly_spaced(whole, max(1, share // size))
+        ]
+    kept = _within(groups, BUDGET)
+    shown = sum(len(group["rows"]) for group in kept)
+    every = config["prompts_per_iteration"] * size * len(files)
     if not files:
         note = "this run kept no rollouts (log_completions: false)"
-    elif len(kept) == read and len(chosen) == len(files):
+    elif shown == read and len(chosen) == len(files):
         note = f"all {read:,} rollouts"
     else:
         note = (
-            f"{len(kept):,} of {every:,} rollouts: a sample from {len(chosen)} of {len(files):,} iterations, half of "
-            "it from the newest; the run's rollouts/ folder holds all"
+            f"{shown:,} of {every:,} rollouts: groups from {len(chosen)} of {len(files):,} iterations; the run's "
+            "rollouts/ folder holds all"
         )
     return {
-        "rollouts": kept,
+        "groups": kept,
         "rollouts_note": note,
         "histograms": histograms,
         "rollout_maps": {"sampler": "rollouts", "panels": reveal_maps(maps)} if maps else None,
     }
+
+
+def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The player's data for a run without evaluation: the best rollout of each prompt of the newest iteration, after
+    the best of an older iteration where the page has the same prompt."""
+    older: dict[str, dict[str, Any]] = {}
+    best = [{"step": g["step"], **max(g["rows"], key=lambda row: row["reward"])} for g in groups]
+    for row in best:
+        older.setdefault(row["prompt"], row)
+    newest = [row for row in best if row["step"] == best[-1]["step"]][:PLAYED]
+    pairs = [[older[row["prompt"]], row] if older[row["prompt"]] is not row else [row] for row in newest]
+    return {"problems": {"rollouts": pairs} if pairs else {}, "maps": []}
 
 
 def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:

@@ -11,12 +11,13 @@ from typing import Any
 from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
+from lfpo.eval.estimates import over_seeds_and_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
-from lfpo.report.completions import evaluation_samples, rollout_sample
+from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 
-TIMES = ("rollout", "reward", "update", "eval")
+TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -31,6 +32,10 @@ def run_data(run: Run) -> dict[str, Any]:
     last = metrics[-1]["step"]
     samples, samples_note = evaluation_samples(run.dir, config, last)
     rollouts = rollout_sample(run.dir, config, last)
+    held_out = bool(samples["problems"])
+    if not held_out:
+        samples = rollouts_to_play(rollouts["groups"])
+        samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
     values = columns(metrics)
     return {
         "kind": "run",
@@ -50,12 +55,17 @@ def run_data(run: Run) -> dict[str, Any]:
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [{"name": n, "first": a, "last": b} for n, a, b in evaluation_pairs(metrics)],
-        "times": {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES},
+        "evaluations": [
+            {"name": n, "first": a, "last": b, "change": paired_change(run.dir, n, a, b)}
+            for n, a, b in evaluation_pairs(metrics)
+        ],
+        "times": (spent := times(metrics)),
+        "percents": percents(spent),
         "samplers": {"rollouts": _settings(config["sampler"])}
         | {name: _settings(s) for name, s in config["eval_samplers"].items()},
         "config": yaml_text(config),
         "samples": samples,
+        "held_out": held_out,
         "samples_note": samples_note,
         **rollouts,
     }
@@ -73,6 +83,39 @@ def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str,
         ]
         pairs.append((name, rows[0], rows[-1]))
     return pairs
+
+
+def paired_change(
+    folder: Path, sampler: str, first: dict[str, float], last: dict[str, float]
+) -> dict[str, float] | None:
+    """Accuracy of the last evaluation minus that of the first, with its 95 % bootstrap interval over problems, and how
+    many problems it gained and lost. None unless both evaluations kept the verdicts of all problems."""
+    before, after = (verdicts(folder, int(e["step"])).get(sampler, []) for e in (first, last))
+    if first["step"] == last["step"] or not before or len(before) != len(after):
+        return None
+    if any(abs(sum(v) / len(v) - e.get("accuracy", -1)) > 1e-6 for v, e in ((before, first), (after, last))):
+        return None  # an older run, which kept the verdicts of the first problems only
+    found = over_seeds_and_problems([after], before)
+    gained, lost = (sum(a > b for a, b in zip(x, y, strict=True)) for x, y in ((after, before), (before, after)))
+    return {"mean": found.mean, "low": found.low, "high": found.high, "gained": gained, "lost": lost}
+
+
+def times(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of each part of the run. `rest` is what training took besides (saving, loading, the display)."""
+    found = {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES}
+    training = found["rollout"] + found["reward"] + found["update"]
+    return {**found, "rest": max(0.0, _latest(metrics, "time/total") - training)}
+
+
+def percents(seconds: dict[str, float]) -> dict[str, int]:
+    """Whole percents that sum to 100, by largest remainders; empty where all is zero."""
+    total = sum(seconds.values())
+    if not total:
+        return {}
+    exact = {name: 100 * s / total for name, s in seconds.items()}
+    found = {name: int(x) for name, x in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
+    return found | {name: found[name] + 1 for name in by_remainder[: 100 - sum(found.values())]}
 
 
 def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:

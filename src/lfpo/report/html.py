@@ -16,7 +16,18 @@ from lfpo.report.data import is_comparison, run_data
 from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
-SCRIPTS = ("dom", "charts", "pane", "player", "heatmap", "table", "comparison", "page")  # page.js starts the page
+SCRIPTS = (
+    "dom",
+    "charts",
+    "pane",
+    "picture",
+    "gif",
+    "player",
+    "heatmap",
+    "groups",
+    "comparison",
+    "page",
+)  # page.js starts the page
 
 
 def write_report(run: Run) -> Path:

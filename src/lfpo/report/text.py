@@ -41,9 +41,12 @@ def _print_run(data: dict[str, Any], console: Console) -> None:
     say("")
     for line in metric_lines(data["metrics"], console.width, narrow):
         say(line)
-    times = {name: seconds for name, seconds in data["times"].items() if seconds}
-    total = sum(times.values()) or 1.0
-    say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({100 * s / total:.0f} %)" for n, s in times.items()))
+    for e in data["evaluations"]:
+        if change := e["change"]:
+            mean, low, high = (100 * change[key] for key in ("mean", "low", "high"))
+            say(f"{e['name']}: {mean:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}, paired by problem")
+    shares = data["percents"]
+    say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({shares[n]} %)" for n, s in data["times"].items() if shares.get(n)))
     say(f"rollouts on the page: {data['rollouts_note']}")
 
 

@@ -28,8 +28,8 @@ def held_out(
     seed: int,
     rollout_tokens: int,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics, and records of the first KEPT problems' completions. A collective: each rank samples its share, and all
-    return the same.
+    """Metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
+    collective: each rank samples its share, and all return the same.
 
     Metrics: steps, nfe, and accuracy with its 95 % interval (low, high); the mean reward where there is no verifier.
     """
@@ -46,6 +46,8 @@ def held_out(
         record = completion_record(result.trajectory, b, row["prompt"], result.completions[b], tokenizer)
         verdict = {"correct": result.correct[b]} if source.correct_all else {}
         records.append({"problem": b, **record, **verdict})
+    if source.correct_all:  # every verdict, so that two evaluations can be compared problem by problem
+        records += [{"problem": b, "correct": result.correct[b]} for b in range(KEPT, len(rows))]
     return metrics, records
 
 

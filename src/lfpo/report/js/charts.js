@@ -49,8 +49,17 @@ function reading(value, share, step) {
   return share ? `${number(v, digits)} %` : number(v, digits);
 }
 
+// Positions moved apart to at least `gap`, kept between low and high where there is room.
+function spread(wanted, gap, low, high) {
+  const order = wanted.map((_, i) => i).sort((a, b) => wanted[a] - wanted[b]);
+  const found = [...wanted];
+  order.forEach((i, n) => { found[i] = Math.max(low, wanted[i], n ? found[order[n - 1]] + gap : low); });
+  order.reverse().forEach((i, n) => { found[i] = Math.min(found[i], n ? found[order[n - 1]] - gap : high); });
+  return found;
+}
+
 // The y axis of a chart. Values that hardly differ get a range of 1 % of their size, so that the tick labels differ.
-function yAxis(series, from) {
+function yAxis(series, from, count = 4) {
   let [low, high] = [from ?? Infinity, -Infinity];
   for (const s of series) for (const y of [s.y, s.low || [], s.high || []].flat()) { low = Math.min(low, y); high = Math.max(high, y); }
   const range = 0.01 * Math.max(Math.abs(low), Math.abs(high)) || 1;
@@ -58,17 +67,18 @@ function yAxis(series, from) {
     if (low !== from) low -= (range - (high - low)) / 2;
     high = low + range;
   }
-  const step = tickStep(low, high, 4);
+  const step = tickStep(low, high, count);
   return { step, bottom: Math.floor(low / step + 1e-6) * step, top: Math.ceil(high / step - 1e-6) * step };
 }
 
 // Where the values of a chart lie in a picture of `width` pixels: {height, margin, xs, y, px, py}.
 function layout(spec, series, width) {
-  const height = Math.round(Math.min(240, Math.max(150, width * 0.42)));
+  const height = Math.round(spec.tall ? Math.min(340, Math.max(220, width * 0.6)) : Math.min(240, Math.max(150, width * 0.42)));
   const xs = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
-  const y = yAxis(series, spec.from);
+  const strong = series.filter((s) => !s.dim);
+  const y = yAxis(strong.length ? strong : series, spec.from, spec.tall ? 7 : 4); // dim lines may leave the picture
   y.ticks = ticks(y.bottom, y.top, y.step).map((t) => [t, reading(t, spec.share, y.step)]);
-  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: 10, top: 8, bottom: 24 };
+  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: spec.labels ? 16 + 6.6 * Math.max(0, ...strong.map((s) => s.name.length)) : 10, top: 8, bottom: 24 };
   const [x0, x1] = [xs[0], xs.length > 1 ? xs[xs.length - 1] : xs[0] + 1];
   const [wide, high] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
   return {
@@ -82,15 +92,15 @@ function layout(spec, series, width) {
   };
 }
 
-function drawAxes(at, anyX) {
+// marks: [x, text] of the x axis's ticks (undefined: round numbers, whole ones unless anyX).
+function drawAxes(at, anyX, marks) {
   const axes = draw("g", { class: "axis" });
   for (const [t, text] of at.y.ticks) {
     axes.append(draw("line", { x1: at.margin.left, x2: at.width - at.margin.right, y1: at.py(t), y2: at.py(t) }),
       draw("text", { x: at.margin.left - 6, y: at.py(t) + 4, "text-anchor": "end" }, text));
   }
   const step = tickStep(at.x0, at.x1, Math.max(4, Math.floor(at.width / 85)));
-  for (const t of ticks(at.x0, at.x1, anyX ? step : Math.max(1, Math.round(step)))) {
-    const text = number(t);
+  for (const [t, text] of marks || ticks(at.x0, at.x1, anyX ? step : Math.max(1, Math.round(step))).map((v) => [v, number(v)])) {
     const x = Math.min(at.px(t), at.width - 4 * text.length); // inside the picture
     axes.append(draw("text", { x, y: at.height - 6, "text-anchor": "middle" }, text));
   }
@@ -100,10 +110,13 @@ function drawAxes(at, anyX) {
 function drawLines(at, series, stack) {
   const path = (x, y) => x.map((v, i) => `${i ? "L" : "M"}${at.px(v).toFixed(1)} ${at.py(y[i]).toFixed(1)}`).join("");
   const area = (s) => `${path(s.x, s.high)}${path([...s.x].reverse(), [...s.low].reverse()).replace("M", "L")}Z`;
-  const lines = draw("g", {});
+  const { left, top } = at.margin;
+  const [wide, high] = [at.width - left - at.margin.right, at.height - top - at.margin.bottom];
+  const lines = draw("svg", { x: left - 4, y: top - 4, width: wide + 8, height: high + 8, viewBox: `${left - 4} ${top - 4} ${wide + 8} ${high + 8}` });
   for (const s of series) {
     if (s.low) lines.append(draw("path", { d: area(s), fill: s.colour, class: stack ? "layer" : "band" }));
     // Every point of a dashed line would look like a solid band.
+    if (s.dim) { lines.append(draw("path", { d: path(s.x, s.y), class: "line dimmed" }, draw("title", {}, s.name))); continue; }
     if (!stack && isLong(s) && !s.dash) lines.prepend(draw("path", { d: path(s.x, s.y), stroke: s.colour, class: "line faint" }));
     if (!stack) lines.append(draw("path", { d: path(...(isLong(s) ? averaged(s) : [s.x, s.y])), stroke: s.colour, class: "line", "stroke-dasharray": s.dash }));
     if (s.dots || s.x.length === 1) s.x.forEach((x, i) => lines.append(draw("circle", { cx: at.px(x), cy: at.py((stack ? s.high : s.y)[i]), r: 2.6, fill: s.colour })));
@@ -111,7 +124,18 @@ function drawLines(at, series, stack) {
   return lines;
 }
 
-// update(spec): series [{name, x, y, low, high, colour, dash, dots}], share (values in [0, 1], shown in percent),
+// The names of lines to the right of the plot, each joined to the end of its line.
+function drawNames(at, series) {
+  const ends = series.map((s) => [at.px(s.x[s.x.length - 1]), at.py(s.y[s.y.length - 1])]);
+  const rows = spread(ends.map(([, y]) => y), 14, at.margin.top + 4, at.height - at.margin.bottom);
+  const x = at.width - at.margin.right + 10;
+  return draw("g", {}, series.map((s, i) => [
+    draw("path", { d: `M${ends[i][0] + 3} ${ends[i][1]}L${x - 12} ${ends[i][1]}L${x - 3} ${rows[i]}`, stroke: s.colour, class: "leader" }),
+    draw("text", { x, y: rows[i] + 4, class: "named", fill: s.colour }, s.name)]).flat());
+}
+
+// update(spec): series [{name, x, y, low, high, colour, dash, dots, dim (thin, not in the legend), final (in the legend
+// in place of the last value)}], labels (names at the ends of the lines), digits (decimals of all readings), share (values in [0, 1], shown in percent),
 // stack, from (the y axis starts there or below), xLabel, anyX (ticks of x need not be whole numbers).
 function chart(title, hint) {
   const legend = el("ul", { class: "legend" });
@@ -123,12 +147,14 @@ function chart(title, hint) {
   function render() {
     const series = spec.stack ? stacked(spec.series) : spec.series;
     const at = layout(spec, series, Math.max(240, plot.clientWidth || 320));
-    const text = (v) => reading(v, spec.share, at.y.step);
+    const text = (v) => (spec.digits === undefined || v === null ? reading(v, spec.share, at.y.step) : fixed(v, spec.digits));
     const last = (s) => s.y[s.y.length - 1];
+    const strong = spec.series.filter((s) => !s.dim);
+    const resting = (s) => (s.final === undefined ? text(last(s)) : percent(s.final));
     const cross = draw("line", { class: "cross", y1: at.margin.top, y2: at.height - at.margin.bottom });
-    const said = `${title}. ${spec.series.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
+    const said = `${title}. ${strong.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
     const image = draw("svg", { viewBox: `0 0 ${at.width} ${at.height}`, width: at.width, height: at.height, role: "img", "aria-label": said, tabindex: 0 },
-      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), cross);
+      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), spec.labels ? drawNames(at, strong) : null, cross);
     const where = el("p", { class: "dim where" });
     const values = legend.querySelectorAll("output");
     let chosen = null;
@@ -139,7 +165,7 @@ function chart(title, hint) {
       cross.setAttribute("visibility", x === null ? "hidden" : "visible");
       if (x !== null) ["x1", "x2"].forEach((a) => cross.setAttribute(a, at.px(x)));
       where.textContent = x === null ? spec.xLabel : `${spec.xLabel} ${number(x)}`;
-      spec.series.forEach((s, i) => { values[i].textContent = text(x === null ? last(s) : valueAt(s, x)); });
+      strong.forEach((s, i) => { values[i].textContent = x === null ? resting(s) : text(valueAt(s, x)); });
     };
     image.addEventListener("pointermove", (event) => {
       const box = image.getBoundingClientRect();
@@ -169,7 +195,7 @@ function chart(title, hint) {
       spec = { ...next, series: next.series.filter((s) => s.x.length) };
       root.hidden = !spec.series.length;
       if (root.hidden) return;
-      legend.replaceChildren(...spec.series.map((s) => el("li", {}, swatch(s.colour, s.dash), `${s.name} `, el("output", {}))));
+      legend.replaceChildren(...spec.series.filter((s) => !s.dim).map((s) => el("li", {}, swatch(s.colour, s.dash), `${s.name} `, el("output", {}))));
       render();
     },
   };
@@ -180,21 +206,23 @@ function swatch(colour, dash) {
     draw("line", { x1: 0, x2: 18, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash }));
 }
 
-// Bars of one histogram {low, high, counts}.
-function bars(histogram, said) {
-  const [width, height] = [320, 120];
+// Bars of one histogram {low, high, counts} with their counts, in a picture of `width` pixels.
+function bars(histogram, said, width) {
+  const [height, top] = [130, 18];
   const most = Math.max(1, ...histogram.counts);
   const step = width / Math.max(1, histogram.counts.length);
-  const image = draw("svg", { viewBox: `0 0 ${width} ${height + 20}`, role: "img", "aria-label": said, class: "bars" });
+  const image = draw("svg", { viewBox: `0 0 ${width} ${height + 20}`, width, height: height + 20, role: "img", "aria-label": said, class: "bars" });
   histogram.counts.forEach((n, i) => {
-    const size = (n / most) * (height - 4);
+    const size = (n / most) * (height - top);
     const middle = histogram.low + ((i + 0.5) / histogram.counts.length) * (histogram.high - histogram.low);
-    image.append(draw("rect", { x: i * step + 1, y: height - size, width: Math.max(1, step - 2), height: size },
+    const wide = Math.min(60, Math.max(1, step - 2)); // the only bar of equal values is not a wall
+    image.append(draw("rect", { x: (i + 0.5) * step - wide / 2, y: height - size, width: wide, height: size },
       draw("title", {}, `around ${number(middle)}: ${n}`)));
+    if (n) image.append(draw("text", { x: (i + 0.5) * step, y: height - size - 4, "text-anchor": "middle", class: "count-of", fill: "var(--ink)" }, String(n)));
   });
   image.append(draw("line", { x1: 0, x2: width, y1: height, y2: height }));
-  const ends = histogram.low === histogram.high ? [[160, "middle", histogram.low]]
-    : [[0, "start", histogram.low], [160, "middle", (histogram.low + histogram.high) / 2], [320, "end", histogram.high]];
+  const ends = histogram.low === histogram.high ? [[width / 2, "middle", histogram.low]]
+    : [[0, "start", histogram.low], [width / 2, "middle", (histogram.low + histogram.high) / 2], [width, "end", histogram.high]];
   for (const [x, anchor, value] of ends) image.append(draw("text", { x, y: height + 16, "text-anchor": anchor }, number(value, 2)));
   return image;
 }

@@ -30,6 +30,14 @@ function number(value, digits = 3) {
   return Number(value.toPrecision(digits)).toString();
 }
 
+// A value with this many decimals, as Python prints it: toFixed rounds an exact tie up, Python to the even digit.
+function fixed(value, digits) {
+  const text = value.toFixed(digits);
+  const twice = value * 10 ** digits * 2;
+  const tie = Number.isInteger(value * 2 ** (digits + 1)) && Math.abs(twice) % 2 === 1;
+  return tie && Number(text.at(-1)) % 2 ? (value - Math.sign(value) * 10 ** -digits / 4).toFixed(digits) : text;
+}
+
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 
 function duration(seconds) {

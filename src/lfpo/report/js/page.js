@@ -47,16 +47,16 @@ function runPage(main) {
   };
   const signal = chartGrid();
   const policy = chartGrid();
-  const counted = histograms();
-  const table = completions((row) => play.open(row, `Iteration ${row.step}, reward ${number(row.reward)}`));
+  const learned = iterations((named) => play.open(named));
+  const lead = el("p", { class: "lead" });
   const details = el("div", { class: "details" });
   const maps = panel("How straight the path is", "Each column is a position, each row a denoising step from top to bottom; the stronger the colour, the more often this step reveals this position. On a straight path only the top rows are filled.", map.root);
-  const shown = panel("Watch it denoise", "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others.", play.root, note);
+  const shown = panel("Watch it denoise", null, lead, play.root, note);
   const policies = panel("How the policy changes", "A target is a masked position that the loss scores. Good rollouts are better than their group, bad ones worse.", policy.root);
-  const rollouts = panel("Completions", null, table.root);
+  const rollouts = panel("What an iteration learned from", "The rollouts of one iteration: what the objective made of their rewards, and each prompt's completions with the best first.", learned.root);
   main.append(heading, tiles, shown,
     panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
-    panel("Training signal", null, signal.root, counted.root), policies,
+    panel("Training signal", null, signal.root), policies,
     rollouts, panel("Settings", null, details));
 
   return (data) => {
@@ -65,6 +65,8 @@ function runPage(main) {
     tiles.replaceChildren(...runTiles(data));
     play.update(data.samples);
     shown.hidden = play.root.hidden && !data.samples_note;
+    lead.textContent = data.held_out ? "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others."
+      : "Rollouts of training, step by step: of each prompt of the newest iteration the best, after that of an older iteration where the page has one.";
     note.textContent = data.samples_note ? `Note: ${data.samples_note}.` : "";
     const everyMap = [...data.samples.maps, ...(data.rollout_maps ? [data.rollout_maps] : [])].filter((m) => m.panels.length);
     map.update(everyMap);
@@ -72,9 +74,8 @@ function runPage(main) {
     runCharts(make, data);
     signal.update(data, data.charts.signal);
     policies.hidden = !policy.update(data, data.charts.policy);
-    counted.update(data);
-    table.update(data);
-    rollouts.hidden = !data.rollouts.length;
+    learned.update(data);
+    rollouts.hidden = !data.histograms.length;
     const open = [...details.querySelectorAll("details")].map((d) => d.open);
     details.replaceChildren(...runDetails(data));
     details.querySelectorAll("details").forEach((d, i) => { d.open = open[i] || false; });
@@ -94,17 +95,23 @@ function tile(name, before, after, remark) {
 }
 
 function runTiles(data) {
-  const found = data.evaluations.map(({ name, first, last }) => {
+  const points = (v) => `${v < 0 ? "−" : "+"}${fixed(100 * Math.abs(v), 1)}`;
+  const found = data.evaluations.map(({ name, first, last, change }) => {
     const scored = "accuracy" in last;
     const format = scored ? percent : number;
     const key = scored ? "accuracy" : "reward";
     const interval = scored ? `${percent(last.low).replace(" %", "")} to ${percent(last.high)} · ` : "";
     return tile(`${name}: ${scored ? "accuracy" : "reward"}`, first.step === last.step ? null : format(first[key]), format(last[key]),
-      `${interval}NFE ${first.step === last.step ? "" : `${first.nfe.toFixed(1)} → `}${last.nfe.toFixed(1)}`);
+      [`${interval}NFE ${fixed(first.nfe, 1) === fixed(last.nfe, 1) ? "" : `${fixed(first.nfe, 1)} → `}${fixed(last.nfe, 1)}`,
+        change ? el("span", { class: change.low > 0 ? "right" : change.high < 0 ? "wrong" : null }, el("br"), `${points(change.mean)} points (${points(change.low)} to ${points(change.high)}, paired)`) : null]);
   });
-  const total = Object.values(data.times).reduce((a, b) => a + b, 0) || 1;
-  const split = Object.entries(data.times).map(([name, s]) => `${name} ${Math.round((100 * s) / total)} %`);
-  found.push(tile("training time", null, duration(data.seconds), split.join(" · ")));
+  if (!found.length) {
+    const { y } = series(data, "reward", "", null);
+    if (y.length) found.push(tile("training reward", number(y[0]), number(y[y.length - 1]), "mean over an iteration's rollouts, first and last iteration"));
+  }
+  const total = Object.values(data.times).reduce((a, b) => a + b, 0);
+  const split = Object.entries(data.percents).filter(([, p]) => p).map(([name, p]) => `${name} ${p} %`);
+  found.push(tile("time, evaluation included", null, duration(total), split.join(" · ")));
   return found;
 }
 
@@ -121,7 +128,7 @@ function runCharts(make, data) {
       { dots: true, ...(scored(n) === "accuracy" ? { low: `eval/${n}/low`, high: `eval/${n}/high` } : {}) }))],
   });
   for (const key of ["steps", "nfe"]) {
-    make[key].update({ ...plain, series: [series(data, key, "rollouts", grey), ...names.map((n, i) => series(data, `eval/${n}/${key}`, n, COLOURS[i % COLOURS.length], { dots: true }))] });
+    make[key].update({ ...plain, digits: 1, series: [series(data, key, "rollouts", grey), ...names.map((n, i) => series(data, `eval/${n}/${key}`, n, COLOURS[i % COLOURS.length], { dots: true }))] });
   }
 }
 
@@ -142,36 +149,6 @@ function chartGrid() {
       }
       charts.forEach((c, i) => c.update(spec(data, table[i])));
       return charts.some((c) => !c.root.hidden);
-    },
-  };
-}
-
-function histograms() {
-  let data = null;
-  const label = el("span", { class: "dim" });
-  const slider = el("input", { type: "range", min: 0, value: 0, "aria-label": "Iteration of the histograms", oninput: show });
-  const pair = el("div", { class: "pair" });
-  const root = el("div", { class: "histograms" }, el("div", { class: "bar" }, el("h3", {}, "What an iteration learned from"), slider, label), pair);
-  function show() {
-    const h = data.histograms[Number(slider.value)];
-    label.textContent = `iteration ${h.step}`;
-    slider.setAttribute("aria-valuetext", label.textContent);
-    const target = data.r_is_target ? "r" : "advantage";
-    const about = data.r_is_target ? "r: 1/2 is neutral, above it towards the rollout, below it away" : "the objective's advantage";
-    pair.replaceChildren(
-      el("figure", {}, el("figcaption", {}, about), bars(h.r, `Histogram of ${target} at iteration ${h.step}`)),
-      el("figure", {}, el("figcaption", {}, "reward minus the mean of its prompt's group"), bars(h.advantage, `Histogram of rewards minus group mean at iteration ${h.step}`)));
-  }
-  return {
-    root,
-    update(next) {
-      const atEnd = !data || Number(slider.value) >= data.histograms.length - 1;
-      data = next;
-      root.hidden = !data.histograms.length;
-      if (root.hidden) return;
-      slider.max = data.histograms.length - 1;
-      if (atEnd) slider.value = slider.max;
-      show();
     },
   };
 }

@@ -133,7 +133,7 @@ function pane(name, sample) {
       const done = clock >= end;
       if (verdict) verdict.style.visibility = done ? "visible" : "hidden";
       counter.textContent = done
-        ? `done: ${sample.steps} steps, ${sample.nfe} forwards`
+        ? `done: ${sample.steps} steps, ${fixed(sample.nfe, 0)} forwards`
         : `step ${clock} of ${end}, ${open} of ${view.nodes.length} ${sample.grid ? "cells" : "tokens"}`;
     },
   };

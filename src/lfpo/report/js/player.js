@@ -1,6 +1,8 @@
 "use strict";
 // The denoising player: a completion before and after training, at the same step.
 
+const FRAMES = 120; // most frames of an animation
+
 function player() {
   const state = { sampler: null, problem: 0, colouring: "order", speed: 1, clock: 0, timer: null, own: null };
   let data = { problems: {}, maps: [] };
@@ -21,11 +23,13 @@ function player() {
   const back = el("button", { type: "button", hidden: true, onclick: () => { state.own = null; load(true); } }, "Back to before and after");
   const speed = chooser([[0.25, "¼×"], [0.5, "½×"], [1, "1×"], [2, "2×"], [4, "4×"]], 1, (v) => { state.speed = Number(v); if (state.timer) { pause(); play(); } });
   const colouring = chooser([["order", "reveal step"], ["confidence", "confidence"]], "order", (v) => { state.colouring = v; paint(); legend(); });
+  const png = el("button", { type: "button", title: "Save what is shown as a picture", onclick: () => picture(scene, 2).toBlob((blob) => download(blob, `${fileName()}-step-${state.clock}.png`)) }, "PNG");
+  const animation = el("button", { type: "button", title: "Save the whole denoising as an animation", onclick: save }, "GIF");
+  const scene = el("div", { class: "shot" }, prompt, stage);
   const root = el("div", { class: "player", tabindex: 0, role: "group", "aria-label": "Denoising player", onkeydown: keys },
     el("div", { class: "bar" }, pick, back, labelled("Colour by", colouring), scale),
-    prompt,
-    el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed)),
-    el("div", { class: "scene" }, stage, progress),
+    el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed), png, animation),
+    el("div", { class: "scene" }, scene, progress),
     el("p", { class: "dim keys" }, "Keys: space plays and pauses, ← → step, Home and End, N and P the next and previous problem."),
     status);
 
@@ -91,6 +95,32 @@ function player() {
     paint();
   }
 
+  const fileName = () => `lfpo-${state.own ? "rollout" : `${state.sampler}-${state.problem + 1}`}`;
+
+  // Draws every state, at most FRAMES of them, and saves them as a GIF.
+  async function save() {
+    pause();
+    const at = state.clock;
+    const stride = Math.max(1, Math.ceil(last / FRAMES));
+    const frames = [];
+    let canvas = null;
+    root.classList.add("still");
+    animation.disabled = true;
+    for (let clock = 0; ; clock = Math.min(last, clock + stride)) {
+      go(clock);
+      canvas = picture(scene, scene.clientWidth < 700 ? 1.5 : 1);
+      frames.push({ pixels: canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, delay: clock >= last ? 2500 : Math.max(60, Math.min(400, (9000 * stride) / last)) });
+      animation.textContent = `${Math.round((100 * clock) / Math.max(1, last))} %`;
+      await new Promise((done) => setTimeout(done)); // the page stays responsive
+      if (clock >= last) break;
+    }
+    root.classList.remove("still");
+    animation.disabled = false;
+    animation.textContent = "GIF";
+    go(at);
+    download(gif(frames, canvas.width, canvas.height), `${fileName()}.gif`);
+  }
+
   function load(rewind) {
     if (state.timer) pause();
     const samples = state.own || (data.problems[state.sampler] || [])[state.problem] || [];
@@ -109,7 +139,8 @@ function player() {
     moveCursor = move;
     progress.replaceChildren(el("figcaption", { class: "dim" }, "Share of the completion filled in, step by step"), image,
       el("ul", { class: "legend" }, ...replayed.map(([name], i) => el("li", {}, swatch(PANE_COLOURS[i]), name))));
-    stage.parentElement.classList.toggle("narrow", stage.classList.contains("grids"));
+    scene.parentElement.classList.toggle("narrow", samples.length === 1 || stage.classList.contains("grids"));
+    scene.parentElement.classList.toggle("solo", samples.length === 1 && Boolean(samples[0].grid));
     back.hidden = !state.own || !Object.keys(data.problems).length;
     root.hidden = !samples.length;
     choices();
@@ -149,8 +180,9 @@ function player() {
       }
       if (!state.own) load(true);
     },
-    open(sample, name) {
-      state.own = [{ ...sample, name }];
+    // named: [sample, name] for each pane.
+    open(named) {
+      state.own = named.map(([sample, name]) => ({ ...sample, name }));
       load(true);
       root.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "nearest" });
       root.focus({ preventScroll: true });

@@ -1,0 +1,76 @@
+"use strict";
+// Writes an animated GIF (GIF89a). Pixels that do not change between two frames are transparent in the second.
+
+const CLEAR = 255; // the transparent entry of a frame's palette
+
+// The palette of a frame, 256 x [r, g, b], and each pixel's entry. Colours are taken at 5 bits a channel.
+function palette(pixels, before) {
+  const counts = new Map();
+  const keys = new Int32Array(pixels.length / 4);
+  for (let i = 0; i < keys.length; i++) {
+    const [r, g, b] = [pixels[4 * i], pixels[4 * i + 1], pixels[4 * i + 2]];
+    const same = before && r === before[4 * i] && g === before[4 * i + 1] && b === before[4 * i + 2];
+    const key = same ? -1 : ((r >> 3) << 10) | ((g >> 3) << 5) | (b >> 3);
+    keys[i] = key;
+    if (!same) {
+      const found = counts.get(key);
+      if (found) found[0] += 1;
+      else counts.set(key, [1, r, g, b]);
+    }
+  }
+  const chosen = [...counts].sort((a, b) => b[1][0] - a[1][0]).slice(0, CLEAR);
+  const entry = new Map(chosen.map(([key], i) => [key, i]));
+  for (const [key, [, r, g, b]] of counts) {
+    if (entry.has(key)) continue;
+    const far = ([, [, x, y, z]]) => (x - r) ** 2 + (y - g) ** 2 + (z - b) ** 2;
+    entry.set(key, chosen.reduce((best, c, i) => (far(c) < far(chosen[best]) ? i : best), 0));
+  }
+  const table = new Uint8Array(768);
+  chosen.forEach(([, [, ...rgb]], i) => table.set(rgb, 3 * i));
+  return [table, Uint8Array.from(keys, (key) => (key < 0 ? CLEAR : entry.get(key)))];
+}
+
+// LZW with codes of 9 to 12 bits, in sub-blocks of at most 255 bytes.
+function compressed(indices) {
+  const bytes = [];
+  let [bits, filled, size, next] = [0, 0, 9, 258];
+  let table = new Map();
+  const put = (code) => {
+    bits |= code << filled;
+    for (filled += size; filled >= 8; filled -= 8) { bytes.push(bits & 255); bits >>>= 8; }
+  };
+  put(256);
+  let prefix = indices[0];
+  for (let i = 1; i < indices.length; i++) {
+    const key = prefix * 256 + indices[i];
+    const code = table.get(key);
+    if (code !== undefined) { prefix = code; continue; }
+    put(prefix);
+    if (next === 4096) { put(256); [size, next, table] = [9, 258, new Map()]; }
+    else {
+      table.set(key, next);
+      if (next === 2 ** size) size += 1;
+      next += 1;
+    }
+    prefix = indices[i];
+  }
+  put(prefix);
+  put(257);
+  if (filled) bytes.push(bits & 255);
+  const blocks = [];
+  for (let i = 0; i < bytes.length; i += 255) blocks.push(Uint8Array.of(Math.min(255, bytes.length - i)), Uint8Array.from(bytes.slice(i, i + 255)));
+  return [Uint8Array.of(8), ...blocks, Uint8Array.of(0)];
+}
+
+// frames: [{pixels (RGBA bytes), delay (milliseconds)}], all of one size. Loops for ever.
+function gif(frames, width, height) {
+  const short = (n) => [n & 255, n >> 8];
+  const ascii = (text) => [...text].map((c) => c.charCodeAt(0));
+  const parts = [Uint8Array.from([...ascii("GIF89a"), ...short(width), ...short(height), 0x70, 0, 0, 0x21, 0xff, 11, ...ascii("NETSCAPE2.0"), 3, 1, 0, 0, 0])];
+  frames.forEach(({ pixels, delay }, n) => {
+    const [table, indices] = palette(pixels, n ? frames[n - 1].pixels : null);
+    parts.push(Uint8Array.from([0x21, 0xf9, 4, 0x05, ...short(Math.round(delay / 10)), CLEAR, 0, 0x2c, 0, 0, 0, 0, ...short(width), ...short(height), 0x87]),
+      table, ...compressed(indices));
+  });
+  return new Blob([...parts, Uint8Array.of(0x3b)], { type: "image/gif" });
+}
