@@ -187,8 +187,7 @@ def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: 
         with page.expect_download() as saved:
             page.get_by_role("button", name="PNG").click()
         saved.value.save_as(tmp_path / "a.png")
-        with Image.open(tmp_path / "a.png") as opened_picture:
-            picture = opened_picture.convert("RGB")
+        picture: Any = Image.open(tmp_path / "a.png").convert("RGB")
         assert picture.size == tuple(-(-2 * (shot[side] + 32) // 1) for side in ("width", "height"))
         # A corner of the first cell, clear of its digit.
         at = tuple(int(2 * (box[axis] - shot[axis] + 16 + 8)) for axis in ("x", "y"))
@@ -197,13 +196,14 @@ def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: 
             page.get_by_role("button", name="GIF").click()
         assert re.fullmatch(r"lfpo-greedy-[1-6]\.gif", saved.value.suggested_filename)
         saved.value.save_as(tmp_path / "a.gif")
-        with Image.open(tmp_path / "a.gif") as animation:
-            assert (animation.n_frames, animation.info["loop"]) == (17, 0)  # 16 steps, and the start
-            scale = animation.size[0] / picture.size[0]
-            seen = []
-            for frame in range(17):
-                animation.seek(frame)
-                seen.append(animation.convert("RGB").getpixel(tuple(int(scale * x) for x in at)))
+        animation: Any = Image.open(tmp_path / "a.gif")
+        assert (animation.n_frames, animation.info["loop"]) == (17, 0)  # 16 steps, and the start
+        scale = animation.size[0] / picture.size[0]
+        seen = []
+        for frame in range(17):
+            animation.seek(frame)
+            seen.append(animation.convert("RGB").getpixel(tuple(int(scale * x) for x in at)))
+        animation.close()
         assert len(set(seen)) == 2  # masked at first, then revealed
         assert max(abs(a - b) for a, b in zip(seen[-1], picture.getpixel(at), strict=True)) < 8
         assert opened.errors == []
