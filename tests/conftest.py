@@ -6,19 +6,21 @@ import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test may reach the hub
+# bitsandbytes, which peft imports, decorates functions with torch.compile: one CPU second at each import.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 from pathlib import Path
 
 import pytest
-import torch
 
-import tiny
-
-torch.set_num_threads(1)
+# torch and tiny, which needs torch, are imported below: the process that starts the workers runs no test.
 
 
 def pytest_collection_finish() -> None:
     """Keep the modules imported by now out of later garbage collections, which would look through them each time."""
+    import torch
+
+    torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
 
@@ -26,22 +28,30 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def llada(tmp_path: Path) -> Path:
     """A LLaDA checkpoint in one file."""
+    import tiny
+
     return tiny.write_llada(tmp_path / "llada")
 
 
 @pytest.fixture
 def llada_sharded(tmp_path: Path) -> Path:
     """The same checkpoint in three shards with an index."""
+    import tiny
+
     return tiny.write_llada(tmp_path / "llada-sharded", shards=3)
 
 
 @pytest.fixture
 def dream(tmp_path: Path) -> Path:
     """A Dream checkpoint with its remote tokenizer file."""
+    import tiny
+
     return tiny.write_dream(tmp_path / "dream")
 
 
 @pytest.fixture(params=["llada", "dream"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A checkpoint of each family."""
+    import tiny
+
     return tiny.WRITERS[request.param](tmp_path / request.param)
