@@ -16,6 +16,7 @@ from lfpo.train.algorithm import ema_update, own_parameters
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
+from small_runs import choice_config
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -125,19 +126,7 @@ def test_a_peft_config_says_the_same_as_the_settings():
 
 
 def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    return LFPOConfig(
-        output_dir=str(folder),
-        model=str(model),
-        task="choice",
-        prompts_per_iteration=4,
-        num_generations=4,
-        eval_size=2,
-        save_steps=1,
-        learning_rate=1e-2,
-        reward_funcs=["reward_samples.even_tokens"],
-        lora=SMALL,
-        **settings,
-    )
+    return choice_config(folder, model, **{"lora": {"r": 2, "lora_alpha": 4}, **settings})
 
 
 @pytest.mark.parametrize("objective", ["lfpo", "coupled_grpo"])

@@ -94,12 +94,13 @@ OTHERS: list[dict[str, Any]] = [
     ],
     ids=str,
 )
-def test_training(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each device also resumes from the other's checkpoint."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_reference)
     settings = {
         "task": "choice",
-        "model": "embedded",
+        "reward_funcs": ["reward_samples.even_tokens"],
+        "model": str(llada),
         "prompts_per_iteration": 2,
         "num_generations": 2,
         "optimizer_steps_per_iteration": 1,

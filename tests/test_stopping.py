@@ -14,27 +14,24 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig, load_model
+import tiny
+from lfpo import LFPOConfig, LFPOTrainer, load_model
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig
 from processes import start, start_lfpo
+from small_runs import choice_config
 
 
-def config(folder: Path) -> LFPOConfig:
-    return LFPOConfig(
-        output_dir=str(folder),
-        task="choice",
-        max_steps=3,
-        prompts_per_iteration=2,
-        num_generations=4,
-        optimizer_steps_per_iteration=2,
-        eval_samplers={"greedy": SamplerConfig()},
-        eval_size=4,
-        eval_steps=1,
-        save_steps=100,
-    )
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("stopping") / "llada")
+
+
+def config(folder: Path, model: Path) -> LFPOConfig:
+    samplers = {"greedy": {"gen_length": 4}}
+    return choice_config(folder, model, max_steps=3, eval_samplers=samplers, eval_steps=1, save_steps=100)
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
@@ -43,9 +40,10 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    LFPOTrainer(args=config(folder)).train()
+def unbroken(model: Path) -> Path:
+    folder = model.parent / "unbroken"
+    LFPOTrainer(args=config(folder, model)).train()
+    assert all(row["grad_norm"] > 0 for row in without_times(folder)[1:])
     return folder
 
 
@@ -79,16 +77,16 @@ def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     ],
 )
 def test_a_signal_at_any_moment_loses_nothing_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path, method: str, call: int, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, unbroken: Path, method: str, call: int, kept: int
 ):
     with monkeypatch.context() as patch:
         during(method, call)(patch)
         with pytest.raises(Stopped, match="SIGTERM") as stopped:
-            LFPOTrainer(args=config(tmp_path / "run")).train()
+            LFPOTrainer(args=config(tmp_path / "run", model)).train()
     assert stopped.value.number == signal.SIGTERM
     checkpoints = sorted(p.name for p in (tmp_path / "run").glob("checkpoints/step-*"))
     assert checkpoints == ([f"step-{kept}"] if kept else [])
-    LFPOTrainer(args=config(tmp_path / "run")).train(resume=True)
+    LFPOTrainer(args=config(tmp_path / "run", model)).train(resume=True)
     assert same(tmp_path / "run", unbroken)
 
 
