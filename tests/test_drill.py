@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
-    settings = DrillConfig(kills=2, stops=1, damages=1, fuzz=200, soak_minutes=0.1)
+    settings = DrillConfig(kills=2, damages=1, fuzz=200, soak_minutes=0.04)
     return Drill(tmp_path_factory.mktemp("drill"), settings, random.Random(0))
 
 
@@ -36,10 +36,6 @@ def survived(outcomes: list[Outcome], tried: int) -> None:
 def test_killed_while_saving_and_while_evaluating(drill: Drill):
     assert drill.visits["checkpoint"] > 50 and drill.visits["evaluation"] == 4 * 4
     survived(stops.killed(drill), 2)
-
-
-def test_stopped(drill: Drill):
-    survived(stops.stopped(drill), 2)
 
 
 def test_a_truncated_checkpoint(drill: Drill, monkeypatch: pytest.MonkeyPatch):
