@@ -20,7 +20,7 @@ PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "
 
 
 @given(st.lists(PIECES, max_size=16).map("".join))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
     assert fenced_blocks(text) == FENCE.findall(text)
 
