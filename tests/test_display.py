@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import io
+import re
+import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from lfpo.base import progress as progress_module
+from lfpo.base.progress import Progress, duration
+from lfpo.cli import main
+from lfpo.runs import display as display_module
 from lfpo.runs.display import Display, _iterations, one_line, sparkline
+from test_cli import train_arguments
 
 METRICS = {
     "step": 3,
@@ -78,3 +86,103 @@ def test_sparkline_by_hand():
 
 def test_the_line_counts_iterations():
     assert one_line({"step": 0}, 5) == "step 0/5"
+
+
+class Clock:
+    """time.monotonic() as the test sets it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (display_module, progress_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_time_left_by_hand(clock: Clock):
+    """Iterations of 10 s, and evaluations of 100 s after every fifth and the last one of 12."""
+    display = Display(12, Console(quiet=True), evaluates_after=lambda step: step % 5 == 0 or step == 12)
+    clock.now = 100
+    display.update({"step": 0, "time/eval": 100.0})
+    assert display.left() is None  # no iteration yet
+    clock.now += 10
+    display.update({"step": 1})
+    assert display.left() == 11 * 10 + 3 * 100  # from the first iteration on: after 5, 10 and 12
+    clock.now += 4
+    assert display.left() == 406
+    clock.now += 6
+    display.update({"step": 2})
+    for step in (3, 4, 5):
+        clock.now += 10 + (120 if step == 5 else 0)
+        display.update({"step": step, **({"time/eval": 120.0} if step == 5 else {})})
+    assert display.left() == 7 * 10 + 2 * 120
+    clock.now += 1000
+    assert display.left() == 0
+
+
+def test_a_phase_as_a_line_and_as_a_bar(clock: Clock):
+    progress = Progress()
+    out = io.StringIO()
+    display = Display(9, Console(file=out, width=100, force_terminal=True), progress=progress)
+    display.update(METRICS)
+    clock.now = 200
+    progress.begin("sampling", 128, "rollouts")
+    clock.now = 204
+    progress.advance(32, 600)
+    progress.advance(32, 600)
+    line = display.phase_line()
+    assert line.startswith(
+        "iteration 4/9  sampling  64 of 128 rollouts, 300 tokens/s  4 s in this phase  last reward 0.500"
+    )
+    display.console.print(display._panel())
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "64 of 128 rollouts, 300 tokens/s, 4 s" in plain
+    progress.begin("verdicts")  # of unknown size
+    display.console.print(display._panel())
+    assert "verdicts" in out.getvalue()
+    progress.end()
+    assert "in this phase" in line and not progress.phase
+
+
+def test_without_a_terminal_the_phase_is_told_again_and_again():
+    progress, out = Progress(), io.StringIO()
+    progress.begin("evaluation, greedy", 200, "problems")
+    with Display(9, Console(file=out, width=200), every=0.02, progress=progress):
+        until = time.monotonic() + 10
+        while out.getvalue().count("\n") < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    lines = out.getvalue().splitlines()
+    assert len(lines) >= 2 and all(x.startswith("iteration 1/9  evaluation, greedy  0 of 200 problems") for x in lines)
+    said = len(lines)
+    time.sleep(0.06)
+    assert len(out.getvalue().splitlines()) == said  # nothing after the end
+
+
+def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What a run of one iteration begins, in order, and that each phase is done to its end."""
+    ended: list[tuple[str, int, int]] = []
+    begin = Progress.begin
+
+    def record(self: Progress, phase: str, total: int = 0, unit: str = "") -> None:
+        if getattr(self, "phase", "") and (self.total or phase != self.phase):
+            ended.append((self.phase, self.done, self.total))
+        begin(self, phase, total, unit)
+
+    monkeypatch.setattr(Progress, "begin", record)
+    assert main(train_arguments(tmp_path, optimizer_steps_per_iteration="2", update_tokens="64")) == 0
+    evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
+    names = [name for name, _, _ in ended]
+    assert ended[:2] == evaluations and ended[2:4] == [("sampling", 4, 4), ("verdicts", 4, 4)]
+    assert names[4:6] == ["update 1 of 2", "update 2 of 2"] and ended[6:8] == evaluations and names[8] == "checkpoint"
+    assert all(done == total for _, done, total in ended) and ended[4][2] > 0
+
+
+def test_durations():
+    assert [duration(s) for s in (0.4, 59, 200, 7500)] == ["0 s", "59 s", "3 min 20 s", "2 h 05 min"]

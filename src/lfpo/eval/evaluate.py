@@ -51,19 +51,22 @@ def evaluate(
     seed: int = 0,
     n_samples: int = 1,
     rollout_tokens: int = 16384,
+    finished: Callable[[list[Answer]], None] | None = None,
 ) -> EvalResult:
     """Sample `n_samples` completions a row and verify them. sampler.gen_length must be set.
 
     correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
     Each rank samples and verifies its share of the rows; all ranks return the whole result. The completions of row i
     start at index i * n_samples; their noise is keyed by (seed, i, sample).
+    finished: called with this rank's answers as soon as they are complete, a few at a time.
     """
     distributed.start()
     pairs = [(i, j) for i in distributed.share(len(rows)) for j in range(n_samples)]
     started = time.perf_counter()
     own: list[Trajectory] = []
     if pairs:
-        sampled = generate(model, tokenizer, rows, pairs, sampler, seed=seed, rollout_tokens=rollout_tokens)
+        how: dict[str, Any] = {"seed": seed, "rollout_tokens": rollout_tokens, "finished": finished}
+        sampled = generate(model, tokenizer, rows, pairs, sampler, **how)
         own.append(sampled.to("cpu"))
     seconds = time.perf_counter() - started
     answers = [answer for t in own for answer in answers_of(t, pairs, tokenizer)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.progress import Progress
 from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import as_completions, columns_of, decode_completions, encode_rows, token_texts
@@ -76,11 +77,12 @@ def collect(
     reward_timeout: float = 0.0,
     keep_steps: Sequence[int] = (),
     tree: Sequence[int] = (),
+    progress: Progress | None = None,
 ) -> Batch:
     """Sample `n_generations` rollouts for each of the iteration's prompts from `policy`, and score them.
 
     keep_steps: scheduled steps whose whole predictions are kept, and scored too. tree: how a prompt's rollouts branch
-    (none: they do not).
+    (none: they do not). progress: told what is done.
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
@@ -93,12 +95,22 @@ def collect(
     first = mine[0] * n_generations
     seeds = [key(seed, iteration, first + b, "rollout") for b in range(len(rows))]
 
+    progress = progress or Progress()
+    progress.begin("sampling", len(rows), "rollouts")
     started = time.perf_counter()
     how: dict[str, Any] = {"rollout_tokens": rollout_tokens, "compiled": rollout_compile}
     if tree:
         trajectory = tree_rollout(policy, prompts, sampler, seeds, tree, **how)
     else:
-        trajectory = rollout(policy, prompts, sampler, seeds, keep_steps=keep_steps, **how)
+        trajectory = rollout(
+            policy,
+            prompts,
+            sampler,
+            seeds,
+            keep_steps=keep_steps,
+            finished=lambda index, t: progress.advance(len(index), int(t.lengths.sum())),
+            **how,
+        )
     sampled = time.perf_counter()
     texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
 
@@ -106,6 +118,7 @@ def collect(
         prompts, completions, columns = [row["prompt"] for row in rows], as_completions(rows, texts), columns_of(rows)
         return score(source.reward_functions, reward_weights, prompts, completions, ids, columns, reward_timeout)
 
+    progress.begin("verdicts", len(rows), "completions")
     rewards = scored(rows, texts, trajectory.completion_ids())
     times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
     predicted_BM = None
@@ -116,6 +129,7 @@ def collect(
         predicted_BM = distributed.all_gather_tensor(of_predictions.reward_b[which_bM])
         rewards.failed.update(of_predictions.failed)
 
+    progress.advance(len(rows))
     reward_B = distributed.all_gather_tensor(rewards.reward_b)
     group_B = torch.arange(n_prompts).repeat_interleave(n_generations)
     metrics = group_metrics(reward_B, group_B)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from lfpo.base.progress import Progress, duration
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
 QUIET = 10.0  # seconds between two plain lines without an evaluation
+PHASE_LINES = 60.0  # seconds between two plain lines that tell the phase
 
 # Columns of the live table: header, metrics key, format, least width of a terminal that shows it.
 COLUMNS = (
@@ -30,36 +35,55 @@ COLUMNS = (
 
 
 class Display:
-    """Shows metrics as they come. Use as a context manager around training.
+    """Shows metrics as they come, and the phase in between. Use as a context manager around training.
 
     total: number of iterations. console: standard output by default. quiet: without a terminal, least seconds between
-    two lines; the first and last iteration and evaluations are always printed.
+    two lines of metrics; the first and last iteration and evaluations are always printed. every: seconds between two
+    lines that tell the phase. progress: the phase to show. evaluates_after(step): whether an evaluation follows an
+    iteration, for the time that is left.
     """
 
-    def __init__(self, total: int, console: Console | None = None, quiet: float = QUIET):
+    def __init__(
+        self,
+        total: int,
+        console: Console | None = None,
+        quiet: float = QUIET,
+        every: float = PHASE_LINES,
+        progress: Progress | None = None,
+        evaluates_after: Callable[[int], bool] = lambda step: False,
+    ):
         # rich would wrap lines at 80 columns in a pipe or file.
         self.console = console or Console(width=None if sys.stdout.isatty() else 200)
-        self.total, self.quiet, self.printed = total, quiet, float("-inf")
-        columns = [BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn()]
-        if self.console.width >= 60:
-            columns = [TextColumn("training"), *columns, TextColumn("left"), TimeRemainingColumn()]
-        self.progress = Progress(*columns, console=self.console, expand=True)
-        self.task = self.progress.add_task("training", total=total)
+        self.total, self.quiet, self.every = total, quiet, every
+        self.phase, self.evaluates_after = progress or Progress(), evaluates_after
+        self.step = 0
+        self.began = self.updated = time.monotonic()
+        self.printed = float("-inf")
+        self.seconds: list[float] = []  # of each iteration, without its evaluation
+        self.evaluation = 0.0  # seconds of the last one
         self.rewards: list[float] = []
         self.recent: list[dict[str, Any]] = []
         self.evaluations: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
-        self.live = (
-            Live(self._panel(), console=self.console, refresh_per_second=2) if self.console.is_terminal else None
-        )
+        self.live: Live | None = None
+        self.ended = threading.Event()
+        self.lines: threading.Thread | None = None
 
     def __enter__(self) -> Display:
-        if self.live:
+        self.began = self.updated = time.monotonic()
+        if self.console.is_terminal:
+            self.live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=2)
             self.live.start()
+        elif not self.console.quiet:
+            self.lines = threading.Thread(target=self._tell_phases, daemon=True)
+            self.lines.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ended.set()
         if self.live:
             self.live.stop()
+        if self.lines:
+            self.lines.join()
 
     def note(self, message: str) -> None:
         """Print a line, above the live panel if there is one."""
@@ -67,6 +91,12 @@ class Display:
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Show one line of metrics.jsonl."""
+        now, evaluation = time.monotonic(), metrics.get("time/eval", 0.0)
+        self.evaluation = evaluation or self.evaluation
+        if metrics["step"] > 0:
+            self.seconds.append(max(0.0, now - self.updated - evaluation))
+        self.step, self.updated = metrics["step"], now
+        self.phase.end()
         evaluated = _evaluations(metrics)
         for name, values in evaluated.items():
             first = self.evaluations.get(name, (values, values))[0]
@@ -75,20 +105,65 @@ class Display:
             self.rewards.append(metrics["reward"])
             self.recent = [*self.recent, metrics][-RECENT:]
         if self.live:
-            self.progress.update(self.task, completed=metrics["step"])
-            self.live.update(self._panel())
-        elif evaluated or metrics["step"] in (1, self.total) or time.monotonic() - self.printed >= self.quiet:
-            self.printed = time.monotonic()
-            self.note(one_line(metrics, self.total))
+            self.live.refresh()
+        elif evaluated or metrics["step"] in (1, self.total) or now - self.printed >= self.quiet:
+            self.printed = now
+            left = self.left()
+            self.note(one_line(metrics, self.total) + ("" if left is None else f"  {duration(left)} left"))
+
+    def left(self) -> float | None:
+        """Seconds until the run ends, by the mean of the last iterations; None before the first and after the last."""
+        if not self.seconds or self.step >= self.total:
+            return None
+        recent = self.seconds[-10:]
+        evaluations = sum(self.evaluates_after(step) for step in range(self.step + 1, self.total + 1))
+        whole = sum(recent) / len(recent) * (self.total - self.step) + self.evaluation * evaluations
+        return max(0.0, whole - (time.monotonic() - self.updated))
+
+    def phase_line(self) -> str:
+        """The phase as a plain line."""
+        parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, self.phase.count()]
+        parts += [f"{duration(self.phase.seconds)} in this phase"]
+        parts += [f"last reward {self.rewards[-1]:.3f}"] if self.rewards else []
+        left = self.left()
+        parts += [f"{duration(left)} left"] if left is not None else []
+        return "  ".join(part for part in parts if part)
+
+    def _tell_phases(self) -> None:
+        """Print the phase every `every` seconds, until the run ends."""
+        while not self.ended.wait(self.every):
+            if self.phase.phase:
+                self.note(self.phase_line())
 
     def _panel(self) -> Group:
-        parts: list[Any] = [self.progress]
+        parts: list[Any] = [self._bars()]
         if self.recent:
             parts += [_iterations(self.recent, self.console.width), self._reward_line()]
         held_out = Table.grid(padding=(0, 2))
         for name, (first, last) in self.evaluations.items():
             held_out.add_row(name, f"[bold]{_score(last)}[/]", "" if last is first else f"[dim]was {_score(first)}[/]")
         return Group(*parts, held_out)
+
+    def _bars(self) -> Table:
+        """A bar of the run, and one of the phase."""
+        width = self.console.width
+        size = max(8, min(60, width - 52))
+        left, times = self.left(), duration(time.monotonic() - self.began)
+        times += f", {duration(left)} left" if left is not None and width >= 60 else ""
+        bars = Table.grid(padding=(0, 1))
+        for _ in range(3):
+            bars.add_column(no_wrap=True)
+        run = ProgressBar(self.total, self.step, width=size)
+        bars.add_row("training" if width >= 60 else "", run, f"{self.step}/{self.total}  {times}")
+        phase = self.phase
+        if phase.phase:
+            bar = (
+                ProgressBar(phase.total, phase.done, width=size) if phase.total else ProgressBar(pulse=True, width=size)
+            )
+            words = phase.count() if width >= 60 else f"{phase.done}/{phase.total}"
+            words += f", {duration(phase.seconds)}" if width >= 100 else ""
+            bars.add_row(Text(phase.phase if width >= 60 else "", style="dim"), bar, Text(words, style="dim"))
+        return bars
 
     def _reward_line(self) -> Text:
         m = self.recent[-1]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.progress import Progress
 from lfpo.base.rng import generator, key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import one_pass
@@ -43,6 +44,7 @@ class Learner(Protocol):
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
     stop: StopRequests
+    progress: Progress
 
     def sample_and_score(self, iteration: int) -> Batch:
         """This rank's rollouts of theta_old, and their rewards."""
@@ -133,6 +135,8 @@ def optimizer_step(
         views = objective.views(batch.trajectory.rows(mine), signal, seeds, inner)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
+    done, of = inner * args.optimizer_steps_per_iteration + number + 1, args.optimizer_steps_per_iteration
+    learner.progress.begin(f"update {done} of {of * objective.num_iterations}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -142,6 +146,7 @@ def optimizer_step(
         padding_free=args.padding_free,
         meter=meter,
         filler=filler if args.fsdp else None,
+        progress=learner.progress,
     )
     add_measures(measures, measured)
     # The step.
@@ -168,6 +173,7 @@ def accumulate_gradients(
     padding_free: bool = False,
     meter: Meter | None = None,
     filler: Views | None = None,
+    progress: Progress | None = None,
 ) -> tuple[float, Measures]:
     """Add the gradient of one optimiser step's loss to theta's; returns this rank's part of the loss, and the measures
     of its passes.
@@ -176,6 +182,7 @@ def accumulate_gradients(
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
     meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
+    progress: its phase counts the passes.
     """
     if hasattr(objective, "prepare"):
         size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
@@ -186,13 +193,18 @@ def accumulate_gradients(
     if not normalizer:
         return 0.0, {}
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
-    for piece, weight in equal_passes(pieces, filler):
+    weighted = equal_passes(pieces, filler)
+    if progress is not None:
+        progress.begin(progress.phase, len(weighted), "passes")
+    for piece, weight in weighted:
         with one_pass(policies.values()):
             predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
             loss.backward()
         loss_sum += loss.item()
+        if progress is not None:
+            progress.advance()
         if not weight:
             continue
         add_measures(measures, measured)

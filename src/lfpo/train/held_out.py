@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.base.progress import Progress
 from lfpo.eval.evaluate import EvalResult, evaluate
+from lfpo.eval.generation import Answer
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import as_completions
 from lfpo.prompts.sources import PromptSource
@@ -27,6 +29,7 @@ def held_out(
     reward_timeout: float,
     seed: int,
     rollout_tokens: int,
+    progress: Progress,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
     collective: each rank samples its share, and all return the same.
@@ -35,7 +38,12 @@ def held_out(
     """
     rows = source.eval_rows
     correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
-    result = evaluate(model, tokenizer, rows, correct_all, sampler, seed=seed, rollout_tokens=rollout_tokens)
+
+    def count(answers: list[Answer]) -> None:
+        progress.advance(len(answers), sum(answer.length for answer in answers))
+
+    how: dict[str, Any] = {"seed": seed, "rollout_tokens": rollout_tokens, "finished": count}
+    result = evaluate(model, tokenizer, rows, correct_all, sampler, **how)
     metrics = {"steps": result.mean_steps, "nfe": result.mean_nfe}
     if source.correct_all is None:
         metrics["reward"] = _mean_reward(source, result, reward_weights, reward_timeout)

@@ -13,6 +13,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
+from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import gathered
 from lfpo.models.lora import settings_of
@@ -102,6 +103,7 @@ class LFPOTrainer:
         # Set by the run that this trainer becomes part of.
         self.run = Run(Path(args.output_dir).expanduser(), silent=True)
         self.stop = StopRequests()
+        self.progress = Progress()
         self.note: Callable[[str], None] = print
         self.keep: Callable[[], str] = lambda: "nothing is saved"
 
@@ -137,6 +139,7 @@ class LFPOTrainer:
                 reward_timeout=args.reward_timeout,
                 keep_steps=self.keep_steps,
                 tree=args.tree,
+                progress=self.progress,
             )
         self._count_failures(batch.failed, iteration)
         return batch
@@ -182,6 +185,7 @@ class LFPOTrainer:
 
     def attach(self, run: TrainingRun) -> None:
         self.run, self.stop, self.note, self.keep = run.folder, run.stop, run.note, run.keep
+        self.progress = run.progress
         self.note(self.checked)
 
     def evaluates_after(self, step: int) -> bool:
@@ -195,6 +199,7 @@ class LFPOTrainer:
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
         for name, sampler in self.eval_samplers.items():
+            self.progress.begin(f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems")
             with self._sampling(self.model) as evaluated:
                 found, kept = held_out(
                     self.source,
@@ -205,6 +210,7 @@ class LFPOTrainer:
                     reward_timeout=self.args.reward_timeout,
                     seed=self.args.seed,
                     rollout_tokens=self.args.rollout_tokens,
+                    progress=self.progress,
                 )
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
             records += [{"sampler": name, **record} for record in kept]

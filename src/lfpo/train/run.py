@@ -12,6 +12,7 @@ from rich.console import Console
 from lfpo.base import distributed
 from lfpo.base.config import to_dict
 from lfpo.base.errors import UserError
+from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
@@ -91,14 +92,16 @@ class TrainingRun:
     """
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Shows | None):
-        self.trainer, self.args = trainer, trainer.args
+        self.trainer, self.args, self.progress = trainer, trainer.args, Progress()
         path = Path(self.args.output_dir)
         # Rank 0 decides for all: a launcher on another machine may have started the others.
         restarted = distributed.gather(distributed.launched() and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
-            self.display: Shows = display or Display(trainer.total_steps)
+            self.display: Shows = display or Display(
+                trainer.total_steps, progress=self.progress, evaluates_after=trainer.evaluates_after
+            )
         else:
             self.folder = Run(path.expanduser(), silent=True)
             self.display = Display(trainer.total_steps, Console(quiet=True))
@@ -136,6 +139,7 @@ class TrainingRun:
                         self.stop.check()
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
+            self.progress.end()
             return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=self._card())
 
     def finish(self, metrics: dict[str, Any]) -> None:
@@ -170,6 +174,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
+        self.progress.begin("checkpoint")
         trainer = self.trainer
         save_checkpoint(
             self.folder.dir,
@@ -183,6 +188,7 @@ class TrainingRun:
             keep=self.args.save_total_limit,
         )
         self.saved = self.done
+        self.progress.end()
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
