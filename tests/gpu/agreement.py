@@ -66,6 +66,7 @@ def rollouts_agree(machine: Machine) -> list[Row]:
 
 def _rollouts(model: MaskedDiffusionLM) -> list[tuple[torch.Tensor, ...]]:
     """Tokens, reveal steps and forwards under each of SAMPLERS, on the CPU."""
+    model.head_precision = "float32"
     found = []
     for settings in SAMPLERS:
         sampler = SamplerConfig(gen_length=12, **settings)
@@ -99,6 +100,7 @@ def _iteration(objective: str, device: str) -> dict[str, Any]:
         "update_tokens": 256,
         "rollout_tokens": 256,
         "bf16": False,
+        "head_precision": "float32",
         "log_completions": False,
         "threads": 1,
     }

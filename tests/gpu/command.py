@@ -78,8 +78,9 @@ def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path
 
 def in_own_process(name: str, folder: Path, *, seconds: float) -> list[Row]:
     """The rows of a check. A process that dies or takes too long gives one failed row that says so."""
-    target = folder / f"{name}.json"
-    target.unlink(missing_ok=True)
+    target, log = folder / f"{name}.json", folder / f"{name}.log"
+    for left_over in (target, log):
+        left_over.unlink(missing_ok=True)
     command = [sys.executable, "-m", "gpu", "--one", name, "--output", str(target)]
     # Peaks near the card's size need memory that is not cut into pieces.
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **os.environ}
@@ -90,8 +91,8 @@ def in_own_process(name: str, folder: Path, *, seconds: float) -> list[Row]:
     if ended.returncode or not target.exists():
         errors = re.findall(r"^\w[\w.]*(?:Error|Interrupt)\b.*", ended.stderr, re.MULTILINE)
         last = errors[-1] if errors else f"exit code {ended.returncode}"
-        (folder / f"{name}.log").write_text(ended.stdout + ended.stderr)
-        return [{"what": "the check", "value": f"died: {last} (see {name}.log)", "bar": "ends", "passed": False}]
+        log.write_text(ended.stdout + ended.stderr)
+        return [{"what": "the check", "value": f"died: {last} (see {log.name})", "bar": "ends", "passed": False}]
     rows: list[Row] = json.loads(target.read_text())
     target.unlink()
     return rows
