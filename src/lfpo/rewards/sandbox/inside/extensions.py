@@ -7,8 +7,6 @@ in `_TYPES`. The second may raise ArithmeticError, AttributeError, LookupError, 
 
 from __future__ import annotations
 
-import functools
-import importlib
 import sys
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
@@ -78,17 +76,19 @@ def _reduced(value: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(name)
+    __import__(name)  # importlib and functools would take longer to import than most jobs
+    return sys.modules[name]
+
+
+_NAMEDTUPLES: dict[Any, Any] = {}
 
 
 def _namedtuple(parts: Any) -> Any:
     name, fields, values = parts
-    return _namedtuple_type(str(name), tuple(map(str, fields)))(*values)
-
-
-@functools.cache
-def _namedtuple_type(name: str, fields: tuple[str, ...]) -> Any:
-    return _module("collections").namedtuple(name, fields)
+    key = (str(name), *map(str, fields))
+    if key not in _NAMEDTUPLES:
+        _NAMEDTUPLES[key] = _module("collections").namedtuple(key[0], key[1:])
+    return _NAMEDTUPLES[key](*values)
 
 
 # Name of the type: (to built-in values, from built-in values)

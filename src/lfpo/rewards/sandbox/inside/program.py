@@ -27,7 +27,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     _Session(inbox, outbox).serve()
 
 
-class Callback:
+class Callback(wire.Proxy):
     """A function of the suite."""
 
     def __init__(self, session: _Session, number: int) -> None:

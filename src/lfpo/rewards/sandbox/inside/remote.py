@@ -26,7 +26,7 @@ class Abandoned(BaseException):
     """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
 
 
-class Function:
+class Function(wire.Proxy):
     """A function of the program. It can be called; the call's result is plain data."""
 
     def __init__(self, link: Link, handle: int) -> None:
@@ -36,7 +36,7 @@ class Function:
         return self._link.call(self, args, kwargs)
 
 
-class Iterator:
+class Iterator(wire.Proxy):
     """An iterator of the program. Items are fetched in chunks that grow, and are plain data."""
 
     def __init__(self, link: Link, handle: int) -> None:
@@ -60,7 +60,7 @@ class Iterator:
         self._items, self._ended = [], True
 
 
-class Instance:
+class Instance(wire.Proxy):
     """An instance of a class of the program, or the class itself. What it answers is the program's word.
 
     It can be called, read, changed, iterated and passed back, and the operators work. Comparing it with plain data

@@ -33,8 +33,9 @@ def main(argument: str) -> None:
     elif settings["linux"]:
         kernel.die_with_parent()  # a training process that is killed cannot stop this one
     inbox, outbox = os.dup(0), os.dup(1)  # the pipes to the other side
-    # Process 1 of the namespace only waits, so that no test or program runs in it: the namespace cannot signal it.
-    if child := os.fork():
+    # Where a program runs, process 1 of the namespace only waits: the namespace cannot signal it.
+    waits = alone or settings["role"] != "judge"
+    if waits and (child := os.fork()):
         os.close(inbox)
         os.close(outbox)
         if alone:

@@ -36,6 +36,12 @@ class NotAValue(Exception):
     """The object, or something in it, cannot be sent, or is nested too deeply."""
 
 
+class Proxy:
+    """Base of what stands for an object of the other process. It is sent as a reference."""
+
+    __slots__ = ()
+
+
 class BadBytes(Exception):
     """The bytes are not an encoded value."""
 
@@ -101,16 +107,17 @@ def _packed(form: str, numbers: list[Any]) -> bytes:
 
 
 def _write_other(value: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
-    from .extensions import to_plain  # imported here, because most jobs have built-in values only
+    if not isinstance(value, Proxy):
+        from .extensions import to_plain  # imported here, because most jobs have built-in values only
 
-    if (plain := to_plain(value)) is not None:
-        parts.append(b"X")
-        _write(plain, parts, depth + 1, refer)
-        return
-    for base in _BASES:
-        if isinstance(value, base) and type(value).__eq__ is base.__eq__:
-            _write(_as_base(value, base), parts, depth, refer)
+        if (plain := to_plain(value)) is not None:
+            parts.append(b"X")
+            _write(plain, parts, depth + 1, refer)
             return
+        for base in _BASES:
+            if isinstance(value, base) and type(value).__eq__ is base.__eq__:
+                _write(_as_base(value, base), parts, depth, refer)
+                return
     reference = refer(value) if refer else None
     if reference is None:
         raise NotAValue(f"a {type(value).__name__} is not plain data")
