@@ -10,7 +10,10 @@ from lfpo.base.files import read_json
 from lfpo.eval.estimates import over_seeds_and_problems
 from lfpo.report.comparison import TERA, by_objective
 from lfpo.report.simplex import draw_simplex
-from lfpo.report.style import COLOURS, STYLES
+from lfpo.report.style import COLOURS
+
+STRONG = 4  # objectives that stand out; the others are thin and grey
+GREY = "#9a9a9a"
 
 
 def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -20,7 +23,7 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
         groups = by_objective(results, recipe)
         sampler = results["cells"][0]["sampler"]
         stem = Path(recipe).stem
-        yield f"convergence-{stem}", _convergence(groups, sampler)
+        yield f"convergence-{stem}", convergence(groups, sampler)
         for name in results["bases"].get(recipe, {}).get("eval", {}):
             yield f"steps-accuracy-{stem}-{name}", _objectives_by_steps(groups, results["bases"][recipe], name)
         labels = [row[0]["text"] for t in results["tables"] if t["title"].startswith("Ablation") for row in t["rows"]]
@@ -29,23 +32,98 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "simplex", draw_simplex()
 
 
-def _convergence(groups: dict[str, list[dict[str, Any]]], sampler: str) -> Any:
-    """Mean accuracy over seeds against seconds and against TFLOPs, with a band from the lowest to the highest seed."""
+def standing_out(groups: dict[str, list[dict[str, Any]]], sampler: str) -> dict[str, str]:
+    """Colours of the objectives that stand out: the first one, and those of the best accuracy under a sampler."""
+    first, *others = groups
+    accuracy = {label: sum(c["eval"][sampler]["accuracy"] for c in cells) for label, cells in groups.items()}
+    best = sorted(others, key=lambda label: -accuracy[label] / len(groups[label]))[: STRONG - 1]
+    return dict(zip([first, *best], COLOURS, strict=False))
+
+
+def convergence(
+    groups: dict[str, list[dict[str, Any]]], sampler: str, level: tuple[float, str] | None = None, title: str = ""
+) -> Any:
+    """Mean accuracy over seeds against seconds and against TFLOPs, with a band from the lowest to the highest seed for
+    the objectives that stand out, and all names to the right.
+
+    groups: cells by objective. level: an accuracy to mark, and what it is.
+    """
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
+    colours = standing_out(groups, sampler)
+    ends: dict[str, float] = {}
+    lowest = 100.0
     for axis, key, unit, text in ((axes[0], "seconds", 1.0, "training time (s)"), (axes[1], "flops", TERA, "TFLOPs")):
-        for i, (label, cells) in enumerate(groups.items()):
+        for label, cells in groups.items():
             points = list(zip(*(c["curve"] for c in cells), strict=False))
             x = [sum(p[key] for p in at) / len(at) / unit for at in points]
             ys = [[100 * p[sampler] for p in at] for at in points]
-            colour, line = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-            axis.plot(x, [sum(y) / len(y) for y in ys], line, color=colour, lw=1.4, label=label)
-            axis.fill_between(x, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.07, lw=0)
+            means = [sum(y) / len(y) for y in ys]
+            ends[label] = means[-1]
+            if label in colours:
+                axis.plot(x, means, color=colours[label], lw=1.6, zorder=3)
+                lowest = min(lowest, *(min(y) for y in ys))
+                axis.fill_between(x, [min(y) for y in ys], [max(y) for y in ys], color=colours[label], alpha=0.1, lw=0)
+            else:
+                axis.plot(x, means, color=GREY, lw=0.8, alpha=0.6)
         axis.set_xlabel(text)
+        if level:
+            axis.axhline(100 * level[0], color="#666666", lw=0.8, ls=(0, (6, 3)))
+    if level:
+        axes[0].annotate(level[1], (0, 100 * level[0]), fontsize=8, color="#666666", va="bottom")
     axes[0].set_ylabel(f"held-out accuracy, {sampler} (%)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    axes[0].set_ylim(bottom=max(axes[0].get_ylim()[0], lowest - 4))  # cut to what stands out
+    name_lines(axes[1], ends, colours)
+    figure.suptitle(title)
+    figure.tight_layout()
+    return figure
+
+
+def name_lines(axis: Any, ends: dict[str, float], colours: dict[str, str]) -> None:
+    """Write the names of lines to the right of an axis at about the height of their ends, without overlap; the names of
+    lines that end below the axis have their last value."""
+    low, high = axis.get_ylim()
+    gap, y = 0.062 * (high - low), high + 1.0
+    for label in sorted(ends, key=lambda name: -ends[name]):
+        y = min(max(ends[label], low), y - gap)
+        bold = "bold" if label in colours else "normal"
+        axis.annotate(
+            label if ends[label] >= low else f"{label}, below: {ends[label]:.0f}",
+            (1.02, y),
+            xycoords=("axes fraction", "data"),
+            fontsize=8,
+            color=colours.get(label, "#666666"),
+            weight=bold,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def straightness(groups: dict[str, list[dict[str, Any]]], base: list[float], sampler: str, title: str = "") -> Any:
+    """Share of masked positions whose argmax is already the final token, at each state; the legend has the means."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4.4))
+    colours = standing_out(groups, sampler)
+    runs = {"base": [base]} | {label: [c["straightness"] for c in cells] for label, cells in groups.items()}
+    for label, rows in runs.items():
+        means = [100 * sum(values) / len(values) for values in zip(*rows, strict=False)]
+        colour = "#000000" if label == "base" else colours.get(label, GREY)
+        strong = label == "base" or label in colours
+        name = f"{label}, mean {sum(means) / len(means):.1f} %"
+        axis.plot(
+            means,
+            ":" if label == "base" else "-",
+            color=colour,
+            lw=1.6 if strong else 0.8,
+            alpha=1 if strong else 0.6,
+            label=name,
+        )
+    axis.set(xlabel="denoising state (greedy, one token a step)", ylabel="masked positions already right (%)")
+    figure.legend(*axis.get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=7, frameon=False)
+    figure.suptitle(title)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
     return figure
 
 

@@ -84,8 +84,8 @@ function gridView(sample) {
 const PANE_COLOURS = ["var(--c2)", "var(--c1)"];
 
 // The share of each sample filled in after each step, and a line at the current step. Returns [svg, move(clock)].
-function progressView(named, last) {
-  const [width, height, left, foot] = [320, 190, 46, 22];
+function progressView(named, last, width) {
+  const [height, left, foot] = [width * 0.6, 46, 22];
   const px = (x) => left + (x / Math.max(1, last)) * (width - left - 6);
   const py = (y) => 8 + (1 - y) * (height - foot - 8);
   const image = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": named.map(([name, s]) => `${name}: filled in after ${lastStep(s) + 1} steps`).join("; ") });

@@ -135,12 +135,13 @@ function player() {
     slider.max = last;
     const replayed = named.filter(([, s]) => s.reveal);
     progress.hidden = !replayed.length;
-    const [image, move] = progressView(replayed, last);
+    const alone = samples.length === 1 && Boolean(samples[0].grid);
+    const [image, move] = progressView(replayed, last, alone ? 480 : 320);
     moveCursor = move;
     progress.replaceChildren(el("figcaption", { class: "dim" }, "Share of the completion filled in, step by step"), image,
       el("ul", { class: "legend" }, ...replayed.map(([name], i) => el("li", {}, swatch(PANE_COLOURS[i]), name))));
     scene.parentElement.classList.toggle("narrow", samples.length === 1 || stage.classList.contains("grids"));
-    scene.parentElement.classList.toggle("solo", samples.length === 1 && Boolean(samples[0].grid));
+    scene.parentElement.classList.toggle("solo", alone);
     back.hidden = !state.own || !Object.keys(data.problems).length;
     root.hidden = !samples.length;
     choices();
