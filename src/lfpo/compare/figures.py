@@ -36,7 +36,7 @@ def _pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: dict[str, Any] = {"svg.hashsalt": "lfpo", "font.size": 10, "font.family": "sans-serif", "axes.grid": True}
+    style: Any = {"svg.hashsalt": "lfpo", "font.size": 10, "font.family": "sans-serif", "axes.grid": True}
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False}
     matplotlib.rcParams.update(style)
     return pyplot
