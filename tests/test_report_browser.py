@@ -77,6 +77,14 @@ def test_a_real_run_opens_without_errors_and_without_network(running: Any, real:
         assert all(r.startswith(("file:", "data:")) for r in opened.requests)
 
 
+def test_notes_of_a_run_are_shown_as_text(running: Any, tmp_path: Path):
+    run = Run(write_run(tmp_path / "run", ["text"]))
+    run.add_note(2, "groups_agree", "all groups agree <b>here</b>")
+    run.add_note(3, "groups_agree", "after the last line of metrics")
+    with Page(running, write_report(run)) as opened:
+        assert opened.texts(".notes li") == ["Iteration 2: all groups agree <b>here</b>"]
+
+
 def test_the_player_plays_scrubs_and_takes_keys(running: Any, real: Path):
     with Page(running, real) as opened:
         page = opened.page

@@ -62,6 +62,12 @@ def test_the_text_of_a_comparison_marks_the_best(tmp_path: Path):
     assert "88.3 (+30.8) +" in text
 
 
+def test_the_text_has_the_notes_of_the_run(tmp_path: Path):
+    run = Run(write_run(tmp_path / "run", ["a"]))
+    run.add_note(1, "kl_old", "the KL runs away")
+    assert "iteration 1, kl_old: the KL runs away" in printed(run.dir, 80)
+
+
 def test_thinned_means_by_hand():
     assert thinned([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
     assert thinned([1.0, 2.0], 5) == [1.0, 2.0]

@@ -50,6 +50,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "r_is_target": config["objective"]["name"] == "lfpo",
         "environment": info["environment"],
         "versions": info["versions"],
+        "notes": [note for note in run.read_notes() if note["step"] <= last],
         "metrics": values,
         "charts": {
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],

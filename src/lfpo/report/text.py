@@ -45,6 +45,8 @@ def _print_run(data: dict[str, Any], console: Console) -> None:
         if change := e["change"]:
             mean, low, high = (100 * change[key] for key in ("mean", "low", "high"))
             say(f"{e['name']}: {mean:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}, paired by problem")
+    for note in data["notes"]:
+        say(f"iteration {note['step']}, {note['rule']}: {note['text']}")
     shares = data["percents"]
     say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({shares[n]} %)" for n, s in data["times"].items() if shares.get(n)))
     say(f"rollouts on the page: {data['rollouts_note']}")

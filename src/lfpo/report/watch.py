@@ -158,7 +158,13 @@ class Handler(BaseHTTPRequestHandler):
 def version(folder: Path) -> str:
     """ETag of a run's folder: changes whenever the run has written something that the page shows."""
     state = []
-    for path in (folder / "metrics.jsonl", folder / "config.yaml", folder / "eval", folder / "rollouts"):
+    for path in (
+        folder / "metrics.jsonl",
+        folder / "config.yaml",
+        folder / "notes.jsonl",
+        folder / "eval",
+        folder / "rollouts",
+    ):
         if path.exists():
             found = path.stat()
             state.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")

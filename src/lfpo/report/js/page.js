@@ -54,7 +54,8 @@ function runPage(main) {
   const shown = panel("Watch it denoise", null, lead, play.root, note);
   const policies = panel("How the policy changes", "A target is a masked position that the loss scores. Good rollouts are better than their group, bad ones worse.", policy.root);
   const rollouts = panel("What an iteration learned from", "The rollouts of one iteration: what the objective made of their rewards, and each prompt's completions with the best first.", learned.root);
-  main.append(heading, tiles, shown,
+  const notes = el("ul", { class: "notes", "aria-label": "Notes of the run" });
+  main.append(heading, tiles, notes, shown,
     panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
     panel("Training signal", null, signal.root), policies,
     rollouts, panel("Settings", null, details));
@@ -63,6 +64,8 @@ function runPage(main) {
     document.title = `${data.title}: lfpo report`;
     heading.replaceChildren(...runHeading(data));
     tiles.replaceChildren(...runTiles(data));
+    notes.hidden = !data.notes.length;
+    notes.replaceChildren(...data.notes.map((n) => el("li", {}, el("b", {}, `Iteration ${n.step}: `), visible(n.text))));
     play.update(data.samples);
     shown.hidden = play.root.hidden && !data.samples_note;
     lead.textContent = data.held_out ? "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others."
