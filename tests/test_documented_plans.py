@@ -1,0 +1,68 @@
+"""What README and docs/scaling.md say of the memory and hours of large runs is what `lfpo plan` prints for them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lfpo.base.config import load_yaml, parse_overrides, recipe_names
+from lfpo.cli.list_recipes import kind_of, row
+from lfpo.train.plan.command import ASSUMED_TFLOPS
+from lfpo.train.plan.estimate import estimate
+from lfpo.train.plan.settings import configure
+from lfpo.train.plan.shapes import model_config
+from lfpo.train.plan.tables import GIB, duration
+from lfpo.train.plan.ways import Way, ways
+from lfpo.train.plan.whole_run import whole_run
+
+ROOT = Path(__file__).parent.parent
+# A block of one command, and the sentence below it.
+STATED = re.compile(r"```\n((?:lfpo|torchrun) [^`]*)```\n\n(`lfpo plan`: [^.]*\.\d[^.]*(?:\.\d[^.]*)*\.)")
+
+
+def stated(page: str) -> list[tuple[str, str]]:
+    return STATED.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+CASES = [case for page in ("README.md", "docs/scaling.md") for case in stated(page)]
+
+
+def sentence(command: str) -> str:
+    """What the pages say of a command, by the plan for GPUs of 80 GiB."""
+    words = shlex.split(command.replace("\\\n", " "))
+    start = words.index("train")
+    options = parse_overrides([w for w in words[1:start] if w not in ("-m", "lfpo")])
+    gpus = int(options.get("nnodes", 1)) * int(options.get("nproc_per_node", 1))
+    _, args = configure(load_yaml(words[start + 1]), parse_overrides(words[start + 2 :]))
+    found = estimate(args, model_config(args.model), gpus=gpus)
+    assert found.peak <= 80 * GIB
+    run = whole_run(Way("", {}, gpus, found), args, ASSUMED_TFLOPS * 1e12, None)
+    training, evaluation = duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours)
+    return f"`lfpo plan`: {found.peak / GIB:.1f} GiB a GPU, {training} of training, {evaluation} of evaluation."
+
+
+def test_both_pages_state_plans():
+    assert len(stated("README.md")) == 3
+    assert len(stated("docs/scaling.md")) >= 2
+
+
+@pytest.mark.parametrize(("command", "said"), CASES, ids=[" ".join(c.split())[-60:] for c, _ in CASES])
+def test_a_stated_plan_is_the_computed_one(command: str, said: str):
+    assert " ".join(said.split()) == sentence(command)
+
+
+def test_the_needs_of_the_recipes_are_the_plans():
+    """4 GPUs with FSDP, 1 with LoRA: the same for all models of 8 B, so the two shapes stand for all."""
+    told = {row(name)[3] for name in recipe_names() if kind_of(name) == "gpu"}
+    assert told == {"1 GPU", "4 GPUs (LoRA: 1)"}
+    _, args = configure(load_yaml("llada-8b-gsm8k"), {})
+
+    def plan(args, gpus):
+        return estimate(args, model_config(args.model), gpus=gpus)
+
+    found = {(way.label, way.gpus) for way in ways(plan, args, 1, 80 * GIB)}
+    assert {("all weights, FSDP", 4), ("LoRA", 1)} <= found
+    assert ("all weights, FSDP", 2) not in found
