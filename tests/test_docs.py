@@ -35,6 +35,7 @@ SMOKE = {
     "doctor": "",
     "export": "",
     "plan": "",
+    "recipes": "",
     "compare": "--recipes '[sudoku]' --objectives lfpo,agrpo --seeds 1 --validation 2 --curve_problems 2 "
     "--learning_rates '[1e-4]' --overrides.max_steps 1 --overrides.prompts_per_iteration 2 "
     "--overrides.num_generations 2 --overrides.eval_steps 1 --overrides.eval_size 2",
@@ -54,8 +55,8 @@ AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|-
 ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
-    r"paper/llada-8b-gsm8k(?! --model)": "paper/llada-8b-gsm8k --model tiny",
-    r"paper/llada-8b-gsm8k": f"paper/llada-8b-gsm8k --task gsm8k@{ROWS}/gsm8k",
+    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)(?! --model)": r"\1 --model tiny",
+    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)": rf"\1 --task gsm8k@{ROWS}/gsm8k",
     r"paged_(?=adamw_8bit)": "",  # which needs a GPU
     r"GSAI-ML/[\w.-]+|/models/[\w.-]+|runs/gsm8k/model": "tiny",
     r"(?<=^train )my.yaml(?= --task)": "my.yaml --model tiny",
@@ -156,7 +157,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
 def test_a_page_typed_from_top_to_bottom(page: Path, folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]):
-    for name in ("mine", "sudoku"):
+    for name in ("mine", "sudoku", "demo-1"):
         shutil.copytree(trained, folder / "runs" / name)
     for arguments in commands(page):
         line = " ".join(arguments)
@@ -199,7 +200,7 @@ def test_a_command_with_models_and_data_from_elsewhere(
     line = shlex.join(arguments)
     for pattern, stand_in in STAND_INS.items():
         line = re.sub(pattern, stand_in, line)
-    sizes = PAPER if "paper/" in line else TINY if "tiny" in line and arguments[0] != "export" else ""
+    sizes = PAPER if "llada-8b-gsm8k" in line else TINY if "tiny" in line and arguments[0] != "export" else ""
     typed(f"{line} {sizes}", folder, capsys)
 
 

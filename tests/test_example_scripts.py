@@ -40,7 +40,7 @@ def slurm(folder: Path, *arguments: str, torchrun: str = "", **variables: str) -
         env={**os.environ, "PATH": path, **job, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -108,12 +108,13 @@ def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
             env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables, **more},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
 
     stopped = run()
     assert stopped.returncode == 1
     assert "Find out why before a day is spent" in stopped.stderr
+    assert "Nothing was written" in stopped.stdout  # the dry run passed
     assert not (tmp_path / "day/run").exists()
     ended = run(ANYWAY="1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
