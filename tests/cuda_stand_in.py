@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,8 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch, "get_autocast_dtype", lambda kind: autocast_dtype("cpu"))
         patch.setattr(attention, "sdpa_kernel", kernel)
         patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
