@@ -28,8 +28,9 @@ from lfpo.models.lora import attach
 from lfpo.rollout.denoise import LOOK_EVERY
 
 SMALL = Machine(gpu=False)
-LONG = {"losses-agree", "fsdp", "rollout-8b", "memory-4-bit", "memory-full"}
-LONG_WHEN_BROKEN = LONG | {"rollouts-agree", "rollout", "waits", "memory-lora"}
+# tests/test_plan.py measures memory against the plan in `make test`, by the same function.
+LONG = {"losses-agree", "fsdp", "rollout-8b", "memory-lora", "memory-4-bit", "memory-full"}
+LONG_WHEN_BROKEN = LONG | {"rollouts-agree", "rollout", "waits"}
 Patch = pytest.MonkeyPatch
 
 

@@ -56,14 +56,14 @@ WAITS: dict[Cache, float] = {"none": 0.3, "dual": 1.3, "prefix": 2.1}
 
 
 def waits(machine: Machine) -> list[Row]:
-    """Synchronising operations of a forward: a rollout of 24 forwards against one of 8, so that the start does not
+    """Synchronising operations of a forward: a rollout of 16 forwards against one of 8, so that the start does not
     count."""
     rows = []
     for cache, bar in WAITS.items():
         found = []
         with _counted(machine) as count:
             model = load_model("embedded", device="cuda")
-            for length in (8, 24):
+            for length in (8, 16):
                 sampler = SamplerConfig(gen_length=length, block_length=4, temperature=1.0, cache=cache)
                 before = count()
                 trajectory = rollout(model, [[5, 6, 7], [8, 9, 10]], sampler, [1, 2])
