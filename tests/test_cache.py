@@ -167,21 +167,30 @@ def test_flops_of_a_cached_forward_by_hand(llada: Path):
 
 
 def test_a_memory_keeps_rows_apart():
-    def rows(*numbers: int) -> KeyValueCache:
-        x = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 2, 4, 3).clone()
-        x[:, :, 0] = -1  # the first column
-        return KeyValueCache({0: (x, 10 * x)})
+    """Keys are [B, 2, 4 columns, 3]; the last column is scratch."""
+    cache = KeyValueCache()
 
-    def held(cache: KeyValueCache) -> list[float]:
+    def fill(rows: list[int], source: list[int], size: int, numbers: list[float], width: int = 3) -> None:
+        x = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 2, width, 3)
+        cache.fill(torch.tensor(rows), torch.tensor(source), size, 3)
+        key, value = cache.update(x, 10 * x, 0)
+        assert torch.equal(key, x)
+        assert torch.equal(value, 10 * x)
+
+    def held() -> list[list[float]]:
         key, value = cache.layers[0]
         assert torch.equal(value, 10 * key)
-        return key[:, 0, 1, 0].tolist()
+        return key[:, 1, :, 2].tolist()
 
-    cache = KeyValueCache()
-    cache.put(torch.tensor([0, 1]), rows(7, 8), 2)
-    cache.put(torch.tensor([3, 1]), rows(9, 5), 4)
-    assert held(cache)[:2] == [7, 5]
-    assert held(cache)[3] == 9
-    assert held(cache.select(torch.tensor([3, 0]))) == [9, 7]
-    assert cache.trim(1).layers[0][0].shape == (4, 2, 3, 3)
-    assert cache.trim(1).layers[0][0][0].eq(7).all()
+    fill([0, 1], [0, 1], 2, [7, 8])
+    fill([3, 1, 2], [0, 1, 0], 4, [9, 5], width=2)  # rows 3 and 2 share; the first column holds padding
+    assert held() == [[7, 7, 7, 0], [8, 5, 5, 0], [0, 9, 9, 0], [0, 9, 9, 0]]
+    before = cache.layers[0][0]
+    cache.columns = torch.tensor([[0], [2], [3], [3]])
+    cache.update(torch.full((4, 2, 1, 3), 1.0), torch.full((4, 2, 1, 3), 10.0), 0)
+    assert cache.layers[0][0] is before  # in place
+    assert held() == [[1, 7, 7, 0], [8, 5, 1, 0], [0, 9, 9, 1], [0, 9, 9, 1]]
+    cache.keep(torch.tensor([3, 0]))
+    assert held() == [[0, 9, 9, 1], [1, 7, 7, 0]]
+    cache.trim(1)
+    assert held() == [[9, 9, 1], [7, 7, 0]]

@@ -12,7 +12,7 @@ import torch
 from lfpo.bench.measure import peak_memory
 from lfpo.models import init_model
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.draw import Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.rollout.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf
 from lfpo.rollout.sampler import SamplerConfig
 
 JUST_BELOW_ONE = 1 - 2.0**-53
@@ -153,7 +153,8 @@ def test_drawing_in_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch, sett
         sizes.append(len(hidden))
         return hidden
 
-    monkeypatch.setattr("lfpo.rollout.draw.CHUNK_ELEMENTS", elements)
+    monkeypatch.setitem(LOGIT_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", elements // 2)
     model = SimpleNamespace(vocab_size=11, mask_id=MASK, head=head, products="float32")
     pieces = draw(model, states, SamplerConfig(**settings), evenly(10))  # type: ignore[arg-type]
     assert max(sizes) == max(1, elements // 11)

@@ -180,17 +180,43 @@ def test_supervised_training(tmp_path: Path):
         assert train("there") == pytest.approx(here, rel=1e-4)
 
 
-def test_how_often_the_code_synchronises():
-    """A rollout synchronises only every LOOK_EVERY steps, to find finished rows; clipping gradients once."""
-    prompts = [[5, 6, 7], [8, 9, 10]]
+LOOKS = 1 / LOOK_EVERY["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        # The schedule says which rows are finished, where they stand and what is masked.
+        ({}, 0),
+        ({"alg": "origin"}, 0),
+        ({"cache": "dual"}, 0),
+        ({"cache": "prefix"}, 0),
+        # The loop looks for finished rows now and then. Without a plan the step asks where the rows' caches stand.
+        ({"early_stop": "eos"}, LOOKS),
+        ({"early_stop": "eos", "cache": "prefix"}, LOOKS),
+        ({"threshold": 1.0}, LOOKS),
+        ({"threshold": 1.0, "cache": "dual"}, 1 + LOOKS),
+        ({"threshold": 1.0, "cache": "prefix"}, 1 + LOOKS),
+    ],
+    ids=str,
+)
+def test_how_often_a_forward_waits_for_the_device(settings: dict[str, Any], waits: float):
+    found = []
     with cuda_stand_in() as gpu:
         model = load_model("embedded", device="cuda")
-        waits = []
-        for length in (8, 16):
+        for length in (8, 24):
             gpu.waits = 0
-            rollout(model, prompts, SamplerConfig(gen_length=length, temperature=1.0), [1, 2])
-            waits.append(gpu.waits)
-        assert waits[1] - waits[0] == 8 // LOOK_EVERY["cuda"]
+            trajectory = rollout(
+                model, [[5, 6, 7], [8, 9, 10]], SamplerConfig(gen_length=length, block_length=4, **settings), [1, 2]
+            )
+            found.append((gpu.waits, max(trajectory.nfe.tolist())))
+    (few, short), (many, long) = found
+    assert many - few == pytest.approx(waits * (long - short), abs=2 * (waits == LOOKS))
+
+
+def test_how_often_clipping_waits_for_the_device():
+    with cuda_stand_in() as gpu:
+        model = load_model("embedded", device="cuda")
         torch.stack([p.square().sum() for p in model.parameters()]).sum().backward()
         gpu.waits = 0
         clip_gradients(model.parameters(), 1.0)

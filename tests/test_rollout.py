@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import draw
-from lfpo.rollout.forward import pieces
+from lfpo.rollout.forward import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
 from lfpo.rollout.reveal.origin import origin_steps
 from lfpo.rollout.reveal.ranking import best
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
@@ -232,6 +233,44 @@ def test_pieces_are_consecutive_and_keep_to_the_budget(lengths: list[int], budge
         assert max(longer) * len(longer) > budget
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 200), st.sampled_from([1, 4]))
+def test_the_cheapest_pieces_are_the_cheapest(lengths: list[int], budget: int, step: int):
+    def cost(slices: list[slice]) -> float:
+        total = 0
+        for s in slices:
+            rows, longest = len(lengths[s]), max(lengths[s])
+            if rows > 1 and rows * longest > budget:
+                return math.inf
+            total += FORWARD_TOKENS
+            total += rows * longest if step == 1 else bucket(rows) * (longest + -longest % step)
+        return total
+
+    found = cheapest_pieces(tuple(lengths), budget, step)
+    assert [i for piece in found for i in range(len(lengths))[piece]] == list(range(len(lengths)))
+    n = len(lengths)
+    for cuts in itertools.product([False, True], repeat=n - 1):
+        ends = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), n]
+        assert cost(found) <= cost([slice(a, b) for a, b in itertools.pairwise(ends)])
+
+
+def test_buckets_of_rows():
+    assert [bucket(n) for n in range(1, 14)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
+
+
+@pytest.mark.parametrize("step", [1, LENGTH_BUCKET])
+def test_padding_stays_under_a_tenth(step: int):
+    """64 prompts of 64 to 512 tokens with 256 of completion, 16,384 tokens at once, as a GPU runs them."""
+    lengths = sorted((320 + 448 * i // 63 for i in range(64)), reverse=True)
+    spent = needed = 0
+    for start in range(0, 64, 21):
+        rows = lengths[start : start + 21]
+        for s in cheapest_pieces(tuple(rows), 16384, step):
+            longest = max(rows[s])
+            spent += len(rows[s]) * longest if step == 1 else bucket(len(rows[s])) * (longest + -longest % step)
+        needed += sum(rows)
+    assert spent < 1.1 * needed
+
+
 def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
     sampler = SamplerConfig(gen_length=4, temperature=1.0)
     expected = rollout(model, PROMPTS, sampler, [0] * 4)
@@ -250,16 +289,16 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
         {"threshold": 0.4, "block_length": 4, "early_stop": "eos"},
         {"threshold": 0.4, "block_length": 4, "cache": "dual", "cache_refresh": 2},
         {"factor": 1.0, "block_length": 4, "cache": "prefix"},
+        {"alg": "origin", "block_length": 4, "cache": "prefix"},
+        {"steps": 4, "block_length": 4, "cache": "dual", "cache_refresh": 2, "early_stop": "eos"},
         {"early_stop": "both", "early_stop_threshold": 0.15, "steps": 16, "schedule": "uniform"},
     ],
 )
 def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict):
-    """On a GPU, finished rows stay until the loop looks for them, and all positions of a block are drawn."""
+    """On a GPU the device is not asked which positions are masked, nor which rows are finished if the plan says it."""
     sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
-    expected = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    assert len(set(expected.nfe.tolist())) > 1
     drawn: list[int] = []
 
     def counting(model: Any, hidden: Any, sampler: Any, noise: torch.Tensor) -> Any:
@@ -267,11 +306,18 @@ def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch
         return draw(model, hidden, sampler, noise)
 
     monkeypatch.setattr("lfpo.rollout.denoise.draw", counting)
+    expected = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
+    needed, drawn = drawn, []
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     found = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    assert len(drawn) % 4 == 0
-    assert {n % (sampler.block_length or 8) for n in drawn} == {0}
+    planned = sampler.reveal_rule.plan is not None and not sampler.stops_at_confidence
+    if planned and not sampler.stops_at_eos:
+        assert drawn == needed  # the plan knows every masked position and the end of every row
+    else:
+        assert len(drawn) % 4 == 0
+        if not planned:
+            assert {n % (sampler.block_length or 8) for n in drawn} == {0}  # all positions of the blocks
     assert_same_rows(found, expected, [0, 1, 2, 3, 4])
 
 

@@ -66,7 +66,7 @@ def rollouts_agree(machine: Machine) -> list[Row]:
 
 def _rollouts(model: MaskedDiffusionLM) -> list[tuple[torch.Tensor, ...]]:
     """Tokens, reveal steps and forwards under each of SAMPLERS, on the CPU."""
-    model.head_precision = "float32"
+    model.head_precision = "float32"  # a GPU's own default rounds
     found = []
     for settings in SAMPLERS:
         sampler = SamplerConfig(gen_length=8, **settings)

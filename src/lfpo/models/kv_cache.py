@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional as F
 
 from lfpo.models.attention import product_dtype
 
@@ -20,37 +19,51 @@ class KeyValueCache:
     In a bidirectional model every state depends on every token, so cached values are out of date after the next reveal.
     transformers' attention layers call `update`, the only method they use of a cache.
 
-    columns [B, W]: the next forward's W tokens, int64 (None: it runs all L tokens and fills the cache).
+    columns [B, W]: the next forward's W tokens, int64 (None: it runs whole rows, see `fill`).
     """
 
     layers: Layers = field(default_factory=dict)
     columns: torch.Tensor | None = None
+    _filling: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
+
+    def fill(self, rows: torch.Tensor, source: torch.Tensor, size: int, length: int) -> None:
+        """Make the next forward, over whole rows, fill rows `rows` of B = size: row rows[i] with what it computes for
+        its input row source[i]. length: L. A forward over fewer columns fills the last ones; the rest must be padding.
+        """
+        self.columns, self._filling = None, (rows, source, size, length)
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values [B, H_kv, W, D] and return those of every column."""
+        """Store new keys and values [B, H_kv, W, D] in place and return those of every column."""
         dtype = product_dtype(value)  # attention would cast them anyway
         key, value = key.to(dtype), value.to(dtype)
         if self.columns is None:
-            self.layers[layer_idx] = (F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)))
+            self._store(layer_idx, key, value)
             return key, value
         keys, values = self.layers[layer_idx]
         index = self.columns[:, None, :, None].expand_as(key)
         return keys.scatter_(2, index, key), values.scatter_(2, index, value)
 
-    def select(self, rows: torch.Tensor) -> KeyValueCache:
-        """A copy of some rows, in the order of `rows`."""
-        return KeyValueCache({i: (k[rows], v[rows]) for i, (k, v) in self.layers.items()})
+    def _store(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        size, heads, width, dim = key.shape
+        everything = torch.arange(size, device=key.device)
+        rows, source, size, length = self._filling or (everything, everything, size, width)
+        held = self.layers.get(layer_idx)
+        if held is None or len(held[0]) < size:
+            grown = tuple(key.new_zeros(size, heads, length + 1, dim) for _ in range(2))
+            for new, old in zip(grown, held or (), strict=False):
+                new[: len(old)] = old
+            held = self.layers[layer_idx] = (grown[0], grown[1])
+        for mine, new in zip(held, (key, value), strict=True):
+            mine[:, :, length - width : length].index_copy_(0, rows, new[source])
 
-    def trim(self, count: int) -> KeyValueCache:
-        """A view without the first `count` columns, which must hold padding in every row."""
-        return KeyValueCache({i: (k[:, :, count:], v[:, :, count:]) for i, (k, v) in self.layers.items()})
+    def keep(self, rows: torch.Tensor) -> None:
+        """Hold only these rows from now on, in this order."""
+        for i, (key, value) in self.layers.items():  # one layer at a time, so that one is held twice
+            self.layers[i] = (key[rows], value[rows])
 
-    def put(self, rows: torch.Tensor, other: KeyValueCache, size: int) -> None:
-        """Copy the rows of `other` into rows `rows` of this cache, which first grows to `size` rows."""
-        for i, (key, value) in other.layers.items():
-            mine = self.layers.get(i, (key[:0], value[:0]))
-            grown = [F.pad(x, (0, 0, 0, 0, 0, 0, 0, size - len(x))) if len(x) < size else x for x in mine]
-            grown[0][rows], grown[1][rows] = key, value
-            self.layers[i] = (grown[0], grown[1])
+    def trim(self, count: int) -> None:
+        """Forget the first `count` columns, which must hold padding in every row."""
+        for i, (key, value) in self.layers.items():
+            self.layers[i] = (key[:, :, count:], value[:, :, count:])

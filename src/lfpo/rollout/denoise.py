@@ -16,8 +16,9 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.draw import draw
-from lfpo.rollout.forward import BlockForward
+from lfpo.rollout.forward import BlockForward, rows_in_flight
 from lfpo.rollout.kept import KeptPredictions
+from lfpo.rollout.pace import Pace
 from lfpo.rollout.reveal.rule import TOKENS, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.rows import ActiveRows, finished_trajectory, join, unstarted
@@ -50,7 +51,9 @@ def rollout(
 
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
-    rollout_tokens: rows x length run at once. It bounds memory and never changes a result beyond rounding.
+    rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.forward). It bounds memory
+        and never changes a result beyond rounding.
     observer: called before each forward with the unfinished rows' indices [b] int64 (on the CPU), their completions so
         far [b, C] int64 and their clocks [b] int64.
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
@@ -112,26 +115,47 @@ def denoise(
     # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
-    forward = BlockForward(model, sampler, prompts, share_first, compiled, shown=every.tokens, whole=kept is not None)
+    passes = 2 if sampler.cfg_scale else 1  # nfe counts both forwards of guidance
+    pace = Pace(rule, sampler, counts.tolist(), every.seed.tolist(), (every.nfe // passes).tolist())
+    forward = BlockForward(
+        model,
+        sampler,
+        prompts,
+        share_first,
+        compiled,
+        pace,
+        rollout_tokens=rollout_tokens,
+        shown=every.tokens,
+        whole=kept is not None,
+    )
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     look_every = LOOK_EVERY.get(model.device.type, 1)
+    asks = look_every == 1 or until is not None or not pace.exact  # must the device be asked which rows are finished?
     step = last_finish = 0
     was_training = model.training
     model.eval()
     while waiting or row_ids:
-        room = max(1, rollout_tokens // (len(prompts[(row_ids or waiting)[0]]) + sampler.gen_length)) - len(row_ids)
+        longest = len(prompts[(row_ids or waiting)[0]]) + sampler.gen_length
+        room = rows_in_flight(longest, sampler, rollout_tokens) - len(row_ids)
         if waiting and room > 0:
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, every.select(entering)])
         if observer is not None:
             live = ~active.done
             observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
-        _step(model, active, forward.hidden(active, row_ids), sampler, rule, counts, kept)
+        hidden = forward.hidden(active, row_ids)
+        _step(model, active, hidden, sampler, rule, counts, kept, pace.masked(row_ids))
+        pace.advance(row_ids)
         if until is not None:
             active.done |= active.clock >= until
         step += 1
-        if step % look_every == 0 and any(ended := active.done.tolist()):
+        ended: list[bool] = []
+        if not asks:
+            ended = pace.ended(row_ids)
+        elif step % look_every == 0:
+            ended = active.done.tolist()
+        if any(ended):
             stay = [i for i, over in enumerate(ended) if not over]
             done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
@@ -194,11 +218,13 @@ def _step(
     rule: Rule,
     counts: torch.Tensor,
     kept: KeptPredictions | None,
+    count: int,
 ) -> None:
     """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change.
 
     hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or of the
         whole completion if predictions are kept.
+    count: the masked positions of all active blocks, or an upper bound.
     """
     assert sampler.gen_length and sampler.block_length
     alive = ~active.done
@@ -207,7 +233,8 @@ def _step(
     masked = (active.tokens == model.mask_id) & alive[:, None]
     eligible = in_block & masked
     drawn = eligible if kept is None else masked
-    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, drawn)
+    count = count if kept is None else drawn.numel()
+    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, drawn, count)
     step = Step(
         eligible=eligible,
         token=token,
@@ -253,18 +280,17 @@ def _draw_at(
     hidden: list[torch.Tensor],
     sampler: SamplerConfig,
     eligible: torch.Tensor,
+    count: int,
 ) -> list[torch.Tensor]:
     """The fields of Drawn at the eligible positions, each [A, C], zero where nothing was drawn.
 
-    hidden: [A, size, D], of the active blocks or of the whole completions.
+    hidden: [A, size, D], of the active blocks or of the whole completions. count: eligible positions, or an upper
+        bound.
     """
-    assert sampler.gen_length
     size = hidden[0].shape[1]
-    if eligible.is_cuda:  # all positions of the block, because asking the device which are eligible would wait for it
-        start = active.block.clamp(max=sampler.gen_length // size - 1) * size
-        offset = torch.arange(size, device=eligible.device)
-        row_T = torch.arange(len(eligible), device=eligible.device).repeat_interleave(size)
-        column_T = (start[:, None] + offset).flatten()
+    if eligible.is_cuda:  # asking the device where they are would wait for it: eligible positions first, then others
+        place_T = eligible.flatten().int().argsort(descending=True, stable=True)[: max(1, count)]
+        row_T, column_T = place_T // eligible.shape[1], place_T % eligible.shape[1]
     else:
         row_T, column_T = eligible.nonzero().unbind(-1)
     noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)

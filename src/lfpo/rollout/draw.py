@@ -9,9 +9,12 @@ import torch
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.sampler import SamplerConfig
 
-# Elements of the logits held at once: 128 MiB in float64, and a few tensors of that size. Not smaller: glibc's heap
-# serves tensors under 32 MiB and fragments; at 2**21 the same rollout took ten times the memory.
-CHUNK_ELEMENTS = 2**24
+# Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
+# each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
+# the same rollout took ten times the memory.
+LOGIT_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
+# Elements of them that are drawn from at once, which takes a few more tensors of that size.
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,23 @@ def draw(
 
     hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
     uniform_T: float64 in [0, 1), the only randomness.
-    The logits [T, V] are computed in pieces of at most CHUNK_ELEMENTS elements. Probabilities are float64 where the
-    products with the head are exact to float32, else float32.
+    The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
+    where products with the head are exact, else float32.
     """
     dtype = torch.float64 if model.products == "float32" else torch.float32
-    size = max(1, CHUNK_ELEMENTS // model.vocab_size)
+    kind = uniform_T.device.type
+    head_rows, draw_rows = (
+        max(1, elements.get(kind, elements["cpu"]) // model.vocab_size) for elements in (LOGIT_ELEMENTS, CHUNK_ELEMENTS)
+    )
     parts = []
-    for start in range(0, len(uniform_T), size):
-        piece = slice(start, start + size)
+    for start in range(0, len(uniform_T), head_rows):
+        piece = slice(start, start + head_rows)
         logits = model.head(hidden_TD[0][piece])
         if sampler.cfg_scale:
             unguided = model.head(hidden_TD[1][piece]).to(dtype)
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
-        parts.append(draw_from_logits(logits, sampler, model.mask_id, uniform_T[piece], dtype))
+        for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
+            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, dtype))
     names = ("token", "confidence", "entropy", "score")
     return Drawn(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -9,12 +10,27 @@ from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache
+from lfpo.rollout.pace import Pace
 from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
 
 # Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
 LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
+# What a forward costs a GPU besides its tokens, in tokens: it reads all weights, in the time of computing some 200.
+FORWARD_TOKENS = 256
+# With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times
+# rollout_tokens at most.
+CACHED = 4
+
+
+def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int) -> int:
+    """Rows of `length` tokens that run at once."""
+    if sampler.cache == "none":
+        return max(1, rollout_tokens // length)
+    window = sampler.block_length if sampler.cache == "dual" else sampler.gen_length
+    assert window
+    return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
 class BlockForward:
@@ -35,7 +51,9 @@ class BlockForward:
         prompts: Sequence[Sequence[int]],
         share_first: bool,
         compiled: bool,
+        pace: Pace,
         *,
+        rollout_tokens: int,
         shown: torch.Tensor | None = None,
         whole: bool = False,
     ):
@@ -43,18 +61,20 @@ class BlockForward:
         self.model, self.sampler = model, sampler
         self.prompts = [tuple(p) for p in prompts]
         self.longest = max(len(p) for p in prompts)
-        self.share_first, self.compiled = share_first, compiled
+        self.share_first, self.compiled, self.pace = share_first, compiled, pace
         starts = [()] * len(prompts) if shown is None else [tuple(row) for row in shown.tolist()]
         self.first_input = list(zip(self.prompts, starts, strict=True))
         self.block_length = sampler.gen_length if whole else sampler.block_length
         self.blocks = sampler.gen_length // self.block_length
         self.started: set[int] = set()  # rows that have had their first forward
         self.cache = KeyValueCache()
+        # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.
+        self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
         self.width = self.longest  # prompt columns in use: those of the longest prompt in flight
 
     def keep(self, index: list[int]) -> None:
         """Drop the cache of all rows in flight but those at these places."""
-        self.cache = self.cache.select(self._tensor(index))
+        self.cache.keep(self._tensor(index))
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
@@ -62,7 +82,7 @@ class BlockForward:
         row_ids: active.row as a list, so that the device need not be asked. Updates active.queries and active.age.
         """
         width = max(len(self.prompts[r]) for r in row_ids)
-        self.cache = self.cache.trim(self.width - width) if width < self.width else self.cache
+        self.cache.trim(self.width - width)
         self.width = width
         skip = self.longest - width
         ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
@@ -72,7 +92,8 @@ class BlockForward:
         if self.sampler.cache != "none":
             return [self._cached(active, row_ids, fresh, ids, mask)]
 
-        run, source = self._shared(range(len(row_ids)), row_ids, fresh)
+        run, origin = self._shared(range(len(row_ids)), row_ids, fresh)
+        source = self._tensor(origin)
         states = [self._whole(active, row_ids, ids, mask, run)[source]]
         if self.sampler.cfg_scale:
             blank = torch.cat([torch.full_like(active.prompt_ids[:, skip:], self.model.mask_id), active.tokens], dim=1)
@@ -90,7 +111,7 @@ class BlockForward:
         columns, size = self._block_columns(active), ids.shape[1]
         lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
         states = []
-        for piece in pieces(lengths, PIECE_TOKENS.get(ids.device.type, PIECE_TOKENS["cpu"])):
+        for piece in self._cut(lengths):
             index = self._tensor(run[piece])
             start = size - max(lengths[piece])
             padded = min(lengths[piece]) < max(lengths[piece])
@@ -100,6 +121,14 @@ class BlockForward:
                 hidden = self.model.hidden(ids[index, start:], mask[index, start:] if padded else None)
             states.append(hidden.gather(1, (columns[index] - start)[..., None].expand(-1, -1, hidden.shape[-1])))
         return torch.cat(states)
+
+    def _cut(self, lengths: Sequence[int]) -> list[slice]:
+        """Rows of these lengths in pieces: on a CPU as few as fit, on a GPU those that take the least time."""
+        if self.compiled:
+            return cheapest_pieces(tuple(lengths), self.piece_tokens, LENGTH_BUCKET)
+        if self.model.device.type == "cuda":
+            return cheapest_pieces(tuple(lengths), self.piece_tokens, 1)
+        return pieces(lengths, self.piece_tokens)
 
     def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
@@ -111,7 +140,7 @@ class BlockForward:
 
     def _shared(
         self, places: Sequence[int], row_ids: Sequence[int], fresh: Sequence[bool]
-    ) -> tuple[list[int], torch.Tensor]:
+    ) -> tuple[list[int], list[int]]:
         """The places to run, and for each of `places` the index of its result among them.
 
         Rows with the same prompt that have revealed nothing yet have the same input, so one of them is run.
@@ -125,7 +154,7 @@ class BlockForward:
                 first[same] = len(run)
                 run.append(place)
             source.append(first[same])
-        return run, self._tensor(source)
+        return run, source
 
     def _block_columns(self, active: ActiveRows) -> torch.Tensor:
         """Columns of each row's active block, [A, block_length]; of its last block if the row is done."""
@@ -141,31 +170,55 @@ class BlockForward:
         due = active.age < 0
         if refresh is not None:
             due |= active.age + 1 >= refresh
-        renewed = due.tolist()  # the one wait for the device in a step
+        if self.pace.known:
+            renewed, blocks = self.pace.due(row_ids), self.pace.active(row_ids)
+        else:  # the one wait for the device in a step
+            flags, blocks = torch.stack([due.long(), active.block.clamp(max=self.blocks - 1)]).tolist()
+            renewed = [bool(flag) for flag in flags]
         whole = [i for i, r in enumerate(renewed) if r]
-        rest = [i for i, r in enumerate(renewed) if not r]
         columns = self._block_columns(active)
-        parts = []
-        if whole:
-            places, source = self._shared(whole, row_ids, fresh)
-            run = self._tensor(places)
-            cache = KeyValueCache()
-            hidden = self.model.hidden(ids[run], mask[run], cache)
-            self.cache.put(self._tensor(whole), cache.select(source), len(row_ids))
-            parts.append(hidden[source[:, None], columns[self._tensor(whole)]])
-        if rest:
-            index = self._tensor(rest)
-            start = columns[index, 0]
-            size = self.block_length
+        hidden = self._renewed(whole, columns, row_ids, fresh, ids, mask) if whole else None
+        if not all(renewed):
+            window = self.block_length
             if self.sampler.cache == "prefix":
-                size = ids.shape[1] - int(start.min())
-            cache = self.cache if not whole else self.cache.select(index)
-            hidden = self.model.window_hidden(ids[index], mask[index], start, size, cache)
+                first = min(block for block, r in zip(blocks, renewed, strict=True) if not r)
+                window = (self.blocks - first) * self.block_length
+            # All rows take part, so that the cache is read and written in place. Rows that were just renewed read and
+            # write its scratch column only.
+            start = columns[:, 0]
             if whole:
-                self.cache.put(index, cache, len(row_ids))
-            parts.append(hidden[:, : self.block_length])
+                start = start.index_fill(0, self._tensor(whole), ids.shape[1] + 1)
+            found = self.model.window_hidden(ids, mask, start, window, self.cache)[:, : self.block_length]
+            hidden = found if hidden is None else found.index_copy(0, self._tensor(whole), hidden)
+        assert hidden is not None
         self._count(active, due, columns[:, 0], mask)
-        return torch.cat(parts)[self._tensor(whole + rest).argsort()]
+        return hidden
+
+    def _renewed(
+        self,
+        whole: Sequence[int],
+        columns: torch.Tensor,
+        row_ids: Sequence[int],
+        fresh: Sequence[bool],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states of the active blocks of the rows at the places `whole`, whose keys and values are computed and
+        put into the cache."""
+        run, source = self._shared(whole, row_ids, fresh)
+        size = ids.shape[1]
+        lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
+        states, places = [], []
+        for piece in self._cut(lengths):
+            index, start = self._tensor(run[piece]), size - max(lengths[piece])
+            served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
+            rows = self._tensor([whole[i] for i in served])
+            origin = self._tensor([source[i] - piece.start for i in served])
+            self.cache.fill(rows, origin, len(row_ids), size)
+            hidden = self.model.hidden(ids[index, start:], mask[index, start:], self.cache)
+            states.append(hidden[origin[:, None], columns[rows] - start])
+            places += served
+        return torch.cat(states)[self._tensor(places).argsort()]
 
     def _count(self, active: ActiveRows, due: torch.Tensor, start: torch.Tensor, mask: torch.Tensor) -> None:
         """Update each row's tokens run, and its forwards since its cache was renewed."""
@@ -181,8 +234,34 @@ class BlockForward:
 
 
 def bucket(rows: int) -> int:
-    """The smallest power of two that is at least `rows`."""
-    return 1 << (rows - 1).bit_length()
+    """The least number of rows that is at least `rows` and a power of two or one and a half times one."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+
+
+@functools.lru_cache(64)
+def cheapest_pieces(lengths: tuple[int, ...], budget: int, step: int) -> list[slice]:
+    """Consecutive slices of rows whose forwards together compute the fewest tokens, padding included, where a forward
+    costs FORWARD_TOKENS besides. Each is within `budget` tokens; a longer row stands alone.
+
+    step: 1, or LENGTH_BUCKET for forwards that are padded to multiples of it and to `bucket` rows.
+    """
+    best: list[tuple[int, int]] = [(0, 0)]  # for the first n rows: the cost, and where the last piece starts
+    for end in range(1, len(lengths) + 1):
+        found, longest = [], 0
+        for start in range(end - 1, -1, -1):
+            longest = max(longest, lengths[start])
+            rows = end - start
+            if rows > 1 and longest * rows > budget:
+                break
+            tokens = longest * rows if step == 1 else bucket(rows) * (longest + -longest % step)
+            found.append((best[start][0] + tokens + FORWARD_TOKENS, start))
+        best.append(min(found))
+    slices, end = [], len(lengths)
+    while end:
+        slices.append(slice(best[end][1], end))
+        end = best[end][1]
+    return slices[::-1]
 
 
 def pieces(lengths: Sequence[int], budget: int) -> list[slice]:

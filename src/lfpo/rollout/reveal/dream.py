@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lfpo.base.checks import not_negative
 from lfpo.rollout.reveal.ranking import best
-from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+from lfpo.rollout.reveal.rule import Reveal, Rule, Step, scheduled_plan
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,6 @@ def negative_entropy(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
     return (p_TV * (p_TV + 1e-10).log()).sum(-1)
 
 
-MASKGIT_PLUS = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=probability)
-TOPK_MARGIN = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=margin)
-ENTROPY = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=negative_entropy)
+MASKGIT_PLUS = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=probability, plan=scheduled_plan)
+TOPK_MARGIN = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=margin, plan=scheduled_plan)
+ENTROPY = Rule(reveal, check, reads=("alg_temp",), schedule="dream", score=negative_entropy, plan=scheduled_plan)

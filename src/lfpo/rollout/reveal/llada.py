@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lfpo.rollout.reveal.ranking import best
-from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+from lfpo.rollout.reveal.rule import Reveal, Rule, Step, scheduled_plan
 
 
 def low_confidence(step: Step) -> Reveal:
@@ -18,5 +18,5 @@ def random(step: Step) -> Reveal:
     return Reveal(best(step.noise(), step.eligible, count), at_step)
 
 
-LOW_CONFIDENCE = Rule(low_confidence)
-RANDOM = Rule(random)
+LOW_CONFIDENCE = Rule(low_confidence, plan=scheduled_plan)
+RANDOM = Rule(random, plan=scheduled_plan)

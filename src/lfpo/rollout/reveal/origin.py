@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+from lfpo.base.rng import uniform
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
 
 if TYPE_CHECKING:
     import torch
@@ -34,4 +36,13 @@ def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
     return ((1 - uniform) / (1 - eps) * steps).long().clamp(max=steps - 1)
 
 
-ORIGIN = Rule(reveal, check, schedule="dream")
+def plan(sampler: Any, counts: Sequence[int], seeds: Sequence[int]) -> list[list[list[int]]]:
+    """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
+    import torch
+
+    noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(sampler.gen_length))
+    due = origin_steps(noise, len(counts), sampler.eps).view(len(seeds), -1, sampler.block_length)
+    return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in due]
+
+
+ORIGIN = Rule(reveal, check, schedule="dream", plan=plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,6 +89,9 @@ class Rule:
     reads: the sampler keys that only this rule and similar ones read. Setting them with any other rule is an error.
     schedule: the schedule followed unless the sampler's `schedule` names another. None: the rule decides how many
         positions a step reveals, so `steps` and `schedule` must be left out.
+    plan: how many positions each forward reveals, where that is known before a rollout: from the sampler, the counts of
+        the schedule (a list) and the seeds of B rows, for each row, each block and each of its forwards, a number above
+        0. The device then need not be asked while it runs. None: not known.
     score: scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and
         top_p; float64) and the tokens [T]. None: the score is the confidence.
     """
@@ -98,3 +101,10 @@ class Rule:
     reads: tuple[str, ...] = ()
     schedule: str | None = "llada"
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    plan: Callable[[Any, Sequence[int], Sequence[int]], list[list[list[int]]]] | None = None
+
+
+def scheduled_plan(sampler: Any, counts: Sequence[int], seeds: Sequence[int]) -> list[list[list[int]]]:
+    """Rule.plan of rules that reveal exactly what the schedule says: the same for all rows and blocks."""
+    row = [[count for count in counts if count]] * (sampler.gen_length // sampler.block_length)
+    return [row] * len(seeds)

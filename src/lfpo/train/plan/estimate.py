@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from lfpo.models.head import precision_of
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
-from lfpo.rollout.forward import PIECE_TOKENS
+from lfpo.rollout.draw import LOGIT_ELEMENTS
+from lfpo.rollout.forward import PIECE_TOKENS, rows_in_flight
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.activations import Activations, Kind, measure
 from lfpo.train.plan.model_states import Phases, model_states
@@ -82,6 +84,7 @@ class _Setup:
         self.dtype: torch.dtype = getattr(torch, args.dtype)
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"
+        self.products = precision_of(args.head_precision, torch.device(device), self.dtype)
         self.split = args.fsdp and gpus > 1
         self.adapter = 0 if args.lora is None else self.hf.num_hidden_layers * adapter_size(config, args.lora)
         self.rollouts = args.prompts_per_iteration * args.num_generations
@@ -146,18 +149,20 @@ def _gathered(setup: _Setup) -> Phases:
 
 def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
     hf, length = setup.hf, setup.length
-    in_flight = max(1, setup.args.rollout_tokens // length)
+    in_flight = rows_in_flight(length, setup.sampler, setup.args.rollout_tokens)
     active = in_flight * setup.block_length  # positions in the active blocks
-    piece = max(1, min(PIECE_TOKENS[setup.device] // length, in_flight))
+    piece = max(1, min(PIECE_TOKENS[setup.device] // length, setup.args.rollout_tokens // length, in_flight))
     forward = setup.activations("forward", piece).peak + 2 * active * hf.hidden_size * setup.per_weight
-    # Logits, and three float64 tensors of their shape.
-    drawing = min(DRAW_ELEMENTS, active * hf.vocab_size) * (3 * 8 + setup.per_weight)
+    # float32 logits, and three tensors of probabilities for those that are drawn from at once.
+    logits, kind = active * hf.vocab_size, setup.device
+    probability = 8 if setup.products == "float32" else 4
+    drawing = 4 * min(LOGIT_ELEMENTS[kind], logits) + 3 * probability * min(DRAW_ELEMENTS[kind], logits)
     cache = 0
     if setup.sampler.cache != "none":
         head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
         per_token = 2 * hf.num_key_value_heads * head_dim * hf.num_hidden_layers  # numbers
         cache = in_flight * (length + 1) * per_token * (2 if setup.autocast else setup.per_weight)
-        cache *= 2  # when rows finish, the others are copied
+        cache *= 1 + 1 / hf.num_hidden_layers  # when rows finish, the others are copied, a layer at a time
     return {"forward, or logits for drawing": (0, max(forward, drawing), 0), "keys and values": (0, cache, 0)}
 
 
