@@ -195,8 +195,10 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
         patch.setattr(torch.cuda, "set_device", lambda device: None)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "CUDA stand-in")
+        patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
         yield mode
