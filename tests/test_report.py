@@ -14,7 +14,7 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
-from lfpo.report.counts import histogram, reveal_map
+from lfpo.report.counts import histogram, reveal_map, reward_histograms
 from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.replay import highlight, playable, sudoku_grid
@@ -115,6 +115,13 @@ def test_histogram_by_hand():
     assert histogram([2.0, 2.0]) == {"low": 2.0, "high": 2.0, "counts": [2]}
     assert histogram([float("nan")])["counts"] == []
     assert histogram([-1.0, 0.0], (0.0, 1.0))["low"] == -1.0  # outside the range: the range gives way
+
+
+def test_group_agreement_by_hand():
+    config = {"num_generations": 2, "objective": {"name": "lfpo"}}
+    records = [{"reward": v, "r": 0.5} for v in (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0)]
+    assert reward_histograms(records, config)["agreement"] == {"all right": 0.5, "all wrong": 0.25, "mixed": 0.25}
+    assert "agreement" not in reward_histograms([{"reward": 0.5, "r": 0.5}] * 2, config)
 
 
 def test_spread_keeps_the_ends():

@@ -52,7 +52,10 @@ def reveal_map(records: list[dict[str, Any]], length: int, steps: int) -> dict[s
 
 
 def reward_histograms(records: list[dict[str, Any]], config: dict[str, Any]) -> dict[str, Any]:
-    """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group."""
+    """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group.
+
+    agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
+    """
     rewards = [r["reward"] for r in records]
     group = config["num_generations"]
     advantages = []
@@ -60,7 +63,13 @@ def reward_histograms(records: list[dict[str, Any]], config: dict[str, Any]) -> 
         part = rewards[start : start + group]
         advantages += [x - sum(part) / len(part) for x in part]
     ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
-    return {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    found: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    if records and set(rewards) <= {0.0, 1.0}:
+        right = [sum(rewards[i : i + group]) for i in range(0, len(rewards), group)]
+        shares = {"all right": right.count(group), "all wrong": right.count(0.0)}
+        shares["mixed"] = len(right) - sum(shares.values())
+        found["agreement"] = {name: n / len(right) for name, n in shares.items()}
+    return found
 
 
 def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:

@@ -73,15 +73,15 @@ function frontier() {
     const line = best.map((p, i) => `${i ? "L" : "M"}${at.px(place(p)).toFixed(1)} ${at.py(p.accuracy).toFixed(1)}`).join("");
     const image = draw("svg", { viewBox: `0 0 ${at.width} ${at.height}`, width: at.width, height: at.height, role: "img",
       "aria-label": `Frontier: ${best.map((p) => `${p.name} ${percent(p.accuracy)} at ${fixed(p.nfe, 1)} forwards`).join("; ")}` }, drawAxes(at, true, powers), draw("path", { d: line, stroke: "var(--dim)", "stroke-dasharray": "3 3", class: "line" }));
-    for (const p of inside) {
-      image.append(draw("circle", { cx: at.px(place(p)), cy: at.py(p.accuracy), r: p.colour ? 5 : 3.5, fill: p.base ? "var(--panel)" : p.colour || "var(--grey)", stroke: p.base ? "var(--ink)" : "var(--panel)", opacity: p.colour || p.base ? 1 : 0.45 },
-        draw("title", {}, `${p.name}: ${percent(p.accuracy)} at ${fixed(p.nfe, 1)} forwards`)));
-    }
     const labels = spread(best.map((p) => at.py(p.accuracy) - 9), 15, 12, at.height - 30);
     best.forEach((p, i) => {
       const right = at.px(place(p)) < at.width * 0.7;
       image.append(draw("text", { x: at.px(place(p)) + (right ? 8 : -8), y: labels[i], "text-anchor": right ? "start" : "end", class: "named", fill: p.colour || "var(--dim)" }, p.name));
     });
+    for (const p of inside) {
+      image.append(draw("circle", { cx: at.px(place(p)), cy: at.py(p.accuracy), r: p.colour ? 5 : 3.5, fill: p.base ? "var(--panel)" : p.colour || "var(--grey)", stroke: p.base ? "var(--ink)" : "var(--panel)", opacity: p.colour || p.base ? 1 : 0.45 },
+        draw("title", {}, `${p.name}: ${percent(p.accuracy)} at ${fixed(p.nfe, 1)} forwards`)));
+    }
     const left = points.length - inside.length;
     plot.replaceChildren(image, el("p", { class: "dim where" }, `forwards a completion (NFE), logarithmic${left ? `; ${left} points lie below the picture` : ""}`));
   }

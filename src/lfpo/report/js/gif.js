@@ -3,20 +3,18 @@
 
 const CLEAR = 255; // the transparent entry of a frame's palette
 
-// The palette of a frame, 256 x [r, g, b], and each pixel's entry. Colours are taken at 5 bits a channel.
+// The palette of a frame, 256 x [r, g, b], and each pixel's entry. Colours are taken at 5 bits a channel. pixels and
+// before (the frame before it, or null) are the canvas's RGBA values, one number a pixel.
 function palette(pixels, before) {
   const counts = new Map();
-  const keys = new Int32Array(pixels.length / 4);
+  const keys = new Int32Array(pixels.length);
   for (let i = 0; i < keys.length; i++) {
-    const [r, g, b] = [pixels[4 * i], pixels[4 * i + 1], pixels[4 * i + 2]];
-    const same = before && r === before[4 * i] && g === before[4 * i + 1] && b === before[4 * i + 2];
-    const key = same ? -1 : ((r >> 3) << 10) | ((g >> 3) << 5) | (b >> 3);
-    keys[i] = key;
-    if (!same) {
-      const found = counts.get(key);
-      if (found) found[0] += 1;
-      else counts.set(key, [1, r, g, b]);
-    }
+    if (before && pixels[i] === before[i]) { keys[i] = -1; continue; }
+    const [r, g, b] = [pixels[i] & 255, (pixels[i] >> 8) & 255, (pixels[i] >> 16) & 255];
+    const key = keys[i] = ((r >> 3) << 10) | ((g >> 3) << 5) | (b >> 3);
+    const found = counts.get(key);
+    if (found) found[0] += 1;
+    else counts.set(key, [1, r, g, b]);
   }
   const chosen = [...counts].sort((a, b) => b[1][0] - a[1][0]).slice(0, CLEAR);
   const entry = new Map(chosen.map(([key], i) => [key, i]));
@@ -62,15 +60,20 @@ function compressed(indices) {
   return [Uint8Array.of(8), ...blocks, Uint8Array.of(0)];
 }
 
-// frames: [{pixels (RGBA bytes), delay (milliseconds)}], all of one size. Loops for ever.
-function gif(frames, width, height) {
+// Takes frames (canvases of one size, each shown for `delay` milliseconds) and gives the file. It loops for ever.
+function gif(width, height) {
   const short = (n) => [n & 255, n >> 8];
   const ascii = (text) => [...text].map((c) => c.charCodeAt(0));
   const parts = [Uint8Array.from([...ascii("GIF89a"), ...short(width), ...short(height), 0x70, 0, 0, 0x21, 0xff, 11, ...ascii("NETSCAPE2.0"), 3, 1, 0, 0, 0])];
-  frames.forEach(({ pixels, delay }, n) => {
-    const [table, indices] = palette(pixels, n ? frames[n - 1].pixels : null);
-    parts.push(Uint8Array.from([0x21, 0xf9, 4, 0x05, ...short(Math.round(delay / 10)), CLEAR, 0, 0x2c, 0, 0, 0, 0, ...short(width), ...short(height), 0x87]),
-      table, ...compressed(indices));
-  });
-  return new Blob([...parts, Uint8Array.of(0x3b)], { type: "image/gif" });
+  let before = null;
+  return {
+    add(canvas, delay) {
+      const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
+      const [table, indices] = palette(pixels, before);
+      before = pixels;
+      parts.push(Uint8Array.from([0x21, 0xf9, 4, 0x05, ...short(Math.round(delay / 10)), CLEAR, 0, 0x2c, 0, 0, 0, 0, ...short(width), ...short(height), 0x87]),
+        table, ...compressed(indices));
+    },
+    file: () => new Blob([...parts, Uint8Array.of(0x3b)], { type: "image/gif" }),
+  };
 }

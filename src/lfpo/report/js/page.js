@@ -47,6 +47,7 @@ function runPage(main) {
   };
   const signal = chartGrid();
   const policy = chartGrid();
+  const agreement = chart("Group agreement", "Share of prompts whose rollouts are all right, mixed, or all wrong. Only mixed ones give a gradient.");
   const learned = iterations((named) => play.open(named));
   const lead = el("p", { class: "lead" });
   const details = el("div", { class: "details" });
@@ -57,7 +58,7 @@ function runPage(main) {
   const notes = el("ul", { class: "notes", "aria-label": "Notes of the run" });
   main.append(heading, tiles, notes, shown,
     panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
-    panel("Training signal", null, signal.root), policies,
+    panel("Training signal", null, signal.root, agreement.root), policies,
     rollouts, panel("Settings", null, details));
 
   return (data) => {
@@ -77,6 +78,9 @@ function runPage(main) {
     runCharts(make, data);
     signal.update(data, data.charts.signal);
     policies.hidden = !policy.update(data, data.charts.policy);
+    const agreed = data.histograms.filter((h) => h.agreement);
+    agreement.update({ stack: true, share: true, from: 0, xLabel: "iteration", series: agreed.length ? [["all right", "var(--c3)"], ["mixed", "var(--grey)"], ["all wrong", "var(--c2)"]].map(([name, colour]) => (
+      { name, colour, x: agreed.map((h) => h.step), y: agreed.map((h) => h.agreement[name]) })) : [] });
     learned.update(data);
     rollouts.hidden = !data.histograms.length;
     const open = [...details.querySelectorAll("details")].map((d) => d.open);

@@ -102,14 +102,14 @@ function player() {
     pause();
     const at = state.clock;
     const stride = Math.max(1, Math.ceil(last / FRAMES));
-    const frames = [];
-    let canvas = null;
+    let made = null;
     root.classList.add("still");
     animation.disabled = true;
     for (let clock = 0; ; clock = Math.min(last, clock + stride)) {
       go(clock);
-      canvas = picture(scene, scene.clientWidth < 700 ? 1.5 : 1);
-      frames.push({ pixels: canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, delay: clock >= last ? 2500 : Math.max(60, Math.min(400, (9000 * stride) / last)) });
+      const canvas = picture(scene, scene.clientWidth < 700 ? 1.5 : 1);
+      made ??= gif(canvas.width, canvas.height);
+      made.add(canvas, clock >= last ? 2500 : Math.max(60, Math.min(400, (9000 * stride) / last)));
       animation.textContent = `${Math.round((100 * clock) / Math.max(1, last))} %`;
       await new Promise((done) => setTimeout(done)); // the page stays responsive
       if (clock >= last) break;
@@ -118,7 +118,7 @@ function player() {
     animation.disabled = false;
     animation.textContent = "GIF";
     go(at);
-    download(gif(frames, canvas.width, canvas.height), `${fileName()}.gif`);
+    download(made.file(), `${fileName()}.gif`);
   }
 
   function load(rewind) {
