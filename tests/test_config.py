@@ -15,6 +15,7 @@ from lfpo.base.errors import UserError
 from lfpo.bench.rollout import BenchRolloutConfig
 from lfpo.bench.sandbox import BenchSandboxConfig
 from lfpo.bench.update import BenchUpdateConfig
+from lfpo.cli.list_recipes import kind_of
 from lfpo.cli.sample_config import SampleConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.eval.settings import EvalConfig
@@ -23,6 +24,7 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
+from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.sft_config import SFTConfig
 
@@ -236,8 +238,8 @@ def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     assert config.init["rope_theta"] == 100.0
     assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded-pretrain.yaml"))) == dataclasses.asdict(config)
     for name in recipe_names():
-        cls = SFTConfig if name.startswith("embedded") else CompareConfig if name == "compare" else LFPOConfig
-        build(cls, merge({"output_dir": "x"}, load_yaml(name)))
+        kinds: dict[str, type] = {"sft": SFTConfig, "compare": CompareConfig, "dpo": DPOConfig}
+        build(kinds.get(kind_of(name), LFPOConfig), merge({"output_dir": "x"}, load_yaml(name)))
 
 
 def test_included_files_lie_under_the_file_that_names_them(tmp_path: Path) -> None:

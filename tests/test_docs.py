@@ -29,6 +29,7 @@ SMOKE = {
     "train": "--max_steps 1 --prompts_per_iteration 2 --num_generations 2 --optimizer_steps_per_iteration 1 "
     "--eval_size 2 --threads 1",
     "sft": "--steps 1 --batch_size 2",
+    "dpo": "--max_steps 1 --batch_size 2 --eval_size 2",
     "eval": "--n 2",
     "sample": "",
     "report": "",
@@ -97,6 +98,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     (tmp_path / "my.yaml").write_text("include: [choice]\noutput_dir: runs/my\n")
     (tmp_path / "my-sft.yaml").write_text("output_dir: runs/my-sft\nmodel: embedded\ndata_file: demonstrations.jsonl\n")
+    (tmp_path / "my-dpo.yaml").write_text("output_dir: runs/my-dpo\ndata_file: pairs.jsonl\ngen_length: 8\n")
+    pair = json.dumps({"prompt": row["prompt"], "chosen": "a", "rejected": "b"})
+    for name in ("pairs.jsonl", "held-out.jsonl"):
+        (tmp_path / name).write_text(pair + "\n")
     (tmp_path / "my_rewards.py").write_text(
         "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n"
     )
@@ -118,6 +123,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.train.inputs.check_train",
         "lfpo.train.inputs.check_sft",
         "lfpo.train.sft.train_sft",
+        "lfpo.train.inputs.check_dpo",
+        "lfpo.train.dpo.train_dpo",
         "lfpo.eval.command.run_eval",
         "lfpo.cli.sample.run_sample",
         "lfpo.compare.command.run_compare",
@@ -207,7 +214,7 @@ def test_a_command_with_models_and_data_from_elsewhere(
 def typed(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a command in the folder, at smoke size; one that trains does so from the beginning."""
     arguments = shlex.split(line)
-    if arguments[0] in ("train", "sft") and "--resume" not in arguments:
+    if arguments[0] in ("train", "sft", "dpo") and "--resume" not in arguments:
         clear(arguments, folder)
     small = f"{SMOKE[arguments[0]]} {'--n_samples 2' if '--n_samples' in arguments else ''}"
     assert main([*arguments, *shlex.split(small)]) == 0, (arguments, capsys.readouterr().err)

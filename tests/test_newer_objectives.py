@@ -28,7 +28,8 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, masked_views, shared_by_state, step_views
+from lfpo.objectives.views import Views, elbo_views, masked_views, shared_by_state, step_views
+from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from processes import run_ranks
@@ -133,7 +134,7 @@ def test_justgrpo_by_hand():
 def test_bgpo_by_hand():
     """Three and two scored tokens of C = 3; the third of the second is masked and not scored."""
     objective = BGPO(mc_samples=2, epsilon=0.2, dual_clip=1.5, after_eos=False)
-    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]))
+    views = elbo_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]), after_eos=False)
     tables = {
         "current": {"_be": "211 111 111", "a__": "111 112 112", "_e_": "121 111 111", "___": "112 112 112"},
         "old": {"_be": "112 111 111", "a__": "111 121 112", "_e_": "112 111 111", "___": "121 112 211"},
@@ -142,6 +143,23 @@ def test_bgpo_by_hand():
     good = -1.2 - (1 - LN2 / 2)
     bad = 0.5 * 1.5 + 0.5 * 0.8  # 2^(2/3) is above the dual clip, 2^(-1/3) below 0.8
     assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx((good + 2 / 3 * bad) / (10 / 3), rel=1e-6)
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+def test_vrpo_by_hand(after_eos: bool):
+    """A pair of three and two scored tokens of C = 3 (or three), each with two masks."""
+    objective = VRPO(mc_samples=2, beta=0.5, after_eos=after_eos)
+    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]))
+    tables = {
+        "current": {"_be": "211 111 111", "a__": "111 112 112", "_e_": "121 111 112", "___": "112 112 112"},
+        "base": {"_be": "112 111 111", "a__": "111 121 112", "_e_": "112 111 112", "___": "121 112 211"},
+    }
+    # Log ratios: log 2 of one token; -log 2, 0 of two. log 2, and 0 after the end; -log 2, 0, and log 2 after the end.
+    chosen = (LN2 - LN2 / 2) / 2
+    rejected = (LN2 / 2 + 0) / 2 if after_eos else (2 / 3 * LN2 - LN2 / 3) / 2
+    margin = 0.5 * (chosen - rejected)
+    loss = loss_of(objective, views, GOOD_BAD, **tables)
+    assert loss == pytest.approx(log(1 + math.exp(-margin)), rel=1e-6)
 
 
 @pytest.mark.parametrize("after_eos", [True, False])
@@ -346,7 +364,7 @@ def test_gdsd_s_published_bounds_end_learning_after_one_small_step():
 
 def test_bgpo_stays_finite_where_log_of_its_ratio_is_not():
     objective = BGPO(mc_samples=1, after_eos=False)
-    views = objective.mask_views(rollouts(["a"]), masks(["_"]))
+    views = elbo_views(rollouts(["a"]), masks(["_"]), after_eos=False)
     models: Any = {CURRENT: Table({"_": "199"}), OLD: Table({"_": "911"})}
     loss, _ = accumulate_gradients(objective, models, views, GOOD_BAD[:1], update_tokens=1)
     d = log(1 / 19) - log(9 / 11)

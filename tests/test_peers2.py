@@ -25,7 +25,8 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, masked_views, step_views
+from lfpo.objectives.views import Views, elbo_views, masked_views, step_views
+from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.train.algorithm import accumulate_gradients
 
 CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
@@ -161,7 +162,7 @@ def test_bgpo(golden: dict[str, Any]):
     objective = BGPO(mc_samples=hyper["mc_num"], dual_clip=hyper["dual_clip"], **clip_of(golden))
     valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
     t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
-    views = objective.mask_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
+    views = elbo_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1), after_eos=True)
     views = dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
     check(objective, views, golden, model=Attending)
 
@@ -259,3 +260,15 @@ def test_dtree_rpo(golden: dict[str, Any]):
     views = objective.edge_views(t, signal, torch.arange(4), 0 * ones, groups, ones, 2 * ones)
     once = golden | {"noised_inputs_cur": golden["noised_inputs_cur"][:1]}  # the peer runs the parents again for D
     check(objective, views, once, signal=signal)
+
+
+@cases("vrpo")
+def test_vrpo(golden: dict[str, Any]):
+    objective = VRPO(mc_samples=golden["hyper"]["mc_num"], beta=golden["hyper"]["beta"], after_eos=True)
+    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
+    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
+    views = objective.mask_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
+    views = dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
+    found = elbos(views, Predictions(views, peers.policies(Attending)).logp("base"))
+    torch.testing.assert_close(found, torch.tensor(golden["ref_elbo_over_C"], dtype=torch.float64), rtol=1e-5, atol=0)
+    check(objective, views, golden, model=Attending)

@@ -18,6 +18,7 @@ USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 Train
   train CONFIG    reinforcement learning with LFPO or another objective
   sft CONFIG      supervised training with the masked diffusion loss
+  dpo CONFIG      preference training on chosen and rejected completions
   compare CONFIG  train several objectives on the same base; write tables
   plan CONFIG     estimate memory, hours and cost; print the command to start
   recipes         list the shipped recipes: model, task, what each needs
@@ -43,7 +44,7 @@ Check the machine
 CONFIG is a YAML file or a shipped recipe.
 {recipes}
 --key value sets any key, --objective.beta 0.3 a nested one. --resume continues
-a stopped run of train or sft. `lfpo COMMAND --help` lists a command's keys."""
+a stopped run of train, sft or dpo. `lfpo COMMAND --help` lists its keys."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -49,6 +49,17 @@ def sft(rest: list[str]) -> None:
     train_sft(config, resume="resume" in flags)
 
 
+def dpo(rest: list[str]) -> None:
+    from lfpo.train.dpo_config import DPOConfig
+    from lfpo.train.inputs import check_dpo
+
+    config, flags = configure(DPOConfig, rest, takes_file=True, command="dpo", flags=("resume",))
+    check_dpo(config, resume="resume" in flags)
+    from lfpo.train.dpo import train_dpo
+
+    train_dpo(config, resume="resume" in flags)
+
+
 def sample(rest: list[str]) -> None:
     from lfpo.cli.names import check_names
     from lfpo.cli.sample_config import SampleConfig
@@ -193,6 +204,7 @@ def bench(rest: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "sft": sft,
+    "dpo": dpo,
     "sample": sample,
     "eval": evaluate,
     "lm-eval": lm_eval,

@@ -17,6 +17,7 @@ TITLES = {
     "train": "lfpo train NAME: the embedded model, on a CPU",
     "gpu": "lfpo train NAME: 7 to 8 B parameters, on GPUs of 80 GiB (first: lfpo plan NAME)",
     "compare": "lfpo compare NAME: several objectives",
+    "dpo": "lfpo dpo NAME: preference training",
     "sft": "lfpo sft NAME: how the embedded model was made",
 }
 
@@ -50,6 +51,8 @@ def wrapped(text: str, width: int, indent: str) -> str:
 def kind_of(name: str) -> str:
     """The key of TITLES that a recipe belongs to. Recipes in a folder are for GPUs."""
     values = load_yaml(name)
+    if "beta" in values:
+        return "dpo"
     return "compare" if "objectives" in values else "sft" if "steps" in values else "gpu" if "/" in name else "train"
 
 

@@ -124,8 +124,9 @@ def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[None]:
         yield
     finally:
         for policy in policies:
-            policy.release_head()
-            _forget_forwards(policy.backbone.model)
+            if isinstance(policy, MaskedDiffusionLM):  # a policy given in Python may be another class, split by nobody
+                policy.release_head()
+                _forget_forwards(policy.backbone.model)
 
 
 def _forget_forwards(root: nn.Module) -> None:

@@ -16,7 +16,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views, elbo_views
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -53,18 +53,8 @@ class BGPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        scored_BC = trajectory.scored(self.after_eos)
-        return self.mask_views(trajectory, stratified_masks(scored_BC, seeds, inner, count=self.mc_samples, least=1))
-
-    def mask_views(self, trajectory: Trajectory, masked_DBC: torch.Tensor) -> Views:
-        """A view and a unit for each mask; a target's weight is that of its log p in e, so a view's weights sum to
-        n / C."""
-        scored_BC = trajectory.scored(self.after_eos)
-        n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
-        weight_DB = n_B / (x_DB.clamp(min=1) * masked_DBC.shape[-1])
-        return masked_views(
-            trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=self.after_eos
-        )
+        masked_DBC = stratified_masks(trajectory.scored(self.after_eos), seeds, inner, count=self.mc_samples, least=1)
+        return elbo_views(trajectory, masked_DBC, after_eos=self.after_eos)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)

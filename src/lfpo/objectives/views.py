@@ -189,6 +189,16 @@ def coupled_views(
     return masked_views(trajectory, masked_MBC, weight_MB=weight_MB, units=units, after_eos=after_eos)
 
 
+def elbo_views(trajectory: Trajectory, masked_DBC: torch.Tensor, *, after_eos: bool) -> Views:
+    """A view and a unit for each of D masks of a rollout; a target's weight is n / (x C), with n scored tokens of C and
+    x of them in the mask. The weighted sum of log p is then an estimate of the ELBO over C if x is uniform on 1 .. n; a
+    view's weights sum to n / C."""
+    scored_BC = trajectory.scored(after_eos)
+    n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
+    weight_DB = n_B / (x_DB.clamp(min=1) * masked_DBC.shape[-1])
+    return masked_views(trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=after_eos)
+
+
 def shared_by_state(views: Views) -> Views:
     """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
     1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""

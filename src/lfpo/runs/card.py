@@ -14,6 +14,7 @@ from lfpo.runs.directory import Run
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",
+    "dpo": "A masked diffusion model trained on preferences by VRPO (DPO on ELBOs).",
     "sft": "A masked diffusion model trained on demonstrations by the masked diffusion loss.",
 }
 
@@ -90,9 +91,9 @@ def model_card(
 ) -> str:
     """README.md for the weights of a run: Markdown under the metadata that model hubs read.
 
-    config: the run's resolved configuration. kind: "train" or "sft". use: the section on how to use the files. step:
-    the iteration of the weights (None: the last). library: what the hub says loads them. Local paths are cut to their
-    last part, since the card is published with the weights.
+    config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files.
+    step: the iteration of the weights (None: the last). library: what the hub says loads them. Local paths are cut to
+    their last part, since the card is published with the weights.
     """
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
     config = published(config)

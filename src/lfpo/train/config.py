@@ -157,12 +157,7 @@ class LFPOConfig:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
-        if self.dtype == "bfloat16" and self.lora is None:
-            raise ValueError(
-                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
-            )
-        if self.load_in_4bit and self.lora is None:
-            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
+        check_precision(self)
         if self.load_in_4bit and self.fsdp:
             raise ValueError(
                 "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
@@ -210,3 +205,13 @@ class LFPOConfig:
                 f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} is larger than the "
                 f"{self.prompts_per_iteration} prompts_per_iteration, whose trees are not split"
             )
+
+
+def check_precision(args: Any) -> None:
+    """Raise ValueError where weights of the given `dtype` or in 4 bits would have to be trained themselves."""
+    if args.dtype == "bfloat16" and args.lora is None:
+        raise ValueError(
+            "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
+        )
+    if args.load_in_4bit and args.lora is None:
+        raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")

@@ -10,11 +10,13 @@ from lfpo.base.checks import check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 from lfpo.train.config import LFPOConfig
+from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.sft_config import SFTConfig
 
 
@@ -47,6 +49,18 @@ def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
         get_task(task)
     if args.data_file is not None:
         load_jsonl(args.data_file, required=("prompt", "completion"))
+
+
+def check_dpo(args: DPOConfig, *, resume: bool = False) -> None:
+    """Raise the UserError that `lfpo dpo` would raise later for its input files, names and folder."""
+    check_folder(Path(args.output_dir), args, resume=resume, kind="dpo")
+    trackers.check_installed(args.report_to)
+    check_model_name(args.model)
+    for task in args.tasks:
+        get_task(task)
+    for file in (args.data_file, args.eval_file):
+        if file is not None:
+            load_preferences(file)
 
 
 def reward_function(given: Any) -> RewardFunction:

@@ -1,4 +1,4 @@
-"""Running a run: open or resume, log, evaluate, save, stop. `lfpo train` and `lfpo sft` both go through it."""
+"""Running a run: open or resume, log, evaluate, save, stop. `lfpo train`, `sft` and `dpo` all go through it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
 
 from lfpo.base import distributed
 from lfpo.base.config import to_dict
@@ -35,7 +34,7 @@ class Trainer(Protocol):
     """What a run runs.
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
-        read here. kind: "train" or "sft".
+        read here. kind: "train", "sft" or "dpo".
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     state: JSON data that checkpoints hold too (counters); restored in place.
     """
@@ -85,6 +84,18 @@ class Shows(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class Silent:
+    """What ranks other than 0 show: nothing."""
+
+    def note(self, message: str) -> None: ...
+
+    def update(self, metrics: dict[str, Any]) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class TrainingRun:
     """The run of one trainer: its folder, log, checkpoints and end.
 
@@ -104,7 +115,7 @@ class TrainingRun:
             )
         else:
             self.folder = Run(path.expanduser(), silent=True)
-            self.display = Display(trainer.total_steps, Console(quiet=True))
+            self.display = Silent()
         distributed.barrier()
         self.note: Callable[[str], None] = self.display.note
         self.stop = StopRequests()

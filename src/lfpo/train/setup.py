@@ -24,15 +24,17 @@ from lfpo.prompts.tasks import Row, get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
+from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.inputs import reward_function
 
 
 def load_policies(
-    args: LFPOConfig, model: Any, tokenizer: Any, *, needs_base: bool
+    args: LFPOConfig | DPOConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
     """The policies by name (lfpo.models.roles), on this rank's device, and the tokenizer.
 
-    model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base: also keep the base policy.
+    model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base, needs_old: whether the base
+    policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer.
     """
     device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
@@ -54,16 +56,18 @@ def load_policies(
     if mesh is None:
         model.to(device)
     if args.lora is not None:
-        policies = {CURRENT: model, OLD: attach(model, args.lora, seed=args.seed)}
+        old = attach(model, args.lora, seed=args.seed)
         for unsplit in model.unsplit:
             inject(unsplit, args.lora)
-        return (policies | {BASE: model.with_adapter(BASE)} if needs_base else policies), tokenizer
+        others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
+        return {CURRENT: model} | others, tokenizer
     frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
     if mesh is not None:
         frozen_copy = split_frozen_copy
     elif args.offload_reference:
         frozen_copy = frozen_copy_on_cpu
-    return {CURRENT: model} | {name: frozen_copy(model) for name in ((OLD, BASE) if needs_base else (OLD,))}, tokenizer
+    names = [name for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed]
+    return {CURRENT: model} | {name: frozen_copy(model) for name in names}, tokenizer
 
 
 def make_source(

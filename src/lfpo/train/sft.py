@@ -22,7 +22,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.objectives.ops.fused import cross_entropy_sum
-from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
@@ -147,7 +147,9 @@ class Lines:
         if self.last is not None:
             rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
         self.last = step, now
-        self.note(f"step {step}/{self.total}  loss {metrics['loss']:.4f}{rate}")
+        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
+        self.note(f"step {step}/{self.total}{text}{rate}")
 
 
 def accumulate_sft_gradients(
@@ -213,15 +215,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
     """A function that returns the example of a number, the same before and after a resume."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
-        prompt_ids = encode_prompt(tokenizer, prompt)
-        ids = tokenizer.encode(completion, add_special_tokens=False)
-        if not prompt_ids:
-            raise UserError(f"{where}: the prompt has no tokens")
-        if len(ids) > gen_length:
-            raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
-        if len(prompt_ids) + gen_length > model.max_length:
-            raise UserError(f"{where}: prompt and completion exceed the model's context of {model.max_length} tokens")
-        return Example(prompt_ids, ids + [model.eos_id] * (gen_length - len(ids)))
+        return Example(*encode_example(tokenizer, model, prompt, completion, gen_length, where))
 
     if config.data_file is not None:
         rows = load_jsonl(config.data_file, required=("prompt", "completion"))

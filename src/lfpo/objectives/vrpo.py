@@ -1,0 +1,80 @@
+"""VRPO (LLaDA 1.5, arXiv 2505.19223; the code is DARE's): DPO with the ELBO as a completion's log-likelihood."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.base.checks import at_least_one, positive
+from lfpo.models.roles import BASE
+from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, elbo_views
+from lfpo.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class VRPO:
+    """The mean over pairs of -log sigmoid(beta [(e - e_base) of the chosen - (e - e_base) of the rejected completion]),
+    with e the mean over mc_samples masks of n / (x C) times the sum of log p at a mask of x of its n scored tokens, x
+    uniform on 1 .. n, C = gen_length. Policy and base policy share the masks. `lfpo dpo` trains it: rows 2p and 2p + 1
+    are the chosen and the rejected completion of pair p.
+
+    beta: as in DARE, of ELBOs over C: on ELBOs themselves, as the paper writes it, it is beta / C.
+    mc_samples: masks of each completion. after_eos: also score the padding after the first EOS; otherwise it is masked.
+    """
+
+    mc_samples: int = 4
+    beta: float = 0.2
+    after_eos: bool = False
+    num_iterations: ClassVar[int] = 1
+    needs_base: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mc_samples")
+        positive(self, "beta")
+
+    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+        """1 for each chosen and -1 for each rejected completion."""
+        return (1.0 - 2.0 * (torch.arange(len(rewards_B)) % 2)).to(rewards_B)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        scored_BC = trajectory.scored(self.after_eos)
+        return self.mask_views(trajectory, stratified_masks(scored_BC, seeds, inner, count=self.mc_samples, least=1))
+
+    def mask_views(self, trajectory: Trajectory, masked_DBC: torch.Tensor) -> Views:
+        """Views with given masks; those of a pair form a unit."""
+        views = elbo_views(trajectory, masked_DBC, after_eos=self.after_eos)
+        return dataclasses.replace(views, unit=views.row // 2, weight=views.weight / len(masked_DBC))
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        views = predictions.views
+        reward_B = self.beta * elbos(views, predictions.logp() - predictions.logp(BASE))
+        pair_P = views.unit.unique()
+        chosen_P, rejected_P = reward_B[2 * pair_P], reward_B[2 * pair_P + 1]
+        margin_P = chosen_P - rejected_P
+        measures = {
+            "rewards/chosen": sum_and_count(chosen_P),
+            "rewards/rejected": sum_and_count(rejected_P),
+            "rewards/margins": sum_and_count(margin_P),
+            "rewards/accuracies": sum_and_count((margin_P > 0).double()),
+        }
+        signs_B = self.signal(signal_B, signal_B)
+        return -F.logsigmoid(margin_P).sum(), measures | measure_targets(predictions, predictions.at_targets(signs_B))
+
+    def normalizer(self, views: Views) -> float:
+        """The number of pairs."""
+        return float(len(views.unit.unique()))
+
+
+def elbos(views: Views, logp_T: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of each row's targets, [rows up to the last that has views]; of all its masks e (see VRPO)."""
+    row_T = views.row[views.target.nonzero()[:, 0]]
+    weight_T = views.weight[views.target].to(logp_T.dtype)
+    return logp_T.new_zeros(int(views.row.max()) + 1).index_add(0, row_T, weight_T * logp_T)

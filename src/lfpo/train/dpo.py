@@ -1,0 +1,219 @@
+"""Preference training, `lfpo dpo`: each step draws pairs and masks and follows the gradient of VRPO's loss."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.batching import left_pad
+from lfpo.base.environment import describe_environment
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator, key, python_rng
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.roles import BASE, CURRENT
+from lfpo.objectives.measures import means_over_ranks
+from lfpo.objectives.vrpo import VRPO, elbos
+from lfpo.prompts.encoding import encode_example
+from lfpo.prompts.preferences import Preference, load_preferences, task_pair
+from lfpo.prompts.tasks import DataTask, Task, get_task
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
+from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.flops import Meter
+from lfpo.train.optim import build_adamw, lr_at, set_lr
+from lfpo.train.run import TrainingRun, run_trainer
+from lfpo.train.setup import load_policies
+from lfpo.train.sft import Lines
+
+# A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
+Pair = tuple[list[int], list[int], list[int]]
+
+
+def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
+    """Train and return the folder of the final model (`output_dir/model`). report: takes each line of progress.
+
+    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
+    """
+    distributed.start()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = run_trainer(DPOTrainer(config), resume=resume, display=Lines(config.max_steps, report))
+    if distributed.rank() == 0:
+        report(f"saved {folder}")
+    distributed.stop()
+    return folder
+
+
+class DPOTrainer:
+    """What a run of `lfpo dpo` trains (see lfpo.train.run.Trainer)."""
+
+    kind, reference, stop_on = "dpo", None, ()
+
+    def __init__(self, config: DPOConfig):
+        self.args = config
+        if distributed.world() > config.batch_size:
+            raise UserError(f"{distributed.world()} ranks for a batch_size of {config.batch_size}: start fewer ranks")
+        self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
+        self.model = self.policies[CURRENT].train()
+        if config.gradient_checkpointing:
+            self.model.checkpoint_layers()
+        self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
+        self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
+        self.optimizer = build_adamw(
+            self.model,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(config.adam_beta1, config.adam_beta2),
+            optim=config.optim,
+        )
+        self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
+        self.note: Callable[[str], None] = print
+
+    @property
+    def total_steps(self) -> int:
+        return self.args.max_steps
+
+    def attach(self, run: TrainingRun) -> None:
+        self.note = run.note
+        self.note(f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}")
+
+    def iterate(self, step: int) -> dict[str, Any]:
+        """One optimiser step; metrics every logging_steps."""
+        config, started, meter = self.args, time.perf_counter(), Meter()
+        lr = lr_at(
+            step,
+            total=config.max_steps,
+            peak=config.learning_rate,
+            schedule=config.lr_scheduler_type,
+            warmup_steps=config.warmup_steps,
+        )
+        set_lr(self.optimizer, lr)
+        # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
+        mine = range(distributed.rank(), config.batch_size, distributed.world())
+        numbers = [step * config.batch_size + i for i in mine]
+        trajectory = as_trajectory([self.draw(i) for i in numbers], self.model)
+        signal = torch.zeros(len(trajectory), dtype=torch.float64, device=self.model.device)
+        seeds = [key(config.seed, "pair", i, side) for i in numbers for side in ("chosen", "rejected")]
+        views = self.objective.views(trajectory, signal, seeds, 0)
+        loss, measures = accumulate_gradients(
+            self.objective, self.policies, views, signal, update_tokens=config.update_tokens, meter=meter
+        )
+        loss = distributed.sum_number(loss)
+        distributed.sum_gradients(self.model.parameters())
+        norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
+        if math.isfinite(norm) and math.isfinite(loss):
+            self.optimizer.step()
+        else:
+            self.state["skipped"] += 1
+            self.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+        self.optimizer.zero_grad()
+        self.state["seconds"] += time.perf_counter() - started
+        self.state["flops"] += distributed.sum_number(meter.flops)
+        means, done = means_over_ranks(measures), step + 1
+        if done % config.logging_steps and done < config.max_steps:
+            return {}
+        made = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
+        return (
+            made
+            | {"skipped_updates": self.state["skipped"], "time/total": self.state["seconds"]}
+            | {"flops": self.state["flops"]}
+        )
+
+    def evaluates_after(self, step: int) -> bool:
+        every = self.args.eval_steps
+        return bool(every and self.held_out) and (step % every == 0 or step == self.args.max_steps)
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> dict[str, float]:
+        """On held-out pairs, with the same masks each time: eval/preference_accuracy, the share of pairs whose chosen
+        completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
+        beta (e - e_base), as TRL names them (0 before training); eval/loss."""
+        config, wins, gains, margin, loss = self.args, 0.0, 0.0, 0.0, 0.0
+        mine = list(range(distributed.rank(), len(self.held_out), distributed.world()))
+        many = replace(self.objective, mc_samples=config.eval_masks)
+        for start in range(0, len(mine), config.batch_size):
+            numbers = mine[start : start + config.batch_size]
+            trajectory = as_trajectory([self.held_out[i] for i in numbers], self.model)
+            seeds = [key("held-out pair", i, side) for i in numbers for side in ("chosen", "rejected")]
+            views = many.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)
+            how: dict[str, Any] = {"update_tokens": config.update_tokens, "padding_free": False}
+            now, base = (
+                elbos(views, logp_at_targets(self.policies, views, policy, meter=None, filler=None, **how)).double()
+                for policy in (CURRENT, BASE)
+            )
+            reward = config.beta * (now - base)
+            difference = reward[::2] - reward[1::2]
+            wins += float((now[::2] > now[1::2]).sum())
+            gains += float((difference > 0).sum())
+            margin += float(difference.sum())
+            loss += float(-torch.nn.functional.logsigmoid(difference).sum())
+        names = ("preference_accuracy", "rewards/accuracies", "rewards/margins", "loss")
+        sums = zip(names, (wins, gains, margin, loss), strict=True)
+        return {f"eval/{name}": distributed.sum_number(value) / len(self.held_out) for name, value in sums}
+
+    def export(self) -> MaskedDiffusionLM:
+        return self.model
+
+
+def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:
+    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device."""
+    ids, mask = left_pad([prompt for prompt, *_ in pairs for _ in range(2)], model.pad_id)
+    tokens = torch.tensor([side for _, *sides in pairs for side in sides])
+    size, length = tokens.shape
+    ones = torch.ones(size, dtype=torch.long)
+    return Trajectory(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        tokens=tokens,
+        reveal_step=torch.zeros_like(tokens),
+        confidence=torch.ones(size, length),
+        entropy=torch.zeros(size, length),
+        scheduled_steps=ones,
+        nfe=ones,
+        queries=ones,
+        sampler=SamplerConfig(gen_length=length),
+        mask_id=model.mask_id,
+        eos_id=model.eos_id,
+    ).to(model.device)
+
+
+def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple[Callable[[int], Pair], list[Pair]]:
+    """A function that returns the training pair of a number, the same before and after a resume; held-out pairs."""
+
+    def encode(pair: Preference, length: int) -> Pair:
+        prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
+        return prompt, chosen, encode_example(tokenizer, model, pair.prompt, pair.rejected, length, pair.where)[1]
+
+    if config.data_file is not None:
+        rows = [encode(pair, config.gen_length) for pair in load_preferences(config.data_file)]
+        held_out = load_preferences(config.eval_file)[: config.eval_size] if config.eval_file else []
+
+        def from_file(index: int) -> Pair:
+            epoch, position = divmod(index, len(rows))
+            order = torch.randperm(len(rows), generator=generator(config.seed, "epoch", epoch))
+            return rows[int(order[position])]
+
+        return from_file, [encode(pair, config.gen_length) for pair in held_out]
+
+    tasks: dict[str, Task] = {}
+    for name in config.tasks:
+        task = get_task(name)
+        if isinstance(task, DataTask):
+            raise UserError(f"task {name!r}: pairs are made from demonstrations of procedural tasks; use 'data_file'")
+        tasks[name] = task
+    length = max(task.gen_length for task in tasks.values())
+
+    def from_tasks(index: int, split: str = "train") -> Pair:
+        rng = python_rng(config.seed, "pair", split, index)
+        name = rng.choices(list(tasks), weights=list(config.tasks.values()))[0]
+        return encode(task_pair(tasks[name], split, index, config.seed), length)
+
+    return from_tasks, [from_tasks(i, "test") for i in range(config.eval_size)]
