@@ -50,7 +50,7 @@ from peft import PeftModel
 home, samplers = sys.argv[1], json.loads(sys.argv[2])
 ids = load_file(f"{home}/ids.safetensors")["ids"]
 logits = {}
-for name in ("embedded", "llada", "dream", "merged", "base"):
+for name in ("embedded", "llada", "tied", "dream", "merged", "base"):
     model = AutoModelForCausalLM.from_pretrained(f"{home}/{name}")
     assert AutoTokenizer.from_pretrained(f"{home}/{name}").mask_token_id == model.config.mask_token_id
     if name == "base":
@@ -85,10 +85,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("export")
     own = home / "own"
     write_llada(own / "llada", shards=2)
+    write_llada(own / "tied", weight_tying=True)
     write_dream(own / "dream")
     save_model(load_model("embedded"), own / "embedded")  # in float32, as a run saves it
     lora_run(own / "run", own / "llada")
-    for name in ("embedded", "llada", "dream"):
+    for name in ("embedded", "llada", "tied", "dream"):
         assert main(["export", str(own / name), "--layout", "transformers", "--output", str(home / name)]) == 0
     for name, layout, more in (
         ("base", "transformers", [str(own / "llada")]),
@@ -125,7 +126,7 @@ def plain(home: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     return load_file(home / "logits.safetensors"), done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", ["embedded", "llada", "dream", "merged", "adapter"])
+@pytest.mark.parametrize("name", ["embedded", "llada", "tied", "dream", "merged", "adapter"])
 def test_plain_transformers_gives_our_logits(name: str, home: Path, plain: tuple[dict[str, torch.Tensor], list[str]]):
     ids, found = random_ids(2, 24), plain[0][name]
     model = load_model(home / ("merged-own" if name in ("merged", "adapter") else f"own/{name}"))
@@ -134,7 +135,7 @@ def test_plain_transformers_gives_our_logits(name: str, home: Path, plain: tuple
     if name == "dream":  # position i of theirs predicts token i + 1
         found, expected = found[:, :-1], expected[:, 1:]
     assert (found - expected).abs().max() < 1e-5
-    if name in ("llada", "dream"):
+    if name in ("llada", "tied", "dream"):
         theirs = reference_logits(home / "own" / name, ids)
         assert (plain[0][name] - theirs).abs().max() < 1e-4
 

@@ -16,6 +16,7 @@ from lfpo.report import write_report
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
+from test_report_watch import add_iteration, served
 from written_runs import CODE, HOSTILE, record, write_rows, write_run
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -439,3 +440,20 @@ def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
 def _comparison(folder: Path) -> Path:
     (folder / "results.json").write_text((RESULTS / "results.json").read_text())
     return write_report(Run(folder))
+
+
+def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
+    folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
+    with served(folder) as server, Page(running, server.address) as opened:
+        page = opened.page
+        assert page.locator(".chip.live").count() == 1
+        page.get_by_label("Filter").fill("text")
+        page.locator(".player").press("Home")
+        page.evaluate("document.body.dataset.kept = 'same page'")
+        add_iteration(folder, 4)
+        page.get_by_text("4 of 3 iterations").wait_for(timeout=30000)
+        page.get_by_label("Filter").fill("brand")
+        assert "brand new" in opened.texts(".completions pre")
+        assert page.locator("body").get_attribute("data-kept") == "same page"
+        assert page.locator(".player input[type=range]").input_value() == "0"  # the player keeps its step
+        assert opened.errors == []

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from browser import Page, browser
 from lfpo.base.errors import UserError
 from lfpo.report.watch import Server, WatchConfig, is_loopback, make_server
 from written_runs import record, write_rows, write_run
@@ -104,20 +103,3 @@ def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):
 def test_loopback_addresses():
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.1.2", "", "localhost.example")))
-
-
-def test_the_open_page_updates_without_reload(tmp_path: Path):
-    folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
-    with browser() as running, served(folder) as server, Page(running, server.address) as opened:
-        page = opened.page
-        assert page.locator(".chip.live").count() == 1
-        page.get_by_label("Filter").fill("text")
-        page.locator(".player").press("Home")
-        page.evaluate("document.body.dataset.kept = 'same page'")
-        add_iteration(folder, 4)
-        page.get_by_text("4 of 3 iterations").wait_for(timeout=30000)
-        page.get_by_label("Filter").fill("brand")
-        assert "brand new" in opened.texts(".completions pre")
-        assert page.locator("body").get_attribute("data-kept") == "same page"
-        assert page.locator(".player input[type=range]").input_value() == "0"  # the player keeps its step
-        assert opened.errors == []

@@ -53,7 +53,8 @@ class PushConfig:
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:
     """Upload, and print the repository's address. Raises UserError where the hub refuses."""
     source = find_source(config.run, adapter=config.adapter)
-    with tempfile.TemporaryDirectory(prefix="lfpo-push-") as scratch:
+    beside = source.run.dir if source.run else None  # where there was room for the run; /tmp may be small
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=beside) as scratch:
         folder = Path(scratch) / "files"
         folder.mkdir()
         write_export(source, folder, config.layout, adapter=config.adapter)

@@ -69,9 +69,18 @@ function gif(width, height) {
   return {
     add(canvas, delay) {
       const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
-      const [table, indices] = palette(pixels, before);
+      let [top, bottom] = [0, height]; // only the rows that change
+      if (before) {
+        const same = (i) => pixels[i] === before[i];
+        let [from, to] = [0, pixels.length - 1];
+        while (from < to && same(from)) from++;
+        while (to > from && same(to)) to--;
+        [top, bottom] = [Math.floor(from / width), Math.floor(to / width) + 1];
+      }
+      const rows = (all) => all && all.subarray(top * width, bottom * width);
+      const [table, indices] = palette(rows(pixels), rows(before));
       before = pixels;
-      parts.push(Uint8Array.from([0x21, 0xf9, 4, 0x05, ...short(Math.round(delay / 10)), CLEAR, 0, 0x2c, 0, 0, 0, 0, ...short(width), ...short(height), 0x87]),
+      parts.push(Uint8Array.from([0x21, 0xf9, 4, 0x05, ...short(Math.round(delay / 10)), CLEAR, 0, 0x2c, 0, 0, ...short(top), ...short(width), ...short(bottom - top), 0x87]),
         table, ...compressed(indices));
     },
     file: () => new Blob([...parts, Uint8Array.of(0x3b)], { type: "image/gif" }),
