@@ -1,0 +1,139 @@
+"""Memory of one rank with weights split by FSDP: in a pass through many layers, and at the start of a run.
+
+    python tests/split_memory.py pass                     # 4, 8, 16 layers of width 1,024 on 2 ranks
+    python tests/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
+
+Ranks are processes on the CPU over gloo. What is counted is a process's anonymous memory (not pages of files that are
+mapped into it), read every 2 ms, above that before. `pass`: forward and backward of 8 tokens, so that little else but
+weights and gradients is held; in units of one layer's gradient. `start`: a checkpoint with random weights is read, and
+the reference made from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.models import init_model, load_model, save_model
+from lfpo.models.fsdp import frozen_copy, one_pass
+from lfpo.models.layouts import LAYOUTS
+from processes import run_ranks
+
+
+def config(layers: int, width: int, mlp: int, vocabulary: int) -> dict[str, Any]:
+    """A LLaDA of this size."""
+    special = {"mask_token_id": vocabulary - 1, "eos_token_id": vocabulary - 2, "pad_token_id": vocabulary - 2}
+    sizes = {"d_model": width, "n_layers": layers, "mlp_hidden_size": mlp, "vocab_size": vocabulary}
+    return {**LAYOUTS["llada-8b"], **sizes, "n_heads": max(1, width // 128), "embedding_size": vocabulary, **special}
+
+
+def one_backward(folder: Path, output: Path) -> None:
+    """Write the peak of a pass and the size of a layer, in bytes, of the rank with the larger peak."""
+    distributed.start()
+    model = load_model(folder, mesh=distributed.mesh()).train()
+
+    def run() -> None:
+        with one_pass([model]):
+            hidden = model.hidden(torch.arange(8)[None])
+            torch.nn.functional.linear(hidden, model.head_weight).logsumexp(-1).sum().backward()
+
+    run()  # the shards' gradients exist from here on
+    with added_memory() as found:
+        run()
+    layer = 4 * sum(p.numel() for p in model.backbone.model.layers[0].parameters())
+    _write(output, {"peak": found[0], "layer": layer})
+
+
+def start(folder: Path, output: Path) -> None:
+    """Write the peak of the start and the memory held after it, in bytes, of the rank with the larger peak."""
+    distributed.start()
+    mesh, before = distributed.mesh(), _anonymous()
+    with added_memory() as found:
+        model = load_model(folder, mesh=mesh)
+        reference = frozen_copy(model)
+    _write(output, {"peak": found[0], "held": _anonymous() - before})
+    del model, reference
+
+
+@contextlib.contextmanager
+def added_memory() -> Iterator[list[int]]:
+    """A list that holds, after the block, the most bytes that the block added to this process's anonymous memory."""
+    ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: freed tensors go back to the system at once
+    before, ended, found = _anonymous(), threading.Event(), [0]
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            found[0] = max(found[0], _anonymous() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+        found[0] = max(found[0], _anonymous() - before)
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _anonymous() -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon:"))
+    return 1024 * int(line.split()[1])
+
+
+def _write(output: Path, values: dict[str, int]) -> None:
+    of_ranks = distributed.gather(values)
+    if distributed.rank() == 0:
+        output.write_text(json.dumps({name: max(v[name] for v in of_ranks) for name in values}))
+    distributed.stop()
+
+
+def measured(work: Any, ranks: int, folder: Path) -> dict[str, int]:
+    """What `work` writes in a group of ranks."""
+    output = folder / "output.json"
+    for rank in run_ranks(ranks, work, folder, output):
+        if rank.returncode:
+            raise RuntimeError(rank.stderr)
+    found: dict[str, int] = json.loads(output.read_text())
+    return found
+
+
+def write_model(folder: Path, dtype: str, **sizes: int) -> None:
+    """A checkpoint with random weights."""
+    save_model(init_model(config(**sizes), seed=0, dtype=getattr(torch, dtype)), folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pass", "start"))
+    parser.add_argument("--layers", type=int, nargs="+")
+    for name, default in (("width", 1024), ("mlp", 3072), ("vocabulary", 512)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ranks", type=int, nargs="+")
+    parser.add_argument("--dtype", default="float32", help="of the checkpoint")
+    given = parser.parse_args()
+    back = given.what == "pass"
+    for layers in given.layers or ([4, 8, 16] if back else [2]):
+        with tempfile.TemporaryDirectory() as name:
+            sizes = {"layers": layers, "width": given.width, "mlp": given.mlp, "vocabulary": given.vocabulary}
+            write_model(Path(name), given.dtype, **sizes)
+            for ranks in given.ranks or ([2] if back else [1, 2, 4]):
+                found = measured(one_backward if back else start, ranks, Path(name))
+                if back:
+                    shown = f"peak of a pass {found['peak'] / found['layer']:.2f} layers' gradients"
+                else:
+                    shown = f"peak {found['peak'] / 2**30:.2f} GiB, held {found['held'] / 2**30:.2f} GiB a rank"
+                print(f"{layers} layers, {ranks} ranks: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
