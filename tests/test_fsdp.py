@@ -23,6 +23,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, ema_update
 from lfpo.train.optim import build_adamw
 from processes import run_ranks
+from split_memory import measured, one_backward, start, write_model
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 SEEDS = [1, 2, 3, 4]
@@ -124,3 +125,19 @@ def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, trains_as_one, folder, 0, False, False, trajectory):
         assert rank.returncode == 0, rank.stderr
+
+
+@pytest.mark.long
+def test_gradients_leave_during_the_backward_pass(tmp_path: Path):
+    """The peak of a pass is a few layers' gradients, whatever the number of layers."""
+    write_model(tmp_path, "float32", layers=16, width=512, mlp=1536, vocabulary=512)
+    found = measured(one_backward, 2, tmp_path)
+    assert found["peak"] < 6 * found["layer"]
+
+
+@pytest.mark.long
+def test_the_start_takes_a_ranks_share(tmp_path: Path):
+    write_model(tmp_path, "bfloat16", layers=2, width=512, mlp=1536, vocabulary=32768)
+    weights = 4 * 2 * sum(p.numel() for p in load_model(tmp_path).parameters())  # model and reference, float32
+    for ranks in (1, 4):
+        assert measured(start, ranks, tmp_path)["peak"] < 1.1 * weights / ranks + 2**24

@@ -14,7 +14,7 @@ import torch
 import lfpo.rollout.collect
 from gpu.memory import TOLERANCE, peak
 from gpu.shapes import SMALL as MODEL
-from lfpo.base.config import build, parse_overrides
+from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -138,14 +138,32 @@ def test_a_base_in_four_bits_by_hand():
     assert list(plan.parts["bfloat16 copies for sampling"]) == [0, 2 * 2 * adapter, 0]
 
 
-def test_splitting_divides_only_the_layers():
-    args = recipe(fsdp=True, prompts_per_iteration=4, optimizer_steps_per_iteration=1)
-    whole, split = (estimate(args, MODEL, gpus=n, prompt_length=PROMPT, device="cpu") for n in (1, 4))
-    sizes = whole.sizes
-    assert whole.parts["optimiser"][2] == 8 * sizes.total
-    assert split.parts["optimiser"][2] == 8 * (sizes.layers / 4 + sizes.outside)
-    assert split.parts["gathered layers"][1] == 4 * sizes.layers  # rollouts gather all layers
-    assert split.parts["weights"][0] == 4 * sizes.total  # each rank loads the whole model
+QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}
+
+
+def test_splitting_divides_all_weights():
+    """LLaDA-8B on four GPUs. A pass holds the heads of both policies, two layers, and two layers' gradients."""
+    args = recipe(fsdp=True, **QUARTER)
+    config = model_config("llada-8b")
+    split = estimate(args, config, gpus=4)
+    sizes, head = split.sizes, 126464 * 4096
+    for name in ("weights", "reference"):
+        assert list(split.parts[name]) == 3 * [sizes.total]  # float32, a quarter: from the start
+    assert split.parts["gradients"][2] == sizes.total
+    assert split.parts["optimiser"][2] == 2 * sizes.total
+    in_rollouts = 2 * sizes.matrices + 4 * (sizes.total - sizes.matrices)
+    in_updates = 4 * 2 * head + (2 * 4 + 2 * 4) * sizes.layer
+    assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    assert estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
+        4 * sizes.total
+    )
+    # Two machines of two: each holds a copy, and each GPU half of it.
+    assert estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
+    adapters = estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
+    factors = adapters.trained
+    assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
+    in_rollouts, in_updates = 2 * sizes.total + 4 * factors, 2 * head + 3 * 2 * sizes.layer
+    assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates]
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
@@ -289,3 +307,17 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "multiple of gpus_per_machine 8" in capsys.readouterr().err
     assert main(["plan", "--update_token", "8"]) == 2
     assert "update_tokens" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
+    args = build(LFPOConfig, {"output_dir": "unused", **load_yaml("paper/llada-8b-gsm8k")})
+    config = model_config(args.model)
+
+    def plan(args: LFPOConfig, gpus: int) -> Estimate:
+        return estimate(args, config, gpus=gpus)
+
+    found = [f"| {way.label} | {way.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)]
+    page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
+    table = page.split("| way | GPUs | peak, GiB |\n| --- | ---: | ---: |\n")[1].split("\n\n")[0]
+    assert table.splitlines() == found

@@ -85,7 +85,8 @@ class _Setup:
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"
         self.products = precision_of(args.head_precision, torch.device(device), self.dtype)
-        self.split = args.fsdp and gpus > 1
+        self.split = args.fsdp
+        self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
         self.adapter = 0 if args.lora is None else self.hf.num_hidden_layers * adapter_size(config, args.lora)
         self.rollouts = args.prompts_per_iteration * args.num_generations
         self.step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
@@ -110,13 +111,13 @@ def estimate(
         args,
         setup.sizes,
         adapter=setup.adapter,
-        share=1 / gpus if args.fsdp else 1.0,
+        share=1 / (args.fsdp_size or gpus) if args.fsdp else 1.0,
         autocast=setup.autocast,
         needs_base=setup.objective.needs_base,
     )
     parts = {
         **states.parts,
-        "gathered layers": _gathered(setup),
+        "gathered weights": _gathered(setup),
         **_rollout_parts(setup),
         **_update_parts(setup),
         "CUDA context": (CONTEXT[device],) * 3,
@@ -139,12 +140,18 @@ def estimate(
 
 
 def _gathered(setup: _Setup) -> Phases:
-    """Layers gathered by FSDP: all of them in rollouts; in the update one, twice while it is copied, and if it is
-    trained its gradient before that is split."""
+    """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16 under
+    autocast. In an update the heads of a pass, and of the layers two and either the copy that is made of one, or two
+    gradients: that of a layer, and that of the one before it on its way."""
     if not setup.split:
         return (0, 0, 0)
-    gradient = 0 if setup.args.lora else 2 * setup.sizes.layer * 4
-    return (0, setup.per_weight * setup.sizes.layers, 2 * setup.sizes.layer * setup.per_weight + gradient)
+    sizes, per_weight, lora = setup.sizes, setup.per_weight, setup.args.lora is not None
+    cast = setup.autocast
+    whole = (2 if cast else per_weight) * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
+    adapters = 2 * 2 * setup.adapter if cast else 0
+    heads = per_weight * setup.head * (1 if lora else 1 + setup.work.others)
+    layers = sizes.layer * (3 * per_weight if lora else max(3 * per_weight, 2 * per_weight + 2 * 4))
+    return (0, whole + adapters, heads + layers)
 
 
 def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
@@ -177,20 +184,24 @@ def _update_parts(setup: _Setup) -> dict[str, Phases]:
     loss = min(LOSS_ELEMENTS[setup.device], logits) * per_logit
     # lfpo.objectives.measures holds the log-probabilities of every policy and three more tensors of this shape.
     measures = min(LOSS_ELEMENTS[setup.device] // 4, logits) * 4 * (1 + setup.work.others + 3)
-    head_gradient = 4 * vocabulary * width if trained else 0
+    head_gradient = 4 * setup.head if trained else 0
     chunk = max(loss, measures) + head_gradient
     # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's backward
-    # pass, when the head's gradient is held twice.
-    at_head = max(chunk - (activations.peak - activations.kept), 2 * head_gradient)
-    # The all-reduce copies the gradients of whole parameters after activations, states and chunk are freed.
+    # pass, when the head's gradient is held twice; that of a split head has left by then, in a third copy.
+    later, leaving = (0, 3 * head_gradient) if setup.split else (2 * head_gradient, 0)
+    at_head = max(max(chunk, leaving) - (activations.peak - activations.kept), later)
+    # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
+    # embeddings are gathered, and their gradient is copied on its way.
     reduced = 0
-    if setup.gpus > 1:
-        reduced = 4 * (setup.adapter if args.lora else sizes.outside if setup.split else sizes.total)
+    if setup.gpus > 1 and not (setup.split and trained):
+        reduced = 4 * (setup.adapter or sizes.total)
+    elif setup.split and trained:
+        reduced = setup.head * (per_weight + 2 * 4)
     return {
         "activations of a pass": (0, 0, activations.peak),
         "hidden states at targets": (0, 0, states),
         "logits chunk, head's gradient": (0, 0, at_head),
-        "gradient all-reduce": (0, 0, max(0, reduced - activations.peak - states - at_head)),
+        "gradients on their way": (0, 0, max(0, reduced - activations.peak - states - at_head)),
     }
 
 

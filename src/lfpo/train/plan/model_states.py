@@ -25,17 +25,16 @@ class ModelStates:
 def model_states(
     args: LFPOConfig, sizes: Sizes, *, adapter: int, share: float, autocast: bool, needs_base: bool
 ) -> ModelStates:
-    """adapter: weights of one adapter, 0 without LoRA. share: the part of the layers that one rank holds.
+    """adapter: weights of one adapter, 0 without LoRA. share: the part of all weights that one rank holds.
     autocast: whether forwards run in bfloat16. needs_base: whether the objective has a base policy."""
     per_weight = getattr(torch, args.dtype).itemsize
     outside, layers = per_weight * sizes.outside, per_weight * sizes.layers
     saved_by_4bit = (per_weight - FOUR_BIT) * sizes.matrices if args.load_in_4bit else 0
-    # FSDP splits the layers after they are loaded.
-    start, later = outside + layers - saved_by_4bit, outside + share * layers - saved_by_4bit
+    held = share * (outside + layers) - saved_by_4bit  # from the start: each rank reads its own rows
     offloaded = layers if args.offload_reference else 0
     frozen: Phases = (0, 0, 0)  # a policy that is not trained; with LoRA it is an adapter
     if args.lora is None:
-        frozen = (outside, outside, outside) if offloaded else (start, later, later)
+        frozen = (outside,) * 3 if offloaded else (held,) * 3
 
     # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
     # they are copied to the GPU.
@@ -45,13 +44,13 @@ def model_states(
     on_gpu = offloaded - (per_weight * sizes.matrices if copies else 0) if offloaded else 0
     dequantised = sizes.matrix * (2 if autocast else per_weight) if args.load_in_4bit else 0
 
-    trained = adapter or share * sizes.layers + sizes.outside
+    trained = adapter or share * sizes.total
     moments = moment_bytes(args.optim) * trained
     paged = args.optim.startswith("paged")
     # Of paged moments only those of the tensor that is being updated have to be on the GPU.
     largest = moment_bytes(args.optim) * (sizes.matrix if args.lora else max(sizes.head, sizes.rest))
     parts: dict[str, Phases] = {
-        "weights": (start + 4 * adapter, later + 4 * adapter, later + 4 * adapter),
+        "weights": (held + 4 * adapter,) * 3,
         "reference": (4 * adapter,) * 3 if args.lora else frozen,
         "base policy": frozen if needs_base else (0, 0, 0),
         "bfloat16 copies for sampling": (0, copies, 0),
