@@ -311,7 +311,7 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.long
 def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
-    args = build(LFPOConfig, {"output_dir": "unused", **load_yaml("paper/llada-8b-gsm8k")})
+    args = build(LFPOConfig, {"output_dir": "unused", **load_yaml("llada-8b-gsm8k")})
     config = model_config(args.model)
 
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
