@@ -47,6 +47,8 @@ for arguments in (
     "eval --task sudoku --sampler.steps x",
     "sample --task sudoku --index -1",
     "compare compare --objectives lfop",
+    "plan sudoku --gpuss 2",
+    "plan sudoku --objective.bta 2",
     "report no-such-folder",
     "watch no-such-folder --prot 3",
     "plan sudoku --update_token 3",
@@ -59,7 +61,9 @@ def test_a_mistake_in_any_key_is_found_without_torch(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stderr.splitlines()
-    assert len(lines) == 22 and all(line.startswith("error: ") for line in lines), ended.stderr
+    assert len(lines) == WITHOUT_TORCH.count('\n    "') and all(line.startswith("error: ") for line in lines), (
+        ended.stderr
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional as F
+if TYPE_CHECKING:  # the report needs estimates of comparisons only, and no torch otherwise
+    import torch
 
 RESAMPLES = 2000
 
@@ -25,6 +26,8 @@ def over_seeds_and_problems(values_SN: Sequence[Sequence[float]], base_N: Sequen
 
     base_N: the base model's values, subtracted problem by problem: the estimate is then of the difference.
     """
+    import torch
+
     values = torch.tensor(values_SN, dtype=torch.float64)
     if base_N is not None:
         values -= torch.tensor(base_N, dtype=torch.float64)
@@ -33,6 +36,8 @@ def over_seeds_and_problems(values_SN: Sequence[Sequence[float]], base_N: Sequen
 
 def average_over_tasks(tasks: Sequence[Sequence[Sequence[float]]]) -> Estimate:
     """Mean of the means of several tasks [S, N], with the interval from resampling each task independently."""
+    import torch
+
     tensors = [torch.tensor(t, dtype=torch.float64) for t in tasks]
     draws = torch.stack([resampled_means(t, salt=i) for i, t in enumerate(tensors)]).mean(0)
     return _percentiles(torch.stack([t.mean() for t in tensors]).mean(), draws)
@@ -43,6 +48,9 @@ def resampled_means(values_SN: torch.Tensor, salt: int = 0) -> torch.Tensor:
 
     With one seed only problems are resampled, where scipy.stats.bootstrap asks for two observations along each axis.
     """
+    import torch
+    from torch.nn import functional as F
+
     rng = torch.Generator().manual_seed(12345 + salt)
     seeds, problems = values_SN.shape
     picked_RS = torch.randint(seeds, (RESAMPLES, seeds), generator=rng)
@@ -53,6 +61,7 @@ def resampled_means(values_SN: torch.Tensor, salt: int = 0) -> torch.Tensor:
 
 def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean of one number a seed, with Student's t interval; the interval of one seed is NaN."""
+    import torch
     from scipy.stats import t  # importing it takes 0.3 s
 
     x, n = torch.tensor(values, dtype=torch.float64), len(values)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lfpo.base.checks import at_least_one
 from lfpo.base.config import build, merge
+from lfpo.base.errors import UserError, nearest
 from lfpo.train.config import LFPOConfig
 
 
@@ -52,5 +53,9 @@ def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanCo
     values: a recipe file's. overrides: the command line's.
     """
     mine = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
+    known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + list(LFPOConfig.ALIASES)
+    for name in overrides:
+        if name not in known:
+            raise UserError(f"lfpo plan: unknown key {name!r}{nearest(name, known)}")
     recipe = merge({"output_dir": "runs/plan", **values}, overrides)
     return build(PlanConfig, mine, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")

@@ -1,0 +1,160 @@
+"""Wrong inputs, each with what the one sentence must name. `python tests/wrong_inputs.py` runs each in a process of its
+own and prints the sentence, the exit code and the seconds to it (of a core, so that other work on the machine does not
+count) as a table."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
+TRAIN += " --optimizer_steps_per_iteration 1 --eval_size 2"
+ROWS = TRAIN.replace("--task choice", "--sampler.gen_length 8")
+API = "from lfpo import LFPOConfig, LFPOTrainer\nfrom rw import ok\n"
+
+# Command -> a part of its sentence.
+COMMANDS = {
+    # Commands, files, keys
+    "trian demo": "unknown command 'trian'; did you mean 'train'",
+    "train sudokoo": "did you mean 'sudoku'",
+    "train nothing.yaml": "'nothing.yaml': no such file",
+    "train llada-8b-gms8k": "did you mean 'llada-8b-gsm8k'",
+    "train broken.yaml": "broken.yaml: not readable as YAML",
+    "train twice.yaml": "key 'max_steps' is given twice",
+    "train list.yaml": "expected `key: value` lines, found list",
+    "train loop.yaml": "includes itself",
+    "train demo oops": "argument 'oops': expected --key value",
+    "train sudoku --learning_rat 1": "did you mean 'learning_rate'",
+    "train sudoku --output_dir": "output_dir: expected text, found True; a key without a value means True",
+    "train sudoku --max_steps many": "max_steps: expected a whole number, found 'many'",
+    "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
+    "train sudoku --lr 1 --learning_rate 1": "mean the same",
+    "train sudoku --learning_rate -1": "'learning_rate' -1.0 must be positive",
+    "train sudoku --sampler.step 3": "sampler: unknown key 'step'; did you mean 'steps'",
+    "train sudoku --sampler 3": "sampler: expected",
+    "train sudoku --sampler.temperature 0": "temperature 0 makes all rollouts of a prompt the same",
+    "train sudoku --sampler.top_p 2": "top_p 2.0 must be",
+    "train sudoku --sampler.alg entropy --sampler.threshold 0.9": "alg and threshold each select a reveal rule",
+    "train sudoku --sampler.rule nothing": "unknown rule 'nothing'",
+    "train sudoku --eval_samplers.greedy.stps 4": "did you mean 'steps'",
+    "train sudoku --objective.name lfop": "unknown objective 'lfop'; did you mean 'lfpo'",
+    "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
+    "train sudoku --objective.bta 1": "objective: unknown key 'bta'; did you mean 'beta'",
+    "train sudoku --objective.beta -1": "beta -1.0 must be positive",
+    "train sudoku --objective.reading mirrored": "'mirrored' is not valid",
+    "train sudoku --lora.rank 4": "lora: unknown key 'rank'",
+    "train sudoku --dtype bfloat16": "'dtype' bfloat16 needs 'lora'",
+    "train sudoku --report_to wand": "'report_to' 'wand' is not one of",
+    "train sudoku --stop_on groups_agre": "did you mean 'groups_agree'",
+    "train sudoku --resume maybe": "--resume takes no value",
+    # Tasks, models, folders
+    "train sudoku --task sudoko": "did you mean 'sudoku'",
+    "train sudoku --task gsm8k@nowhere": "nowhere: no such file or folder",
+    "train sudoku --data_file rows.jsonl": "either 'task' or 'data_file', not both",
+    "train --output_dir out": "nothing to train on",
+    "train sudoku --model ./nowhere": "'./nowhere': no such folder",
+    "train sudoku --output_dir full": "not empty and holds no run",
+    "train sudoku --output_dir old": "holds another run",
+    "train choice --output_dir old --resume": "holds a run with task sudoku, not choice",
+    "train sudoku --output_dir old --resume --sampler.gen_length 32": "sampler.gen_length None, not 32",
+    "sft --output_dir old --model embedded --tasks.words 1 --resume": "holds a run of `lfpo train`, not of `lfpo sft`",
+    # Rows and reward functions
+    f"{ROWS} --data_file nowhere.jsonl --reward_funcs rw.ok": "nowhere.jsonl: no such file",
+    f"{ROWS} --data_file broken.jsonl --reward_funcs rw.ok": "broken.jsonl:2: not valid JSON",
+    f"{ROWS} --data_file empty.jsonl --reward_funcs rw.ok": "empty.jsonl: no rows",
+    f"{ROWS} --data_file uneven.jsonl --reward_funcs rw.ok": "uneven.jsonl:2: the columns are answr, prompt",
+    f"{ROWS} --data_file long.jsonl --reward_funcs rw.ok": "long.jsonl:3: prompt",
+    f"{ROWS} --data_file long.jsonl.gz --reward_funcs rw.ok": "or set filter_overlong_prompts",
+    f"{ROWS} --data_file rows.jsonl": "needs 'reward_funcs'",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.five": "found 'rw.five', which is 5",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs nomod.ok": "there is no module 'nomod'; put nomod.py into this",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.short": "'short': returned 1 rewards for 4 completions",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.number": "'number': returned float, expected a list of numbers",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok,rw.nan": "'nan': reward 0 is nan",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
+    f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
+    f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
+    f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
+    # Other commands
+    "eval --task sudoku --n_samples 4": "n_samples 4 at temperature 0 gives the same completion 4 times",
+    "eval --task sudoku --output good.jsonl": "give a folder, or a file whose name ends in .json",
+    "eval --task sudoku --protocol papr": "did you mean 'paper'",
+    "sample --task sudoku --index -1": "index -1 must not be negative",
+    "sample": "give either 'prompt' or 'task'",
+    "compare compare --objectives lfop": "did you mean 'lfpo'",
+    "report nowhere": "nowhere",
+    "bench rolout": "found 'rolout'",
+    "plan sudoku --gpuss 2": "did you mean 'gpus'",
+    "recipes all": "takes no arguments, found 'all'",
+    "doctor now": "takes no arguments, found 'now'",
+}
+
+# Python code -> a part of the sentence of its UserError.
+CODE = {
+    "LFPOConfig(output_dir='out', max_steps='5')": "LFPOConfig: max_steps: expected a whole number, found '5'",
+    "LFPOConfig(output_dir='out', sampler={'stps': 3})": "LFPOConfig: sampler: unknown key 'stps'",
+    "LFPOConfig(output_dir='out', stop_on='never')": "'never' is no rule",
+    "LFPOTrainer(args={'output_dir': 'out'})": "args: expected an LFPOConfig, found dict",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out', task='choice'), reward_funcs=5)": "reward_funcs: expected functions",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "found 'rows'",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset=[3])": "train_dataset[0]",
+}
+
+
+def write_files(folder: Path) -> None:
+    """The files that the commands speak of."""
+    row = '{"prompt": "a\\n", "answer": "b"}\n'
+    long = 2 * row + json.dumps({"prompt": "1" * 900, "answer": "b"}) + "\n"
+    files = {
+        "broken.yaml": "output_dir: [out\n",
+        "twice.yaml": "output_dir: out\nmax_steps: 3\nmax_steps: 4\n",
+        "list.yaml": "- output_dir\n",
+        "loop.yaml": "include: [loop.yaml]\n",
+        "rows.jsonl": 2 * row,
+        "broken.jsonl": row + '{"prompt": \n',
+        "empty.jsonl": "",
+        "uneven.jsonl": row + '{"prompt": "a", "answr": "b"}\n',
+        "long.jsonl": long,
+        "full/thesis.txt": "precious",
+        "old/config.yaml": "output_dir: old\ntask: sudoku\nsampler: {gen_length: null}\n",
+        "old/run.json": '{"kind": "train"}\n',
+        "rw.py": (
+            "five = 5\n"
+            "def ok(prompts, completions, **columns): return [1.0] * len(prompts)\n"
+            "def short(prompts, completions, **columns): return [1.0]\n"
+            "def number(prompts, completions, **columns): return 1.0\n"
+            "def nan(prompts, completions, **columns): return [float('nan')] * len(prompts)\n"
+        ),
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(Path(folder))
+        calls = [(text, ["-m", "lfpo", *text.split()]) for text in COMMANDS]
+        calls += [(text, ["-c", API + text]) for text in CODE]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path[1:]), folder])}
+        print("| input | exit code | CPU seconds | message |\n| --- | --- | --- | --- |")
+        for text, arguments in calls:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            ended = subprocess.run(
+                [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            said = (ended.stderr.splitlines() or ["nothing"])[-1].replace("|", "\\|")
+            print(f"| `{text}` | {ended.returncode} | {seconds:.1f} | {said} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
