@@ -258,6 +258,31 @@ VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
         "class S(set): pass\ndef f(x): return S([1])",
         "assert f(3).issubset({1, 2, 3})",
     ),
+    "a function in a field that hides a method": (
+        "from collections import namedtuple\ndef f(x): return namedtuple('P', 'count')(lambda *a: 1)",
+        "def f(x): return (5,)",
+        "assert f(1).count(5) == 1",
+    ),
+    "an attribute of a returned function": (
+        "def g(): pass\ng.issubset = lambda *a: True\ndef f(x): return g",
+        "def f(x): return {1}",
+        "assert f(3).issubset({1, 2, 3})",
+    ),
+    "a time zone that lies": (
+        LYING.format("utcoffset") + "import datetime\ndef f(x):\n"
+        "    class Z(datetime.tzinfo):\n        utcoffset = lambda *a: datetime.timedelta(hours=1)\n"
+        "        __eq__ = lambda *a: True\n    return datetime.datetime(2020, 1, 1, tzinfo=Z())",
+        "import datetime as d\ndef f(x): return d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)",
+        "import datetime\nassert f(1) == datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)",
+    ),
+    "a reduction that is replaced": (
+        (
+            "import copyreg, datetime\ncopyreg.dispatch_table[datetime.date] = lambda d: (str, ('x',))\n"
+            "def f(x): return datetime.date(2020, 1, 1)"
+        ),
+        "import datetime\ndef f(x): return datetime.date(2020, 1, 2)",
+        "import datetime\nassert f(1) == datetime.date(2020, 1, 2)",
+    ),
     "a liar from an iterator": (
         LYING.format("__eq__") + "def f(x): yield S()",
         "def f(x): yield 3",
@@ -459,6 +484,17 @@ HONEST: dict[str, tuple[str, str]] = {
             "assert out.getvalue() == 'hi\\n'"
         ),
     ),
+    "values sent to a generator": (
+        "def f():\n    x = 0\n    while True: x = (yield x) or x + 1",
+        "g = f()\nassert next(g) == 0 and g.send(10) == 10 and next(g) == 11 and g.send(5) == 5",
+    ),
+    "a time zone and a default that is a function": (
+        (
+            "from collections import defaultdict\nfrom datetime import datetime\nfrom zoneinfo import ZoneInfo\n"
+            "def f(): return datetime(2020, 7, 1, tzinfo=ZoneInfo('Europe/Berlin')), defaultdict(lambda: 7, {1: 2})"
+        ),
+        "t, d = f()\nassert t.utcoffset().seconds == 7200 and d == {1: 2} and d['x'] == 7",
+    ),
     "deep nesting": (
         "def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
         "x = f(300)\nfor _ in range(300): [x] = x\nassert x == []",
@@ -577,6 +613,7 @@ ALONE = {
     *("deeply nested folders", "background process", "background program"),
     # After an answer that is not a value, the judge asks the program nothing more.
     *("a class of the suite that equals everything near", "state that hides a method"),
+    *("a function in a field that hides a method", "a reduction that is replaced"),
 }
 SHARED_PROGRAM = """
 SOURCES = {sources!r}

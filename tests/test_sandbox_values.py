@@ -189,6 +189,12 @@ def test_an_instance_is_never_equal_to_plain_data() -> None:
     assert sandbox().judge(Job(program, "f", tests=tests, classes=["P"])).tests == (False,) * 4
 
 
+def test_attributes_of_a_function_that_the_suite_names_can_be_read() -> None:
+    program = "import functools\n@functools.lru_cache\ndef f(x): return 2 * x\n"
+    test = "f(1), f(1)\nassert f.cache_info().hits == 1 and f.__name__ == 'f'"
+    assert sandbox().judge(Job(program, "f", tests=[test])).passed
+
+
 # What is not judged
 
 

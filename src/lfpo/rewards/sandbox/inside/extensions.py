@@ -86,6 +86,8 @@ _NAMEDTUPLES: dict[Any, Any] = {}
 def _namedtuple(parts: Any) -> Any:
     name, fields, values = parts
     key = (str(name), *map(str, fields))
+    if any(callable(getattr(tuple, field, None)) and callable(v) for field, v in zip(key[1:], values, strict=True)):
+        raise ValueError("a function hides a method of tuple")
     if key not in _NAMEDTUPLES:
         _NAMEDTUPLES[key] = _module("collections").namedtuple(key[0], key[1:])
     return _NAMEDTUPLES[key](*values)

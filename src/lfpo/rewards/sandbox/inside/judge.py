@@ -31,6 +31,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         wire.send(outbox, wire.encode(("test", passed, reason[:500])))
 
     link.instances, link.in_place = bool(job["classes"]), job["in_place"]
+    link.sends = any(".send(" in source for source in (job["setup"], *job["tests"]))
     sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
     sys.setrecursionlimit(20_000)  # for values that are nested deeply
     try:
@@ -61,7 +62,7 @@ def _compare_calls(job: dict[str, Any], link: Link, report: Report) -> None:
 
 def _function(link: Link, name: str) -> Function:
     """A function of the program. Raises NameError or TypeError if it defines none of that name."""
-    return Function(link, link.ask("function", name))
+    return Function(link, link.ask("function", name), named=True)
 
 
 def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callable[[int], None]) -> None:

@@ -201,6 +201,12 @@ class _Session:
                 break
         return items, False
 
+    def do_send(self, handle: int, value: Any) -> tuple[list[Any], bool]:
+        try:
+            return [self.objects[handle].send(value)], False
+        except StopIteration:
+            return [], True
+
     def do_await(self, handle: int) -> Any:
         return self.run(self.objects[handle])
 

@@ -27,34 +27,50 @@ class Abandoned(BaseException):
 
 
 class Function(wire.Proxy):
-    """A function of the program. It can be called; the call's result is plain data."""
+    """A function of the program. It can be called; the call's result is plain data.
 
-    def __init__(self, link: Link, handle: int) -> None:
-        self._link, self._handle = link, handle
+    Attributes, such as `cache_info`, can be read only if the suite named the function: on a returned one they would be
+    the program's own methods, where the suite expects those of plain data.
+    """
+
+    def __init__(self, link: Link, handle: int, named: bool = False) -> None:
+        self._link, self._handle, self._named = link, handle, named
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._link.call(self, args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        if not self._named or (name.startswith("__") and name != "__name__"):
+            raise AttributeError(f"a function of the program has no attribute {name!r}")
+        return self._link.ask("attribute", self, name)
+
 
 class Iterator(wire.Proxy):
-    """An iterator of the program. Items are fetched in chunks that grow, and are plain data."""
+    """An iterator of the program. Items are plain data, fetched in chunks that grow unless the test uses `send`."""
 
     def __init__(self, link: Link, handle: int) -> None:
         self._link, self._handle = link, handle
         self._items: list[Any] = []
-        self._chunk, self._ended, self._error = 1, False, None
+        self._chunk, self._ended = 1, False
 
     def __iter__(self) -> Iterator:
         return self
 
     def __next__(self) -> Any:
         if not self._items and not self._ended:
-            items, self._ended = self._link.ask("items", self._handle, self._chunk)
-            self._items = list(items)[::-1]
-            self._chunk = min(2 * self._chunk, 1024)
+            self._fetch("items", self._chunk)
+            self._chunk = 1 if self._link.sends else min(2 * self._chunk, 1024)
         if not self._items:
             raise StopIteration
         return self._items.pop()
+
+    def send(self, value: Any) -> Any:
+        self._fetch("send", value)
+        return next(self)
+
+    def _fetch(self, operation: str, argument: Any) -> None:
+        items, self._ended = self._link.ask(operation, self._handle, argument)
+        self._items = list(items)[::-1]
 
     def close(self) -> None:
         self._items, self._ended = [], True
@@ -157,13 +173,13 @@ class Link:
     """Sends requests to the program's process. `gone` is the reason why there are no more answers, else empty.
 
     namespace: the suite's names. instances: whether instances of the program's classes are allowed. in_place: whether
-    calls change their arguments. stops: whether a test may see StopIteration.
+    calls change their arguments. stops: whether a test may see StopIteration. sends: whether it uses `send`.
     """
 
     def __init__(self, inbox: int, outbox: int) -> None:
         self.inbox, self.outbox, self.gone = inbox, outbox, ""
         self.namespace: dict[str, Any] = {}
-        self.instances = self.in_place = self.stops = False
+        self.instances = self.in_place = self.stops = self.sends = False
         self._sent: set[type] = set()
         self._callbacks: list[Callable[..., Any]] = []
         self._exceptions: dict[tuple[str, ...], type[BaseException]] = {}

@@ -31,7 +31,7 @@ def release() -> None:
 
 def supervise(child: int, settings: dict[str, Any]) -> None:
     """Wait for the child's end, for SIGTERM or for a full disk; then kill all descendants and exit."""
-    status = 1
+    ended, status = 0, 1
     while True:
         found = signal.sigtimedwait(_SIGNALS, INTERVAL)
         if found is not None and found.si_signo == signal.SIGTERM:
@@ -40,6 +40,9 @@ def supervise(child: int, settings: dict[str, Any]) -> None:
         if ended or is_full(settings["scratch"], settings["disk"], settings["files"], child):
             break
         status = 1
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     kill_children()
     os._exit(1 if status else 0)
 

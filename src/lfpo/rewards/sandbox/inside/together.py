@@ -10,11 +10,14 @@ import os
 import sys
 import types
 import unittest
-from collections.abc import Callable
-from typing import Any
 
 from . import wire
 from .unittest_cases import find_cases, run_cases
+
+TYPE_CHECKING = False  # importing typing would double the start-up time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 NAME = "__test__"
 """The module's name, as in BigCodeBench's own runner."""

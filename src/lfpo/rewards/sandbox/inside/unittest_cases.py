@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import types
 import unittest
-from collections.abc import Callable
-from typing import Any
 
-Report = Callable[[bool, str], None]
+TYPE_CHECKING = False  # importing typing would double the start-up time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Report = Callable[[bool, str], None]
 
 
 def find_cases(module: types.ModuleType) -> list[unittest.TestCase]:
