@@ -206,6 +206,25 @@ def test_ranks_that_do_not_start_are_named():
     assert len(start_together(store, 4, 1.0, absent=(0,))) == 3  # they give up too
 
 
+def test_a_rank_that_waits_in_a_collective_on_the_gpu_names_those_it_waits_for():
+    """Under NCCL the main thread cannot be interrupted there: the heartbeat's thread judges."""
+    three = hearts(3, timeout=0)
+    for heart in three:
+        heart.patience, heart.collectives = 10.0, 4
+    three[0].collectives = three[2].collectives = 5
+    assert pass_time(three, 10) == ["", "", ""]
+    first, second, third = pass_time(three, 2)
+    for said in (first, third):
+        assert said.startswith("rank 1 did not join a collective (progress_timeout); rank 1 was on ")
+    assert second == ""  # it waits for nobody
+    three[1].collectives = 5
+    assert pass_time(three, 12) == ["", "", ""]
+    three[0].collectives = 6
+    pass_time(three, 8)
+    three[0].collectives = 7  # it went on: the next collective has its own time
+    assert pass_time(three, 8) == ["", "", ""]
+
+
 @pytest.fixture
 def group() -> Iterator[Heartbeat]:
     """A process group of this process alone, whose heartbeat has no threads."""
@@ -241,6 +260,9 @@ def test_a_failed_collective_is_a_lost_rank_and_other_errors_stay(group: Heartbe
     for text in (
         "[.../pair.cc:553] Connection closed by peer [127.0.0.1]:1234",
         "[.../unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
+        "NCCL communicator was aborted on rank 0. Original reason for failure was: ...",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 7000 ms",
     ):
         with pytest.raises(ProcessLost, match="rank 1 ended"), distributed.watched():
             raise RuntimeError(text)

@@ -29,8 +29,14 @@ T = TypeVar("T")
 
 JOIN = 600.0  # seconds in which all ranks must have started
 FOREVER = 20 * 86_400.0
-# What gloo and NCCL say in a collective when another rank has ended, or did not come within the group's timeout.
-LOST_RANK = re.compile("onnection (closed|reset) by peer|roken pipe|remote process exited|imed out waiting")
+# What gloo and NCCL say in a collective when another rank has ended, or did not come within the group's timeout. NCCL:
+# ncclRemoteError, a collective after torch's watchdog has aborted the communicator, and the watchdog's reason.
+LOST_RANK = re.compile(
+    "onnection (closed|reset) by (remote )?peer|roken pipe|remote process exit|imed out waiting"
+    "|NCCL communicator was aborted|Watchdog caught collective operation timeout"
+)
+# Seconds by which torch's watchdog is later than `progress_timeout` under NCCL: it ends the process without a name.
+AFTER = 60.0
 
 _at_work = False
 _groups: list[Any] = []  # process groups beside the one of all ranks
@@ -140,7 +146,7 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     """While open, this rank ends when another is lost, and says which one and where it was (see lfpo.base.heartbeat).
 
     rank_timeout: seconds without a sign of life after which a rank is lost; this process then exits with code 75.
-    progress_timeout: seconds that a collective waits for a rank: the process group's timeout. 0: no limit.
+    progress_timeout: seconds that a collective waits for a rank. 0: no limit.
     Raises ProcessLost when a collective fails because a rank has ended or did not come.
     """
     start()
@@ -148,9 +154,14 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     if heart is None:
         yield
         return
+    # In gloo a late collective raises. In NCCL it runs on the GPU, and the main thread waits where nothing can be
+    # raised, so the heartbeat's thread ends the process.
+    nccl = dist.get_backend() == "nccl"
     for group in (dist.group.WORLD, *_groups):
-        group.set_timeout(timedelta(seconds=progress_timeout or FOREVER))
+        limit = progress_timeout + AFTER * nccl if progress_timeout else FOREVER
+        group.set_timeout(timedelta(seconds=limit))
     before, heart.timeout = heart.timeout, rank_timeout
+    heart.patience = progress_timeout if nccl else 0.0
     try:
         yield
     except RuntimeError as error:
@@ -158,7 +169,7 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
             raise
         raise ProcessLost(heart.explain(), heart.speaks()) from error
     finally:
-        heart.timeout = before
+        heart.timeout, heart.patience = before, 0.0
 
 
 def gather(value: T) -> list[T]:

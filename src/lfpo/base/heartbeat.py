@@ -37,13 +37,16 @@ class Heartbeat:
     """This rank's beats and the beats it has read.
 
     store: a store of torch.distributed that nothing else uses. timeout: seconds without a beat after which a rank is
-    lost; 0: no limit. collectives: how many this rank has joined; the caller counts them.
+    lost; 0: no limit. collectives: how many this rank has joined; the caller counts them. patience: seconds that this
+    rank waits for one that has joined fewer; 0: the collective itself fails in time.
     """
 
     def __init__(self, store: Any, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
         self.interval = max(BEAT, world / 64)  # N ranks read N beats each: thousands must not flood the store
         self.timeout, self.collectives, self.number = 0.0, 0, 0
+        self.patience = self.waited = 0.0
+        self._joined = 0  # collectives when the waiting began
         self.beats = [Beat()] * world
         self.silence = [0.0] * world  # seconds since the last new beat of each rank
         self._main, self._closed = threading.get_ident(), threading.Event()
@@ -73,7 +76,19 @@ class Heartbeat:
         """Count `seconds` in which no beat was read. Returns which ranks are lost by then, or ''."""
         self.silence = [0.0 if r == self.rank else s + seconds for r, s in enumerate(self.silence)]
         lost = self._silent(max(self.timeout, 4 * self.interval)) if self.timeout else []
-        return self._reason(lost, f"gave no sign of life for {self.timeout:g} s (rank_timeout)") if lost else ""
+        if lost:
+            return self._reason(lost, f"gave no sign of life for {self.timeout:g} s (rank_timeout)")
+        return self._stalled(seconds)
+
+    def _stalled(self, seconds: float) -> str:
+        """Count `seconds` in which this rank was ahead of others and joined nothing itself. Returns which ranks it has
+        waited for too long, or ''."""
+        behind = [r for r, beat in enumerate(self.beats) if r != self.rank and beat.collectives < self.collectives]
+        if not behind or self._joined != self.collectives:
+            self._joined, self.waited = self.collectives, 0.0
+        self.waited += seconds if behind else 0.0
+        late = self.patience and self.waited > self.patience
+        return self._reason(behind, "did not join a collective (progress_timeout)") if late else ""
 
     def explain(self) -> str:
         """Which ranks made a collective fail: those whose beats stop now, else those that joined the fewest."""
