@@ -23,6 +23,12 @@ def run_demo(config: LFPOConfig) -> None:
     )
     trainer.train()
     print_before_after(trainer.run, console)
+    for name, sampler in trainer.eval_samplers.items():
+        if sampler == trainer.sampler:
+            console.print(
+                f"{name}: decoded as the rollouts are (temperature {sampler.temperature:g}, {sampler.rule_name} "
+                "remasking), on held-out problems; `reward` above is on training problems."
+            )
     minutes = trainer.run.read_metrics()[-1]["time/total"] / 60
     console.print(f"\n{minutes:.1f} minutes of training. Report: {write_report(trainer.run)}")
     console.print(f"Watch it solve a puzzle: lfpo sample --task sudoku --show-steps --model {trainer.run.dir}/model")
