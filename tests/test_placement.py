@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.lora import attach
+from lfpo.models.lora import attach, factors
 from lfpo.models.masked_lm import in_bfloat16
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import CURRENT, OLD
@@ -157,3 +158,78 @@ def test_settings_it_does_not_go_with():
     for other in ({"lora": {"r": 2}}, {"fsdp": True}, {"rollout_compile": True}):
         with pytest.raises(ValueError, match=f"'offload_reference' does not work with '{next(iter(other))}'"):
             LFPOConfig(output_dir="x", offload_reference=True, **other)
+
+
+def with_adapter(checkpoint: Path, dtype: torch.dtype = torch.float64) -> MaskedDiffusionLM:
+    """A reference policy whose adapter adds a hundredth of the weights' size."""
+    model = load_model(checkpoint, dtype=dtype)
+    policy = attach(model, LoraSettings(r=4))
+    for _, factor in factors(policy):
+        factor.data.copy_(0.1 * torch.randn(factor.shape, generator=torch.Generator().manual_seed(factor.numel())))
+    return policy
+
+
+@torch.no_grad()
+def test_a_merged_adapter_gives_the_same_and_is_taken_out_again(checkpoint: Path):
+    policy = with_adapter(checkpoint)
+    other = policy.with_adapter(CURRENT)
+    separate, current = policy.hidden(IDS), other.hidden(IDS)
+    before = {name: p.clone() for name, p in policy.backbone.named_parameters()}
+    assert not torch.allclose(separate, current)
+    with sampling(policy, cast=False, move_to_device=False, merge=True):
+        assert not [n for n, _ in policy.backbone.named_parameters() if "lora_" in n]
+        torch.testing.assert_close(policy.hidden(IDS), separate, rtol=0, atol=2e-5)  # factors are float32
+    after = dict(policy.backbone.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], p) for name, p in before.items())
+    assert torch.equal(policy.hidden(IDS), separate)
+    assert torch.equal(other.hidden(IDS), current)
+
+
+@torch.no_grad()
+def test_a_merged_adapter_is_rounded_once_under_autocast(checkpoint: Path):
+    policy = with_adapter(checkpoint, torch.float32)
+    wide = policy.hidden(IDS)
+    policy.autocast = True
+    separate = policy.hidden(IDS)
+    with sampling(policy, cast=True, move_to_device=False, merge=True):
+        assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
+        merged = policy.hidden(IDS)
+    errors = [float((x - wide).norm() / wide.norm()) for x in (merged, separate)]
+    assert errors[0] < 2 * errors[1]
+
+
+def test_an_adapter_is_taken_out_after_an_error(checkpoint: Path):
+    policy = with_adapter(checkpoint)
+    names = [n for n, _ in policy.backbone.named_parameters()]
+    with pytest.raises(ZeroDivisionError), sampling(policy, cast=False, move_to_device=False, merge=True):
+        raise ZeroDivisionError
+    assert [n for n, _ in policy.backbone.named_parameters()] == names
+    assert policy.adapter == OLD
+
+
+def test_kernels_of_a_layer(checkpoint: Path):
+    """A merged adapter costs a forward nothing."""
+    policy = with_adapter(checkpoint)
+    plain = kernels(load_model(checkpoint, dtype=torch.float64))
+    assert kernels(policy) > plain
+    with sampling(policy, cast=False, move_to_device=False, merge=True):
+        assert kernels(policy) == plain
+
+
+@torch.no_grad()
+def kernels(policy: MaskedDiffusionLM) -> int:
+    """Operations of a forward that compute something."""
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            views = isinstance(result, torch.Tensor) and (result._is_view() or function.is_view)
+            self.count += not views
+            return result
+
+    with Counter() as counter:
+        policy.hidden(IDS)
+    return counter.count

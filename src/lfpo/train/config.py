@@ -55,6 +55,9 @@ class LFPOConfig:
         rounded to 10 bits of mantissa; slow on a CPU) or bfloat16 (to 7 bits). Sums and logits are float32 always; the
         probabilities that rollouts draw from are float64 with float32, else float32. auto: float32 on a CPU; on a GPU
         tf32, or bfloat16 for `dtype` bfloat16.
+    merge_lora: for rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight
+        under bf16. A forward then costs what it does without LoRA, and rounds base plus adapter to bfloat16 where it
+        rounded their products. None: on a GPU, unless load_in_4bit, fsdp or rollout_compile is set.
     load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
     fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
         rank holds all of them. The result is the same.
@@ -102,6 +105,7 @@ class LFPOConfig:
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    merge_lora: bool | None = None
     load_in_4bit: bool = False
     fsdp: bool = False
     fsdp_size: int = 0
@@ -158,6 +162,14 @@ class LFPOConfig:
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
         check_precision(self)
+        for name, why in (
+            ("fsdp", "which gathers base and adapter"),
+            ("rollout_compile", "whose weights stay where they are"),
+        ):
+            if self.merge_lora and getattr(self, name):
+                raise ValueError(f"'merge_lora' does not work with '{name}', {why}; leave it out")
+        if self.merge_lora and self.lora is None:
+            raise ValueError("'merge_lora' needs 'lora'")
         if self.load_in_4bit and self.fsdp:
             raise ValueError(
                 "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
@@ -187,6 +199,12 @@ class LFPOConfig:
             raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
         if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:
             raise ValueError("'optimizer_steps_per_iteration' is larger than the number of rollouts to split")
+
+    def merges_lora(self, device: str) -> bool:
+        """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
+        if self.lora is None or self.merge_lora is not None:
+            return bool(self.merge_lora)
+        return device == "cuda" and not (self.load_in_4bit or self.fsdp or self.rollout_compile)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

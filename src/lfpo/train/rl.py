@@ -230,7 +230,9 @@ class LFPOTrainer:
             return
         # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
         cast = policy.autocast and not self.args.rollout_compile
-        with sampling(policy, cast=cast, move_to_device=self.args.offload_reference and policy is self.reference):
+        move = self.args.offload_reference and policy is self.reference
+        merge = self.args.merges_lora(policy.device.type)
+        with sampling(policy, cast=cast, move_to_device=move, merge=merge):
             yield policy
 
     def _count_failures(self, failed: dict[str, str], iteration: int) -> None:

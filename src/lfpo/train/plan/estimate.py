@@ -114,6 +114,7 @@ def estimate(
         share=1 / (args.fsdp_size or gpus) if args.fsdp else 1.0,
         autocast=setup.autocast,
         needs_base=setup.objective.needs_base,
+        device=device,
     )
     parts = {
         **states.parts,

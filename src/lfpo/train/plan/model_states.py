@@ -23,7 +23,7 @@ class ModelStates:
 
 
 def model_states(
-    args: LFPOConfig, sizes: Sizes, *, adapter: int, share: float, autocast: bool, needs_base: bool
+    args: LFPOConfig, sizes: Sizes, *, adapter: int, share: float, autocast: bool, needs_base: bool, device: str
 ) -> ModelStates:
     """adapter: weights of one adapter, 0 without LoRA. share: the part of all weights that one rank holds.
     autocast: whether forwards run in bfloat16. needs_base: whether the objective has a base policy."""
@@ -37,9 +37,11 @@ def model_states(
         frozen = (outside,) * 3 if offloaded else (held,) * 3
 
     # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
-    # they are copied to the GPU.
+    # they are copied to the GPU. Merged adapters take a copy of every matrix.
     copies = 0
-    if autocast and not args.fsdp and not args.rollout_compile:
+    if args.merges_lora(device):
+        copies = (2 if autocast else per_weight) * sizes.matrices
+    elif autocast and not args.fsdp and not args.rollout_compile:
         copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
     on_gpu = offloaded - (per_weight * sizes.matrices if copies else 0) if offloaded else 0
     dequantised = sizes.matrix * (2 if autocast else per_weight) if args.load_in_4bit else 0
@@ -53,7 +55,7 @@ def model_states(
         "weights": (held + 4 * adapter,) * 3,
         "reference": (4 * adapter,) * 3 if args.lora else frozen,
         "base policy": frozen if needs_base else (0, 0, 0),
-        "bfloat16 copies for sampling": (0, copies, 0),
+        "copies for sampling": (0, copies, 0),
         "reference's layers on the GPU": (0, on_gpu, per_weight * sizes.layer if offloaded else 0),
         "one dequantised matrix": (0, dequantised, dequantised),
         "optimiser": (0, 0, min(largest, moments)) if paged else (0, moments, moments),
