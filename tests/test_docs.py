@@ -115,7 +115,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("lfpo.compare.cell")  # or its first import, here, would keep the trainer below
     if importlib.util.find_spec("lm_eval"):
         monkeypatch.setattr("lfpo.eval.harness.main", lambda *args, **kwargs: None)
-    trainer = SimpleNamespace(train=lambda resume: Path(), run=None)
+    trainer = SimpleNamespace(train=lambda resume: Path(), run=None, checked="")
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
