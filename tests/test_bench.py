@@ -265,3 +265,35 @@ def test_times_of_cases():
     assert 0 <= rows["a"]["seconds_least"] <= rows["a"]["seconds"] <= rows["a"]["seconds_most"] < 1
     assert rows["a"].keys() == {"peak_memory", "seconds", "seconds_least", "seconds_most"}
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14
+
+
+def test_a_case_that_does_not_fit_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    def too_much() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def wrong() -> int:
+        raise RuntimeError("shape mismatch")
+
+    results, rows = measured({"a": too_much, "b": lambda: 2}, CPU, 1, survive=True)
+    assert results == {"b": 2}
+    assert rows["a"] == {"failed": "does not fit in memory"}
+    assert rows["b"]["seconds"] >= 0
+    with pytest.raises(RuntimeError, match="shape"):
+        measured({"a": wrong}, CPU, 1, survive=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        measured({"a": too_much}, CPU, 1)
+
+
+def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("lfpo.bench.measure.time.monotonic", lambda: now[0])
+
+    def minute() -> float:
+        now[0] += 60
+        return now[0]
+
+    results, rows = measured({"a": minute, "b": minute, "c": minute}, CPU, 5, minutes=2)
+    assert results == {"a": 60, "b": 120}  # the warm-ups; "c" was not started
+    assert rows["c"] == {"failed": "not run, out of budget"}
+    assert rows["a"]["seconds"] >= 0
+    assert measured({"a": minute}, CPU, 2)[0] == {"a": 300}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,20 +26,47 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measured(
-    cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int
+    cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int, *, survive: bool = False, minutes: float = 0
 ) -> tuple[dict[K, T], dict[K, dict[str, Any]]]:
     """The last result of each case, and the fields of its row: peak memory and wall times.
 
     The cases run in turn, so that a slow moment of the machine falls on all of them.
+    survive: the row of a case that needs too much memory is {"failed": why}, it has no result, and the others run.
+    minutes: nothing is started after this time (0: no limit). A case then has fewer timings, or only that of its
+        warm-up, or none, which its row says as above.
     """
+    end = time.monotonic() + 60 * minutes if minutes else math.inf
     results: dict[K, T] = {}
-    memory = {name: peak_memory(work, device) for name, work in cases.items()}  # also the warm-up
-    seconds: dict[K, list[float]] = {name: [] for name in cases}
+    rows: dict[K, dict[str, Any]] = {}
+    first: dict[K, float] = {}
+
+    def run(name: K) -> None:
+        results[name], first[name] = timed(cases[name], device)
+
+    for name in cases:
+        if time.monotonic() >= end:
+            rows[name] = {"failed": "not run, out of budget"}
+            continue
+        try:
+            rows[name] = {"peak_memory": peak_memory(partial(run, name), device)}  # also the warm-up
+        except (MemoryError, RuntimeError) as error:
+            if not survive or not out_of_memory(error):
+                raise
+            rows[name] = {"failed": "does not fit in memory"}
+    seconds: dict[K, list[float]] = {name: [] for name in results}
     for _ in range(repeats):
-        for name, work in cases.items():
-            results[name], taken = timed(work, device)
-            seconds[name].append(taken)
-    return results, {name: {"peak_memory": memory[name], **median_and_range(seconds[name])} for name in cases}
+        for name, taken in seconds.items():
+            if time.monotonic() < end:
+                results[name], last = timed(cases[name], device)
+                taken.append(last)
+    for name, taken in seconds.items():
+        rows[name] |= median_and_range(taken or [first[name]])
+    return results, rows
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is full: of a GPU, or of a CPU as torch's allocator reports it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def median_and_range(seconds: Sequence[float]) -> dict[str, float]:

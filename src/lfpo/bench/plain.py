@@ -26,8 +26,7 @@ def plain_rollout(
 ) -> tuple[torch.Tensor, int]:
     """Greedy low-confidence remasking of all prompts in one batch; returns tokens [B, gen_length] and forwards run.
 
-    Differences from the published code: padding is masked; confidences are float64, since rounding would decide the
-    order of near-certain tokens; the mask token is never chosen.
+    Differences from the published code: padding is masked, and the mask token is never chosen.
     skip_idle: no forward for steps that reveal nothing. masked_logits: run the head only at positions that a step can
         reveal.
     """
@@ -63,6 +62,7 @@ def plain_rollout(
 
 def _best(logits: torch.Tensor, mask_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The most probable token that is not the mask, and its probability."""
-    drawable = logits.index_fill(-1, torch.tensor(mask_id, device=logits.device), -torch.inf)
-    best = drawable.argmax(-1)
-    return best, logits.double().softmax(-1).gather(-1, best[..., None])[..., 0]
+    total = logits.logsumexp(-1)
+    logits[..., mask_id] = -torch.inf
+    best, index = logits.max(-1)
+    return index, (best.double() - total).exp()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.measure import matmul_peak
 from lfpo.bench.figure import speedup_figure
 from lfpo.bench.measure import measured, write_results
@@ -42,6 +42,7 @@ class BenchRolloutConfig:
     n: number of prompts. generations: completions of each prompt.
     gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks; 256 for a layout).
     tokens_per_step: for layouts, how many tokens each step reveals.
+    budget: minutes after which no mode is started; rows say what was not run (0: no limit).
     repeats: timings of each mode, in turn so that a slow moment of the machine falls on all; the table has the median.
     rollout_tokens, threads, dtype: as in training. output: folder for rollout.json and rollout.svg.
     """
@@ -55,6 +56,7 @@ class BenchRolloutConfig:
     gen_length: int | None = None
     block_length: int = 8
     tokens_per_step: list[int] = field(default_factory=lambda: [1, 3])
+    budget: float = 0.0
     repeats: int = 3
     rollout_tokens: int = 16384
     threads: int = 1
@@ -62,6 +64,7 @@ class BenchRolloutConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
+        not_negative(self, "budget")
         at_least_one(self, "n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
@@ -96,16 +99,21 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
     modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
     device = problem.model.device
     peak = matmul_peak(device, problem.model.dtype)
-    results, taken = measured({mode: mode.run for mode in modes}, device, config.repeats)
-    first = {mode.group: mode for mode in reversed(modes)}
-    rows = []
+    runs = {mode: mode.run for mode in modes}
+    results, taken = measured(runs, device, config.repeats, survive=True, minutes=config.budget)
+    first = {mode.group: mode for mode in reversed(modes) if mode in results}
+    rows: list[dict[str, Any]] = []
     for mode in modes:
+        if mode not in results:
+            rows.append({"group": mode.group, "mode": mode.label, **taken[mode]})
+            continue
         base = first[mode.group]
         row = describe(problem, mode, results[mode], results[base], taken[mode], peak)
         rows.append({**row, "speedup": taken[base]["seconds"] / row["seconds"]})
     _print(rows, peak, console or Console())
     path = write_results(config, "rollout", rows, matmul_peak=peak)
-    speedup_figure(rows, path.with_suffix(".svg"))
+    if any("failed" not in row for row in rows):
+        speedup_figure([row for row in rows if "failed" not in row], path.with_suffix(".svg"))
     return path
 
 
@@ -239,6 +247,8 @@ def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
 
 def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> None:
     def cells(row: dict[str, Any]) -> list[str]:
+        if "failed" in row:
+            return [f"{row['mode']}: {row['failed']}", *["-"] * 8]
         memory, accuracy = row["peak_memory"], row["accuracy"]
         return [
             row["mode"],
