@@ -69,7 +69,7 @@ def preflight(
     left_out = f"; {len(prompts.left_out)} too long and left out" if prompts.left_out else ""
     names = ", ".join(reward_name(function) for function in source.reward_functions)
     found = {
-        "model": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
+        "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
         "memory": device_memory(args, prompts.longest),
         "prompts": f"{prompts.checked} checked, the longest has {prompts.longest} tokens{left_out}",
