@@ -118,6 +118,20 @@ def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
     assert_same_run(tmp_path / "one", tmp_path / "split")
 
 
+@pytest.mark.long
+def test_two_copies_of_two_parts_train_and_resume_as_one_process(model: Path, tmp_path: Path):
+    sizes = ("--max_steps", "2", "--prompts_per_iteration", "4")
+    split = ("--fsdp", "true", "--fsdp_size", "2")
+    for name, ranks, more in (("one", 1, ()), ("split", 4, split)):
+        process = run(tmp_path / name, model, ranks, *sizes, *more)
+        assert process.returncode == 0, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "split")
+    shutil.rmtree(tmp_path / "split" / "checkpoints" / "step-2")
+    process = run(tmp_path / "split", model, 4, *sizes, *split, "--resume")
+    assert process.returncode == 0 and "step-1" in process.stdout, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "split")
+
+
 def test_more_processes_than_prompts_is_one_error(model: Path, tmp_path: Path):
     process = run(tmp_path / "run", model, 2, "--prompts_per_iteration", "1", "--num_generations", "8")
     assert process.returncode != 0

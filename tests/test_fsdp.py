@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.tensor import DTensor
 
 import tiny
 from lfpo.base import distributed
+from lfpo.base.errors import UserError
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered
@@ -21,7 +24,9 @@ from lfpo.objectives.views import fully_masked
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, ema_update
+from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import build_adamw
+from lfpo.train.setup import check_ranks
 from processes import run_ranks
 from split_memory import measured, one_backward, start, write_model
 
@@ -125,6 +130,33 @@ def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, trains_as_one, folder, 0, False, False, trajectory):
         assert rank.returncode == 0, rank.stderr
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_copies_in_bfloat16_give_what_autocast_gives(group: None, checkpoint: Path):
+    ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.ones(2, 4, dtype=torch.long)
+    plain, split = load_model(checkpoint), load_model(checkpoint, mesh=distributed.mesh())
+    plain.autocast = split.autocast = True
+    with torch.no_grad(), gathered(split, cast=True) as whole:
+        assert torch.equal(whole.hidden(ids, mask), plain.hidden(ids, mask))
+        narrow = {n for n, p in whole.backbone.named_parameters() if p.dtype == torch.bfloat16}
+        assert narrow == {n for n, p in plain.backbone.named_parameters() if "layers." in n and p.ndim == 2}
+        assert torch.equal(whole.head_weight, plain.head_weight)
+    assert all(p.is_meta for p in whole.parameters())  # freed
+
+
+def test_group_sizes_that_do_not_fit(group: None, tmp_path: Path):
+    with pytest.raises(ValueError, match="'fsdp_size' is for 'fsdp: true'"):
+        LFPOConfig(output_dir=str(tmp_path), fsdp_size=2)
+    with pytest.raises(UserError, match="fsdp_size 2 does not divide the number of ranks, 1"):
+        check_ranks(LFPOConfig(output_dir=str(tmp_path), fsdp=True, fsdp_size=2))
 
 
 @pytest.mark.long

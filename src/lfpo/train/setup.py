@@ -152,8 +152,8 @@ def check_ranks(args: LFPOConfig) -> None:
         raise UserError("fsdp needs torchrun: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
     if args.fsdp_size and distributed.world() % args.fsdp_size:
         raise UserError(
-            f"fsdp_size {args.fsdp_size} does not divide {distributed.world()} ranks; give the GPUs of one machine, or "
-            "leave it out"
+            f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {distributed.world()}; give the number "
+            "of GPUs of one machine, or leave it out"
         )
 
 
