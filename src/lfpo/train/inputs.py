@@ -3,6 +3,7 @@ the folder. Keys and values are checked by the configuration itself."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lfpo.train.sft_config import SFTConfig
 
 def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo train` would raise later for its input files, names and folder."""
-    check_folder(Path(args.output_dir), args, resume=resume, kind="train")
+    _check_folder(args, resume=resume, kind="train")
     trackers.check_installed(args.report_to)
     check_model_name(args.model)
     if args.task is not None:
@@ -39,9 +40,16 @@ def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
             reward_function(path)
 
 
+def _check_folder(args: Any, *, resume: bool, kind: str) -> None:
+    """Under torchrun this may be a restart, which resumes without `resume`. Rank 0 knows, and checks the folder when it
+    opens it (lfpo.train.run)."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        check_folder(Path(args.output_dir), args, resume=resume, kind=kind)
+
+
 def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo sft` would raise later for its input files, names and folder."""
-    check_folder(Path(args.output_dir), args, resume=resume, kind="sft")
+    _check_folder(args, resume=resume, kind="sft")
     trackers.check_installed(args.report_to)
     if args.model is not None:
         check_model_name(args.model)
@@ -53,7 +61,7 @@ def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
 
 def check_dpo(args: DPOConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo dpo` would raise later for its input files, names and folder."""
-    check_folder(Path(args.output_dir), args, resume=resume, kind="dpo")
+    _check_folder(args, resume=resume, kind="dpo")
     trackers.check_installed(args.report_to)
     check_model_name(args.model)
     for task in args.tasks:
