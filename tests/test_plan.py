@@ -269,6 +269,18 @@ def test_a_stated_number_of_gpus_is_kept():
     assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
 
 
+def test_settings_that_exclude_each_other_are_changed_together():
+    def plan(args: LFPOConfig, gpus: int) -> Estimate:
+        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+
+    many = {"num_generations": 64, "update_tokens": 4096, "rollout_tokens": 4096}
+    args = recipe(prompts_per_iteration=4, fsdp=True, fsdp_size=2, **many)
+    found = {way.label: way.changes for way in ways(plan, args, 4, memory=0.9 * plan(args, 4).peak)}
+    assert (found["LoRA, 4-bit base"]["fsdp"], found["LoRA, 4-bit base"]["fsdp_size"]) == (False, 0)
+    args = recipe(lora={"r": 4}, load_in_4bit=True, **many)
+    assert [way.label for way in ways(plan, args, 1, memory=0.9 * plan(args, 1).peak)] == ["LoRA, 4-bit base"]
+
+
 def test_hours_and_cost_by_hand():
     args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7)
     found = estimate(args, MODEL, prompt_length=PROMPT)

@@ -84,7 +84,10 @@ def _whole_weights(plan: Plan, args: LFPOConfig, gpus: int, more: list[int], mem
 def _adapters(plan: Plan, args: LFPOConfig, gpus: int, more: list[int], memory: float) -> Iterator[Way]:
     """LoRA on a base in bfloat16, and on one in 4 bits."""
     lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
-    for label, changes in (("LoRA", lora), ("LoRA, 4-bit base", lora | {"load_in_4bit": True, "fsdp": False})):
+    four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0}
+    for label, changes in (("LoRA", lora), ("LoRA, 4-bit base", four_bit)):
+        if changes is lora and args.load_in_4bit:
+            continue
         for n in [gpus, *(n for n in more if n == 8)]:
             if way := _way(plan, args, label, changes, n, memory):
                 yield way
