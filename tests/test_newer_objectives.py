@@ -160,6 +160,7 @@ def test_vrpo_by_hand(after_eos: bool):
     margin = 0.5 * (chosen - rejected)
     loss = loss_of(objective, views, GOOD_BAD, **tables)
     assert loss == pytest.approx(log(1 + math.exp(-margin)), rel=1e-6)
+    assert objective.signal(torch.zeros(4), torch.zeros(4)).tolist() == [1, -1, 1, -1]
 
 
 @pytest.mark.parametrize("after_eos", [True, False])
@@ -264,9 +265,10 @@ def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
 
 
 def test_masks_of_the_elbo_hide_each_number_of_tokens_alike():
-    """ESPO and GDSD from none, where the complement hides all, to all; BGPO from one."""
+    """ESPO and GDSD from none, where the complement hides all, to all; BGPO and VRPO from one."""
     t = rollouts(["abe"] * 4000)
-    for objective, least in ((ESPO(mc_samples=1), 0), (GDSD(mc_samples=1), 0), (BGPO(mc_samples=1), 1)):
+    objectives = (ESPO(mc_samples=1), 0), (GDSD(mc_samples=1), 0), (BGPO(mc_samples=1), 1), (VRPO(mc_samples=1), 1)
+    for objective, least in objectives:
         views = views_of(objective, t)
         hidden = torch.zeros(4000, dtype=torch.long).index_add(0, views.row, (views.target.sum(-1) == 3).long())
         check_rate(hidden[:, None] == 1, 1 / 2 if least == 0 else 1 / 3)

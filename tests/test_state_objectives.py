@@ -75,19 +75,21 @@ TREE = {"current": {"___": "211 112 111", "a__": "111 121 112", "_e_": "211 111 
 TREE_OLD = {"___": "112 121 111", "a__": "111 112 112", "_e_": "112 111 111"}
 
 
-def grown() -> Trajectory:
-    """Step 0 reveals a, or an e in the middle; step 1 the rest. What follows the e is not scored."""
-    t = rollouts(["abe", "aae", "bee", "aeb"], ["011", "011", "101", "101"], steps=2)
+def grown(steps: int) -> Trajectory:
+    """The first edges reveal a, or an e in the middle; the second the rest. What follows the e is not scored."""
+    reveal = {2: ["011", "011", "101", "101"], 4: ["123", "032", "212", "303"]}[steps]
+    t = rollouts(["abe", "aae", "bee", "aeb"], reveal, steps=steps)
     t.node = nodes(4, (2, 2))
     return t
 
 
-def test_dtree_rpo_by_hand():
+@pytest.mark.parametrize("steps", [2, 4])
+def test_dtree_rpo_by_hand(steps: int):
     objective = DTreeRPO(epsilon=0.5, beta=0.1, lambda_max=0.3, growth=2.0, progress=0.5)
     values = node_values(torch.tensor([1.0, 0.5, 0.0, 0.5], dtype=torch.float64), (2, 2))
     signal = objective.signal(values, torch.zeros(4, dtype=torch.long))
     assert signal.tolist() == [[0.25, 0.25], [0.25, -0.25], [-0.25, -0.25], [-0.25, 0.25]]
-    views = objective.views(grown(), signal, [0, 1, 2, 3], 0)
+    views = objective.views(grown(steps), signal, [0, 1, 2, 3], 0)
     loss = loss_of(objective, views, signal, **TREE, old=TREE_OLD, base=TREE_OLD)
     # Edges: a (ratio 2), e (2); b e (2, 1), a e (1, 1); b (1), a (2).
     ratios = -0.25 * 1.5 + 0.25 * 2 + (-0.25 * 1.5 - 0.25) / 2 + 0.25 + 0.25 - 0.25 * 1.5
@@ -106,6 +108,15 @@ def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
     assert views.target.sum(-1).tolist() == [2, 0, 0]
     odds = {"___": "111 111 111"}
     assert loss_of(objective, views, signal, current=odds, old=odds) == pytest.approx(-0.5 / 3)
+
+
+def test_distillation_of_a_single_position_by_hand():
+    t = rollouts(["a", "b"], ["0", "0"], steps=1)
+    t.node = nodes(2, (2,))
+    signal, odds = torch.tensor([[0.5], [-0.5]], dtype=torch.float64), {"_": "211"}
+    objective = DTreeRPO(beta=0.0, lambda_max=0.3, progress=1.0)
+    loss = loss_of(objective, objective.views(t, signal, [0, 1], 0), signal, current=odds, old=odds)
+    assert loss == pytest.approx(0.3 * LN2)  # the ratios are 1 and their advantages cancel
 
 
 def test_siblings_are_distilled_by_their_advantages():
