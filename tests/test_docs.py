@@ -103,7 +103,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("pairs.jsonl", "held-out.jsonl"):
         (tmp_path / name).write_text(pair + "\n")
     (tmp_path / "my_rewards.py").write_text(
-        "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n"
+        "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n\nshort = ends_with\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path

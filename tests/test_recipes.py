@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from lfpo.base.config import PARTS, RECIPES, build, load_yaml, merge, recipe_names
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.cli.demo_config import demo_config
 from lfpo.cli.list_recipes import TITLES, kind_of, row
 from lfpo.train.config import LFPOConfig
 
@@ -60,6 +62,17 @@ def test_the_tables_hold_every_recipe_and_fit_80_columns(
     for part in recipe_names(parts=True):
         assert part.rpartition("/")[2] in printed
     assert {kind_of(name) for name in recipe_names()} == set(TITLES)
+
+
+def test_every_recipe_runs_as_it_is_listed():
+    assert [name for name in recipe_names() if "output_dir" not in load_yaml(name)] == []
+
+
+def test_each_demo_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/demo-1").mkdir(parents=True)
+    assert demo_config([]).output_dir == "runs/demo-2"
+    assert demo_config(["--output_dir", "mine"]).output_dir == "mine"
 
 
 def test_usage_fits_80_columns_and_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,7 @@ COMMANDS = {
     # Commands, files, keys
     "trian demo": "unknown command 'trian'; did you mean 'train'",
     "train sudokoo": "did you mean 'sudoku'",
+    "plan nope": "no such file; `lfpo recipes` lists",
     "train nothing.yaml": "'nothing.yaml': no such file",
     "train llada-8b-gms8k": "did you mean 'llada-8b-gsm8k'",
     "train broken.yaml": "broken.yaml: not readable as YAML",
@@ -59,9 +60,11 @@ COMMANDS = {
     "train sudoku --data_file rows.jsonl": "either 'task' or 'data_file', not both",
     "train --output_dir out": "nothing to train on",
     "train sudoku --model ./nowhere": "'./nowhere': no such folder",
+    "train sudoku --model finished": "its model is in finished/model",
+    "train sudoku --num_generations 2 --prompts_per_iteration 1": "splits 2 rollouts",
     "train sudoku --output_dir full": "not empty and holds no run",
     "train sudoku --output_dir old": "holds another run",
-    "train choice --output_dir old --resume": "holds a run with task sudoku, not choice",
+    "train choice --output_dir old --resume": "continue that run with `lfpo train old/config.yaml --resume`",
     "train sudoku --output_dir old --resume --sampler.gen_length 32": "sampler.gen_length None, not 32",
     "sft --output_dir old --model embedded --tasks.words 1 --resume": "holds a run of `lfpo train`, not of `lfpo sft`",
     # Rows and reward functions
@@ -123,6 +126,7 @@ def write_files(folder: Path) -> None:
         "long.jsonl": long,
         "full/thesis.txt": "precious",
         "old/config.yaml": "output_dir: old\ntask: sudoku\nsampler: {gen_length: null}\n",
+        "finished/model/config.json": "{}",
         "old/run.json": '{"kind": "train"}\n',
         "rw.py": (
             "five = 5\n"
@@ -133,7 +137,7 @@ def write_files(folder: Path) -> None:
         ),
     }
     for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
 

@@ -31,7 +31,7 @@ def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> st
     """`"; did you mean 'x'?"` for the closest valid name. When nothing is close `otherwise`, or by default the list of
     the valid ones (empty when there is none)."""
     names = [str(v) for v in valid]
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
     if otherwise is not None:

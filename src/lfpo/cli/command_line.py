@@ -25,7 +25,7 @@ Train
   demo            train the embedded model with LFPO; results before and after
 
 Use a model
-  sample          denoise one prompt; --show-steps prints every step
+  sample          denoise one prompt; --show_steps prints every step
   eval            measure accuracy, steps and forwards (NFE) on a task
   lm-eval         run lm-evaluation-harness, with its own options
 
@@ -39,7 +39,7 @@ Share a model
 
 Check the machine
   doctor          show versions and devices, and check that lfpo works
-  bench NAME      measure speed and memory; NAME is rollout, update or sandbox
+  bench NAME      measure rollout, update, precision or sandbox
 
 CONFIG is a YAML file or a shipped recipe.
 {recipes}

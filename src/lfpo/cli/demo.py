@@ -32,7 +32,7 @@ def run_demo(config: LFPOConfig) -> None:
     minutes = trainer.run.read_metrics()[-1]["time/total"] / 60
     console.print(f"\n{minutes:.1f} minutes of training. Report: {write_report(trainer.run)}")
     console.print(
-        f"Watch it solve a puzzle: lfpo sample --task sudoku --show-steps --model {trainer.run.dir}/model",
+        f"Watch it solve a puzzle: lfpo sample --task sudoku --show_steps --model {trainer.run.dir}/model",
         soft_wrap=True,
     )
 

@@ -13,5 +13,5 @@ def demo_config(arguments: list[str]) -> LFPOConfig:
     number = 1
     while Path(f"runs/demo-{number}").exists():
         number += 1
-    values = merge({"output_dir": f"runs/demo-{number}"}, load_yaml("demo"))
+    values = merge(load_yaml("demo"), {"output_dir": f"runs/demo-{number}"})
     return build(LFPOConfig, merge(values, parse_overrides(arguments)), "lfpo demo")

@@ -49,13 +49,15 @@ _COMPANIONS = (
 def resolve(name: str | Path) -> Path:
     """The local folder of a checkpoint: a folder, `embedded` (the package's own), or a hub id (downloaded once).
 
-    Raises UserError where there is no such folder or hub repository.
+    Raises UserError where there is no such folder or hub repository, or where it holds the model in `model/`.
     """
     if str(name) == "embedded":
         return EMBEDDED
     check_model_name(name)
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
+        if not (path / "config.json").exists() and (path / "model/config.json").exists():
+            raise UserError(f"model {text!r}: the folder of a run or a checkpoint; its model is in {path / 'model'}")
         return path
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))

@@ -130,7 +130,10 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
     for key in KEPT:
         old, new = _value_of(before, key), _value_of(now, key)
         if old != new:
-            raise UserError(f"{path}: holds a run with {key} {old}, not {new}; give another output_dir")
+            raise UserError(
+                f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
+                f"`lfpo {kind} {marker} --resume`"
+            )
 
 
 def _value_of(values: dict[str, Any], key: str) -> Any:

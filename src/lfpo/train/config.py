@@ -197,8 +197,12 @@ class LFPOConfig:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
         if self.learning_rate <= 0:
             raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
-        if self.prompts_per_iteration * self.num_generations < self.optimizer_steps_per_iteration:
-            raise ValueError("'optimizer_steps_per_iteration' is larger than the number of rollouts to split")
+        rollouts = self.prompts_per_iteration * self.num_generations
+        if rollouts < self.optimizer_steps_per_iteration:
+            raise ValueError(
+                f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} splits {rollouts} rollouts "
+                f"(prompts_per_iteration x num_generations); set it to at most {rollouts}"
+            )
 
     def merges_lora(self, device: str) -> bool:
         """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
