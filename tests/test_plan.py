@@ -24,6 +24,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
+from lfpo.train.plan.tables import readable
 from lfpo.train.plan.ways import Way, ways
 from lfpo.train.plan.whole_run import command, whole_run
 from lfpo.train.plan.work import count, forward_flops
@@ -333,3 +334,11 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
     page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
     table = page.split("| way | GPUs | peak, GiB |\n| --- | ---: | ---: |\n")[1].split("\n\n")[0]
     assert table.splitlines() == found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [(8_015_581_184, "8.02 B"), (999_600_000, "1.00 B"), (335_544_320, "336 M"), (1_375_360, "1.38 M")],
+)
+def test_small_models_are_counted_in_millions(parameters: int, text: str):
+    assert readable(parameters) == text

@@ -15,6 +15,11 @@ from lfpo.train.plan.whole_run import WholeRun
 GIB = 2**30
 
 
+def readable(parameters: int) -> str:
+    """A number of parameters in billions with two decimals, or below a billion in millions with three digits."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
+
+
 def print_memory(
     found: Estimate,
     args: LFPOConfig,
@@ -29,7 +34,7 @@ def print_memory(
     with the opposite setting of gradient_checkpointing."""
     how = "LoRA" if args.lora else "all weights"
     split = ", split by FSDP2" if args.fsdp else ""
-    title = f"{args.model}: {found.sizes.total / 1e9:.2f} B parameters, {found.trained / 1e9:.2f} B trained ({how})"
+    title = f"{args.model}: {readable(found.sizes.total)} parameters, {readable(found.trained)} trained ({how})"
     console.print(f"{title}, {config.gpus} GPU{'s' if config.gpus > 1 else ''}{split}", soft_wrap=True)
     table = Table(box=box.SIMPLE)
     table.add_column("GiB on each GPU", no_wrap=True)
