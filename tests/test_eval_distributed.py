@@ -48,5 +48,7 @@ def test_each_process_grades_its_share(
             process_id, count = line.split()
             graded[-1][process_id] += int(count)
     assert found[1] == pytest.approx(found[0])
-    assert sorted(graded[0].values()) == [14]  # 4 rollouts, and 5 held-out rows before and after
-    assert sorted(graded[1].values()) == [6, 8]  # 2 rollouts each; 2 and 3 of the rows, twice
+    # 4 stand-ins at the start, 4 rollouts, and 5 held-out rows before and after.
+    assert sorted(graded[0].values()) == [18]
+    # 2 rollouts each; 2 and 3 of the rows, twice; rank 0 has the stand-ins and the larger share.
+    assert sorted(graded[1].values()) == [6, 12]

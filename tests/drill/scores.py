@@ -29,25 +29,28 @@ from lfpo.train.rl import MAX_FAILED
 from processes import environment
 
 ROLLOUTS = 8  # an iteration, as in train_arguments
+STAND_INS = 4  # completions that functions score before the first iteration (lfpo.train.preflight)
 TIMEOUT = 2.0
 MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; seconds, which hold the start of one
 
 
 def rewards(drill: Drill) -> list[Outcome]:
-    first = 2 * ROLLOUTS + 1  # the first completion of the third batch
+    late = f"it ran for more than {TIMEOUT:g} s"
     return [
-        fails_once(drill, "a reward function raises", Fault("raise", "reward", first), "ConnectionError: the judge"),
-        fails_once(
-            drill, "a reward function hangs", Fault("hang", "reward", first), f"it ran for more than {TIMEOUT:g} s"
-        ),
+        fails_once(drill, "a reward function raises", in_the_third_batch("raise"), "ConnectionError: the judge"),
+        fails_once(drill, "a reward function hangs", in_the_third_batch("hang"), late),
         always_raises(drill),
-        _garbage(drill, "a reward is NaN", Fault("nan", "reward", first)),
-        _garbage(drill, "a reward is text", Fault("text", "reward", first)),
+        _garbage(drill, "a reward is NaN", in_the_third_batch("nan")),
+        _garbage(drill, "a reward is text", in_the_third_batch("text")),
         _leaks(drill),
         _unbounded(drill, "a reward function takes all memory", "grab", f"more than {MEMORY:.2f} GiB"),
         _unbounded(drill, "a reward function calls C code that never returns", "endless", "it ran for more than"),
         _workers_killed(drill),
     ]
+
+
+def in_the_third_batch(do: str) -> Fault:
+    return Fault(do, "reward", STAND_INS + 2 * ROLLOUTS + 1)
 
 
 def fails_once(drill: Drill, name: str, fault: Fault, said: str) -> Outcome:
@@ -62,7 +65,7 @@ def always_raises(drill: Drill) -> Outcome:
     """Raises from the second batch on: training stops with a checkpoint, and resumes once the function is fixed."""
     tally = Tally("a reward function always raises", f"stopped after {MAX_FAILED} batches, with a checkpoint")
     folder = drill.folder("rewards")
-    child = start(train_arguments(folder), Fault("raise", "reward", ROLLOUTS + 1, 10_000))
+    child = start(train_arguments(folder), Fault("raise", "reward", STAND_INS + ROLLOUTS + 1, 10_000))
     code, said = child.wait(), child.said()
     clear = f"failed for {MAX_FAILED} batches in a row" in said and "Traceback" not in said
     if code != 2 or not clear or not (folder / "checkpoints" / "step-5" / "manifest.json").exists():

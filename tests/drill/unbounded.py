@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.inside import reward as right
+from lfpo.train.preflight import STAND_IN
 
 LEAK = 150 << 20  # bytes a call
 _kept: list[bytes] = []
@@ -24,7 +25,7 @@ def reward(prompts: Any, completions: list[str], answer: list[str], **columns: A
         _kept.append(b"x" * LEAK)
         with mark.open("a") as file:
             file.write(f"{os.getpid()}\n")
-    elif not mark.exists():
+    elif not mark.exists() and completions[0] != STAND_IN:
         mark.touch()
         while do == "grab":
             _kept.append(b"x" * (16 << 20))
