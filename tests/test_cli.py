@@ -254,16 +254,17 @@ def test_wrong_benchmarks(fails: Callable[..., str]):
 
 def train_with_small_files(arguments: list[str]) -> int:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
     return main(arguments)
 
 
-def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(tmp_path: Path):
+def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(llada: Path, tmp_path: Path):
     """A limit on file size makes writing the second checkpoint fail as on a full disk."""
-    assert main(train_arguments(tmp_path)) == 0
-    ended = start(train_with_small_files, train_arguments(tmp_path, max_steps="2", resume="true")).wait()
+    model = str(llada)
+    assert main(train_arguments(tmp_path, model=model)) == 0
+    ended = start(train_with_small_files, train_arguments(tmp_path, model=model, max_steps="2", resume="true")).wait()
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith("error: ")
     assert "step-1 is intact" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert main(train_arguments(tmp_path, max_steps="2", resume="true")) == 0
+    assert main(train_arguments(tmp_path, model=model, max_steps="2", resume="true")) == 0

@@ -49,11 +49,13 @@ def test_both_pages_state_plans():
     assert len(stated("docs/scaling.md")) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "said"), CASES, ids=[" ".join(c.split())[-60:] for c, _ in CASES])
 def test_a_stated_plan_is_the_computed_one(command: str, said: str):
     assert " ".join(said.split()) == sentence(command)
 
 
+@pytest.mark.long
 def test_the_needs_of_the_recipes_are_the_plans():
     """4 GPUs with FSDP, 1 with LoRA: the same for all models of 8 B, so the two shapes stand for all."""
     told = {row(name)[3] for name in recipe_names() if kind_of(name) == "gpu"}

@@ -33,6 +33,7 @@ def survived(outcomes: list[Outcome], tried: int) -> None:
         assert outcome.survived == outcome.tried, outcome
 
 
+@pytest.mark.long
 def test_killed_while_saving_and_while_evaluating(drill: Drill):
     assert drill.visits["checkpoint"] > 50 and drill.visits["evaluation"] == 4 * 4
     survived(stops.killed(drill), 2)
@@ -72,6 +73,7 @@ def test_work_in_namespaces_that_fails_is_an_error(tmp_path: Path, capfd: pytest
         in_namespaces(broken, {}, CLONE_NEWNS)
 
 
+@pytest.mark.long
 def test_a_stopped_rank_is_named_by_the_other(drill: Drill):
     tally = Tally("one rank of two stopped")
     assert 0 < ranks.lose(drill, tally, "stop", "reward", 1) < ranks.SILENCE + ranks.WITHIN

@@ -19,7 +19,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+# One of each kind in `make test`; all in `make test-long`.
+QUICK = {"lfpo", "agrpo", "coupled_grpo", "stable_drl", "mdpo", "dtree_rpo"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in OBJECTIVES])
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, model: Path, tmp_path: Path):
     settings = yaml.safe_dump({"name": name, **SMALL_RUNS.get(name, {})}, default_flow_style=True)
     given = ["--objective", settings.strip(), "--lora", "{r: 2, lora_alpha: 4}", "--prompts_per_iteration", "2"]

@@ -119,6 +119,7 @@ def test_the_paper_s_gsm8k_recipe_trains_an_adapter(tmp_path: Path, monkeypatch:
     check(tmp_path / "run", keys, LAYOUTS["llada-8b"])
 
 
+@pytest.mark.long
 def test_a_dream_layout_trains_split_over_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = write_checkpoint("dream-7b", tmp_path / "dream", monkeypatch)
     recipe = tmp_path / "recipe.yaml"

@@ -128,7 +128,7 @@ def test_a_subprocess_that_the_function_waits_for_is_killed(tmp_path):
             ]
         )
 
-    rewards, seconds = timed(waits, 5.0)
+    rewards, seconds = timed(waits, 2.0)
     assert rewards.failed and seconds < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
