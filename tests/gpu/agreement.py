@@ -34,6 +34,13 @@ SAMPLERS: list[dict[str, Any]] = [
 ]
 
 
+# What an objective needs of rollouts.
+ROLLOUTS: dict[str, dict[str, Any]] = {
+    "justgrpo": {"sampler": {"temperature": 1.0, "block_length": 1}},
+    "dtree_rpo": {"tree": [2, 2], "num_generations": 4},
+}
+
+
 def device(machine: Machine) -> list[Row]:
     """Its name and rates, and a product on it against float64."""
     where = machine.device
@@ -96,13 +103,14 @@ def _iteration(objective: str, device: str) -> dict[str, Any]:
         "num_generations": 2,
         "optimizer_steps_per_iteration": 1,
         "objective": {"name": objective},
-        "sampler": {"temperature": 1.0, **({"block_length": 1} if objective == "justgrpo" else {})},
+        "sampler": {"temperature": 1.0},
         "update_tokens": 256,
         "rollout_tokens": 256,
         "bf16": False,
         "head_precision": "float32",
         "log_completions": False,
         "threads": 1,
+        **ROLLOUTS.get(objective, {}),
     }
     model = load_model("embedded", device=device)
     # A trainer moves its model to the device of its rank.
