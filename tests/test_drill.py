@@ -48,6 +48,7 @@ def test_nan_updates_never_reach_the_weights(drill: Drill):
     survived([numbers.nan_in_every_step(drill, Fault("nan_gradient", "gradient", 5, 10_000))], 1)
 
 
+@pytest.mark.long
 def test_a_reward_function_that_hangs_once(drill: Drill):
     survived([scores.fails_once(drill, "hangs", scores.in_the_third_batch("hang"), "it ran for more than 2 s")], 1)
 
@@ -106,6 +107,7 @@ def test_what_is_planted_would_run(tmp_path: Path):
         assert (tmp_path / "touched").exists()
 
 
+@pytest.mark.long
 def test_random_inputs(drill: Drill):
     survived(fuzz.fuzz(drill), 200)
 
@@ -130,6 +132,7 @@ def test_the_fuzz_sees_errors_hangs_and_stray_writes(drill: Drill, tmp_path: Pat
     assert str(tmp_path / "own") not in found.note
 
 
+@pytest.mark.long
 def test_a_soak_grows_nothing(drill: Drill):
     (outcome,) = soak.soak(drill)
     assert outcome.survived == outcome.tried >= 1, outcome
