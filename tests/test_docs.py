@@ -197,6 +197,7 @@ def test_a_drill(faults: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert drill(["--faults", faults, *shlex.split(DRILL)]) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", those(AWAY, re.compile(f"{ELSEWHERE.pattern}|{LONG.pattern}")))
 def test_a_command_with_models_and_data_from_elsewhere(
     arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
