@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import lfpo.rollout.collect
-from gpu.memory import TOLERANCE, peak
+from gpu.memory import TOLERANCE, peak, spaced
+from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
@@ -35,22 +36,7 @@ PROMPT, COMPLETION = 24, 40
 
 
 def recipe(**changes: Any) -> LFPOConfig:
-    settings = {
-        "output_dir": "unused",
-        "model": "embedded",
-        "prompts_per_iteration": 1,
-        "num_generations": 8,
-        "optimizer_steps_per_iteration": 1,
-        "sampler": {"gen_length": COMPLETION, "temperature": 1.0, "steps": 4},
-        "update_tokens": 512,
-        "rollout_tokens": 512,
-        "threads": 1,
-    }
-    return build(LFPOConfig, {**settings, **changes})
-
-
-def grade(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    return [i / len(prompts) for i in range(len(prompts))]
+    return recipe_of(PROMPT, COMPLETION, **changes)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +59,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     )
     model = init_model(MODEL, seed=0, dtype=getattr(torch, args.dtype))
     rows = [{"prompt": "a"}]
-    trainer = LFPOTrainer(model, grade, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
+    trainer = LFPOTrainer(model, spaced, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
     batches: list[Any] = []
     rollouts = peak(lambda: batches.append(trainer.sample_and_score(0)), CPU)
     signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)

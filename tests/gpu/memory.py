@@ -61,7 +61,7 @@ def recipe(prompt_length: int, gen_length: int, **changes: Any) -> LFPOConfig:
         "prompts_per_iteration": 1,
         "num_generations": 8,
         "optimizer_steps_per_iteration": 1,
-        "sampler": {"gen_length": gen_length, "temperature": 1.0, "steps": max(4, gen_length // 8)},
+        "sampler": {"gen_length": gen_length, "temperature": 1.0, "steps": gen_length // 10},
         "update_tokens": budget,
         "rollout_tokens": budget,
         "threads": 1,

@@ -15,7 +15,7 @@ from lfpo.base import distributed
 from lfpo.base.batching import left_pad
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
-from lfpo.base.rng import generator, key, python_rng
+from lfpo.base.rng import key, python_rng
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.objectives.measures import means_over_ranks
@@ -27,11 +27,11 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.examples import in_epochs, train_on_examples
 from lfpo.train.flops import Meter
-from lfpo.train.optim import build_adamw, lr_at, set_lr
-from lfpo.train.run import TrainingRun, run_trainer
+from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.run import TrainingRun
 from lfpo.train.setup import load_policies
-from lfpo.train.sft import Lines
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
@@ -42,14 +42,7 @@ def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str]
 
     SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
     """
-    distributed.start()
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    folder = run_trainer(DPOTrainer(config), resume=resume, display=Lines(config.max_steps, report))
-    if distributed.rank() == 0:
-        report(f"saved {folder}")
-    distributed.stop()
-    return folder
+    return train_on_examples(DPOTrainer, config, resume=resume, report=report)
 
 
 class DPOTrainer:
@@ -67,13 +60,7 @@ class DPOTrainer:
             self.model.checkpoint_layers()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
-        self.optimizer = build_adamw(
-            self.model,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.adam_beta1, config.adam_beta2),
-            optim=config.optim,
-        )
+        self.optimizer = adamw_of(self.model, config)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.note: Callable[[str], None] = print
 
@@ -88,14 +75,7 @@ class DPOTrainer:
     def iterate(self, step: int) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, started, meter = self.args, time.perf_counter(), Meter()
-        lr = lr_at(
-            step,
-            total=config.max_steps,
-            peak=config.learning_rate,
-            schedule=config.lr_scheduler_type,
-            warmup_steps=config.warmup_steps,
-        )
-        set_lr(self.optimizer, lr)
+        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         numbers = [step * config.batch_size + i for i in mine]
@@ -195,13 +175,7 @@ def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple
     if config.data_file is not None:
         rows = [encode(pair, config.gen_length) for pair in load_preferences(config.data_file)]
         held_out = load_preferences(config.eval_file)[: config.eval_size] if config.eval_file else []
-
-        def from_file(index: int) -> Pair:
-            epoch, position = divmod(index, len(rows))
-            order = torch.randperm(len(rows), generator=generator(config.seed, "epoch", epoch))
-            return rows[int(order[position])]
-
-        return from_file, [encode(pair, config.gen_length) for pair in held_out]
+        return in_epochs(rows, config.seed), [encode(pair, config.gen_length) for pair in held_out]
 
     tasks: dict[str, Task] = {}
     for name in config.tasks:

@@ -23,9 +23,7 @@ from lfpo.train.sft_config import SFTConfig
 
 def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo train` would raise later for its input files, names and folder."""
-    _check_folder(args, resume=resume, kind="train")
-    trackers.check_installed(args.report_to)
-    check_model_name(args.model)
+    _check_run(args, resume=resume, kind="train")
     if args.task is not None:
         get_task(args.task)
     elif args.data_file is None:
@@ -40,19 +38,22 @@ def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
             reward_function(path)
 
 
-def _check_folder(args: Any, *, resume: bool, kind: str) -> None:
-    """Under torchrun this may be a restart, which resumes without `resume`. Rank 0 knows, and checks the folder when it
-    opens it (lfpo.train.run)."""
+def _check_run(args: Any, *, resume: bool, kind: str) -> None:
+    """Check what every kind of run has: its folder, trackers and model (None: a fresh one).
+
+    Under torchrun the folder is not checked here: this may be a restart, which resumes without `resume`. Rank 0 checks
+    it when it opens the run (lfpo.train.run).
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         check_folder(Path(args.output_dir), args, resume=resume, kind=kind)
+    trackers.check_installed(args.report_to)
+    if args.model is not None:
+        check_model_name(args.model)
 
 
 def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo sft` would raise later for its input files, names and folder."""
-    _check_folder(args, resume=resume, kind="sft")
-    trackers.check_installed(args.report_to)
-    if args.model is not None:
-        check_model_name(args.model)
+    _check_run(args, resume=resume, kind="sft")
     for task in args.tasks:
         get_task(task)
     if args.data_file is not None:
@@ -61,9 +62,7 @@ def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
 
 def check_dpo(args: DPOConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo dpo` would raise later for its input files, names and folder."""
-    _check_folder(args, resume=resume, kind="dpo")
-    trackers.check_installed(args.report_to)
-    check_model_name(args.model)
+    _check_run(args, resume=resume, kind="dpo")
     for task in args.tasks:
         get_task(task)
     for file in (args.data_file, args.eval_file):

@@ -8,6 +8,7 @@ Functions raise UserError where bitsandbytes is missing or cannot serve, and whe
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,6 +55,14 @@ def build_adamw(
         raise UserError(f"optim {optim!r} needs a GPU, whose memory it pages; without a GPU take adamw_8bit")
     return bitsandbytes(f"optim {optim!r}").optim.AdamW(
         groups, lr=learning_rate, betas=betas, optim_bits=8 if "8bit" in optim else 32, is_paged=paged
+    )
+
+
+def adamw_of(model: nn.Module, args: Any) -> torch.optim.Optimizer:
+    """`build_adamw` by a configuration's optim, learning_rate, weight_decay, adam_beta1 and adam_beta2."""
+    betas = (args.adam_beta1, args.adam_beta2)
+    return build_adamw(
+        model, learning_rate=args.learning_rate, weight_decay=args.weight_decay, betas=betas, optim=args.optim
     )
 
 
@@ -115,6 +124,16 @@ def lr_at(step: int, *, total: int, peak: float, schedule: str, warmup_steps: in
     return peak * (0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, value: float) -> None:
+def set_scheduled_lr(optimizer: torch.optim.Optimizer, args: Any, step: int, total: int) -> float:
+    """Set the learning rate of step `step` of `total` by a configuration's learning_rate, lr_scheduler_type and
+    warmup_steps; returns it."""
+    lr = lr_at(
+        step,
+        total=total,
+        peak=args.learning_rate,
+        schedule=args.lr_scheduler_type,
+        warmup_steps=args.warmup_steps,
+    )
     for group in optimizer.param_groups:
-        group["lr"] = value
+        group["lr"] = lr
+    return lr

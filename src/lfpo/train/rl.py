@@ -29,7 +29,7 @@ from lfpo.runs.stopping import StopRequests
 from lfpo.train.algorithm import iterate
 from lfpo.train.config import LFPOConfig
 from lfpo.train.held_out import held_out
-from lfpo.train.optim import build_adamw, lr_at, set_lr
+from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import TrainingRun, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers
@@ -82,13 +82,7 @@ class LFPOTrainer:
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
             self.model.checkpoint_layers()
-        self.optimizer = build_adamw(
-            self.model,
-            learning_rate=args.learning_rate,
-            weight_decay=args.weight_decay,
-            betas=(args.adam_beta1, args.adam_beta2),
-            optim=args.optim,
-        )
+        self.optimizer = adamw_of(self.model, args)
         eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
         self.source, self.checked = preflight(
             args,
@@ -147,15 +141,8 @@ class LFPOTrainer:
     def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
         """Set the learning rate of one optimiser step, by the schedule over all of them, and return it."""
         args, inners, blocks = self.args, self.objective.num_iterations, self.args.optimizer_steps_per_iteration
-        lr = lr_at(
-            (iteration * inners + inner) * blocks + block,
-            total=args.max_steps * inners * blocks,
-            peak=args.learning_rate,
-            schedule=args.lr_scheduler_type,
-            warmup_steps=args.warmup_steps,
-        )
-        set_lr(self.optimizer, lr)
-        return lr
+        step = (iteration * inners + inner) * blocks + block
+        return set_scheduled_lr(self.optimizer, args, step, args.max_steps * inners * blocks)
 
     def count_skipped(self, iteration: int) -> None:
         """Count an update that was not applied; after MAX_SKIPPED in a row stop."""

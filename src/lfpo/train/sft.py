@@ -7,7 +7,6 @@ minimise the cross-entropy at masked positions weighted by 1/t. Completions are 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,9 @@ from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.train.optim import build_adamw, lr_at, set_lr
-from lfpo.train.run import TrainingRun, run_trainer
+from lfpo.train.examples import in_epochs, train_on_examples
+from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.run import TrainingRun
 from lfpo.train.sft_config import SFTConfig
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
@@ -46,43 +46,26 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
 
     SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
     """
-    distributed.start()
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    folder = run_trainer(SFTTrainer(config), resume=resume, display=Lines(config.steps, report))
-    if distributed.rank() == 0:
-        report(f"saved {folder}")
-    distributed.stop()
-    return folder
+    return train_on_examples(SFTTrainer, config, resume=resume, report=report)
 
 
 class SFTTrainer:
     """What a run of `lfpo sft` trains (see lfpo.train.run.Trainer)."""
 
-    kind, reference = "sft", None
+    kind, reference, stop_on = "sft", None, ()
 
     def __init__(self, config: SFTConfig):
         self.args = config
         self.model, self.tokenizer = _start(config)
         self.model.to(distributed.device()).train()
         self.draw = _example_source(config, self.tokenizer, self.model)
-        self.optimizer = build_adamw(
-            self.model,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.adam_beta1, config.adam_beta2),
-            optim=config.optim,
-        )
+        self.optimizer = adamw_of(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.note: Callable[[str], None] = print
 
     @property
     def total_steps(self) -> int:
         return self.args.steps
-
-    @property
-    def stop_on(self) -> set[str]:
-        return set()
 
     def attach(self, run: TrainingRun) -> None:
         self.note = run.note
@@ -91,14 +74,7 @@ class SFTTrainer:
     def iterate(self, step: int) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
-        lr = lr_at(
-            step,
-            total=config.steps,
-            peak=config.learning_rate,
-            schedule=config.lr_scheduler_type,
-            warmup_steps=config.warmup_steps,
-        )
-        set_lr(self.optimizer, lr)
+        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}
@@ -127,29 +103,6 @@ class SFTTrainer:
 
     def export(self) -> MaskedDiffusionLM:
         return self.model.to(getattr(torch, self.args.export_dtype))
-
-
-class Lines:
-    """A display that reports one line a logged step. steps/s are those since the line before."""
-
-    def __init__(self, total: int, report: Callable[[str], None]):
-        self.total, self.note = total, report
-        self.last: tuple[int, float] | None = None
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, metrics: dict[str, Any]) -> None:
-        step, now, rate = metrics["step"], time.perf_counter(), ""
-        if self.last is not None:
-            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
-        self.last = step, now
-        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
-        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
-        self.note(f"step {step}/{self.total}{text}{rate}")
 
 
 def accumulate_sft_gradients(
@@ -223,13 +176,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
             encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
             for i, r in enumerate(rows)
         ]
-
-        def from_file(index: int) -> Example:
-            epoch, position = divmod(index, len(examples))
-            order = torch.randperm(len(examples), generator=generator(config.seed, "epoch", epoch))
-            return examples[int(order[position])]
-
-        return from_file
+        return in_epochs(examples, config.seed)
 
     tasks = {name: get_task(name) for name in config.tasks}
 

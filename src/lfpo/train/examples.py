@@ -1,0 +1,74 @@
+"""What `lfpo sft` and `lfpo dpo` share: they train on examples that are given, not sampled."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.rng import generator
+from lfpo.train.run import Trainer, run_trainer
+
+T = TypeVar("T")
+
+
+def train_on_examples(
+    make: Callable[[Any], Trainer], config: Any, *, resume: bool, report: Callable[[str], None]
+) -> Path:
+    """Run the trainer that `make` gives for the configuration to its end; returns the folder of the final model.
+
+    report: takes each line of progress.
+    """
+    distributed.start()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    trainer = make(config)
+    folder = run_trainer(trainer, resume=resume, display=Lines(trainer.total_steps, report))
+    if distributed.rank() == 0:
+        report(f"saved {folder}")
+    distributed.stop()
+    return folder
+
+
+def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
+    """A function that returns the example of a number: all of them once an epoch, each epoch in an order of its own,
+    the same before and after a resume."""
+
+    @functools.lru_cache(maxsize=1)
+    def order(epoch: int) -> list[int]:
+        found: list[int] = torch.randperm(len(examples), generator=generator(seed, "epoch", epoch)).tolist()
+        return found
+
+    def example(number: int) -> T:
+        epoch, position = divmod(number, len(examples))
+        return examples[order(epoch)[position]]
+
+    return example
+
+
+class Lines:
+    """A display that reports one line a logged step. steps/s are those since the line before."""
+
+    def __init__(self, total: int, report: Callable[[str], None]):
+        self.total, self.note = total, report
+        self.last: tuple[int, float] | None = None
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        step, now, rate = metrics["step"], time.perf_counter(), ""
+        if self.last is not None:
+            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
+        self.last = step, now
+        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
+        self.note(f"step {step}/{self.total}{text}{rate}")
