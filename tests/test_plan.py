@@ -25,10 +25,11 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
-from lfpo.train.plan.tables import readable
+from lfpo.train.plan.tables import duration, readable
 from lfpo.train.plan.ways import Way, ways
 from lfpo.train.plan.whole_run import command, whole_run
 from lfpo.train.plan.work import count, forward_flops
+from lfpo.train.preflight import GIB, plan_line
 from lfpo.train.rl import LFPOTrainer
 
 CPU = torch.device("cpu")
@@ -283,6 +284,16 @@ def test_hours_and_cost_by_hand():
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
     assert estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
+
+
+def test_the_start_of_a_run_says_what_the_plan_counts():
+    args = LFPOConfig(output_dir="x", model="llada-8b", max_steps=10, dtype="bfloat16", task="gsm8k")
+    found = estimate(args, model_config("llada-8b"), gpus=1, prompt_length=100)
+    run = whole_run(Way("", {}, 1, found), args, 4e14, None)
+    line = plan_line(args, 100, gpus=1, memory=80 * GIB, flop_rate=4e14)
+    hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
+    assert line == f"{found.peak / GIB:.1f} of 80.0 GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
+    assert "memory may not be enough" in plan_line(args, 100, gpus=1, memory=GIB, flop_rate=4e14)
 
 
 def test_a_command_for_several_machines():

@@ -14,6 +14,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
+from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.needs import rewards_for
@@ -71,7 +72,7 @@ def preflight(
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
-        "memory": device_memory(args, prompts.longest),
+        "plan": planned(args, prompts.longest),
         "prompts": f"{prompts.checked} checked, the longest has {prompts.longest} tokens{left_out}",
         "rewards": "; ".join(failed) or f"{names}: called once",
         "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
@@ -191,26 +192,40 @@ def _bytes(parameters: Sequence[torch.nn.Parameter]) -> float:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def device_memory(args: LFPOConfig, longest: int) -> str:
-    """What `lfpo plan` counts for one GPU and what that GPU has, in a phrase; empty without a GPU, or where the model's
-    config.json cannot be found.
+def planned(args: LFPOConfig, longest: int) -> str:
+    """What `lfpo plan` counts for this run on these GPUs, in a phrase; empty without a GPU.
 
     longest: tokens of the longest prompt.
     """
     if not torch.cuda.is_available():
         return ""
+    from lfpo.train.plan.whole_run import EFFICIENCY
+
+    device = distributed.device()
+    memory = torch.cuda.get_device_properties(device).total_memory
+    rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
+    return plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
+
+
+def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_rate: float) -> str:
+    """The plan's memory and hours in a phrase; empty where the model's config.json cannot be found.
+
+    longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
+    """
     from lfpo.train.plan.estimate import estimate
     from lfpo.train.plan.shapes import model_config
+    from lfpo.train.plan.tables import duration
+    from lfpo.train.plan.ways import Way
+    from lfpo.train.plan.whole_run import whole_run
 
     try:
         config = model_config(args.model)
     except UserError:  # a model object, which has no folder
         return ""
-    peak = estimate(args, config, gpus=distributed.world(), prompt_length=max(1, longest)).peak
-    total = torch.cuda.get_device_properties(distributed.device()).total_memory
-    counted = f"lfpo plan counts {peak / GIB:.1f} of {total / GIB:.1f} GiB of a GPU"
-    return (
-        counted
-        if peak <= total
-        else f"{counted}: it may not fit; see `lfpo plan` with the same keys for what to change"
-    )
+    found = estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
+    run = whole_run(Way("as it stands", {}, gpus, found), args, flop_rate, None)
+    hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
+    counted = f"{found.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
+    if found.peak > memory:
+        return f"{counted}; memory may not be enough: see `lfpo plan` with the same keys for what to change"
+    return counted

@@ -11,6 +11,8 @@ from lfpo.base.config import flow_text, merge
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.ways import Way, changed
 
+EFFICIENCY = 0.5  # speed of a whole iteration, relative to one large matrix product
+
 
 @dataclass(frozen=True)
 class WholeRun:
