@@ -100,9 +100,18 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
     if not config["weight_tying"]:
         weights["model.transformer.ff_out.weight"] = _randn(g, vocab, D)
     save_weights(folder, weights, shards)
+    write_tokenizer(folder, special, bos_token="<|startoftext|>", eos_token="<|endoftext|>")
+    return folder
+
+
+def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int = 256, **named: str) -> None:
+    """A byte-level tokenizer of the first `characters` bytes, without merges, then the `special` tokens.
+
+    named: bos_token and eos_token.
+    """
     added = [
         {
-            "id": 256 + i,
+            "id": characters + i,
             "content": token,
             "single_word": False,
             "lstrip": False,
@@ -129,22 +138,20 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "vocab": {c: b for b, c in enumerate(byte_alphabet())},
+            "vocab": {c: b for b, c in enumerate(byte_alphabet()[:characters])},
             "merges": [],
         },
     }
     _dump(folder / "tokenizer.json", tokenizer)
     settings = {
         "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in added},
-        "bos_token": "<|startoftext|>",
         "clean_up_tokenization_spaces": False,
-        "eos_token": "<|endoftext|>",
+        **named,
         "mask_token": None,
-        "pad_token": "<|endoftext|>",
+        "pad_token": named["eos_token"],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     _dump(folder / "tokenizer_config.json", settings)
-    return folder
 
 
 DREAM_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")

@@ -19,6 +19,7 @@ from lfpo.base.batching import pack_by_tokens
 from lfpo.base.rng import uniform
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.masked_lm import refuse_blocks
 from lfpo.objectives.ops.chunked import in_chunks
 
 # Purposes of random numbers.
@@ -68,6 +69,7 @@ def likelihood_bounds(
     model: MaskedDiffusionLM, pairs: Sequence[Pair], config: LikelihoodConfig, *, tokens: int = 16384
 ) -> list[Bound]:
     """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only."""
+    refuse_blocks(model, "scoring by likelihood")
     was_training = model.training
     model.eval()
     plans = [maskings(len(pair.answer), pair.seed, config.mc_num) for pair in pairs]

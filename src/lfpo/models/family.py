@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from lfpo.base.errors import UserError
+
 
 @dataclass(frozen=True)
 class Family:
@@ -25,6 +27,8 @@ class Family:
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
     tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
         tokenizer.json (None: tokenizer.json is required).
+    block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
+        this family does). block_default: its value where the field is missing; None stands for full attention.
     """
 
     name: str
@@ -35,6 +39,22 @@ class Family:
     shift: bool = False
     mask_token: str = "<|mask|>"
     tokenizer_class: str | None = None
+    block_key: str | None = None
+    block_default: int | None = None
+
+    def block_length(self, config: dict[str, Any]) -> int | None:
+        """Tokens of a block: a token attends to its own block and to those before it. None: full attention.
+
+        config: the family's config.json. Raises UserError for a block length that is not a positive whole number.
+        """
+        if self.block_key is None:
+            return None
+        found = config.get(self.block_key)
+        if found is None:
+            return self.block_default
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise UserError(f"config.json: {self.block_key} {found!r} must be a whole number of at least 1")
+        return found
 
     def to_transformers(self, key: str) -> str:
         """The transformers parameter name of a checkpoint key."""

@@ -57,4 +57,5 @@ LLADA = Family(
         ("model.transformer.blocks.N.ff_out", "model.layers.N.mlp.down_proj"),
     ),
     mask_token="<|mdm_mask|>",
+    block_key="block_length",
 )

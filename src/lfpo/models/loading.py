@@ -28,9 +28,10 @@ from lfpo.models.family import Family
 from lfpo.models.fsdp import allocate, shard
 from lfpo.models.llada import LLADA
 from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
+from lfpo.models.sdar import SDAR
 from lfpo.models.tensor_files import own_rows, write_shards
 
-FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM}
+FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM, "sdar": SDAR}
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Copied unread from a loaded checkpoint to a saved one, for other tools.

@@ -31,6 +31,8 @@ class MaskedDiffusionLM(nn.Module):
     The logit shift of Dream and DiffuCoder is undone here and nowhere else.
 
     mask_id, eos_id, pad_id: token ids. max_length: longest prompt + completion, in tokens.
+    block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
+        attention.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
     autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
@@ -55,6 +57,7 @@ class MaskedDiffusionLM(nn.Module):
         self.backbone: Any = backbone
         self.family = family
         self.config = config
+        self.block_length = family.block_length(config)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.source = source
         self.adapter: str | None = None
@@ -267,6 +270,17 @@ class MaskedDiffusionLM(nn.Module):
         copied = copy.copy(self)
         copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
+
+
+def refuse_blocks(model: MaskedDiffusionLM, what: str) -> None:
+    """Raise UserError for a model that attends block by block. what: what it is used for, which runs with full
+    attention only."""
+    length = getattr(model, "block_length", None)  # a policy given in Python may be another class
+    if length is not None:
+        raise UserError(
+            f"model {model.source or model.family.name} attends in blocks of {length} tokens, and {what} knows only "
+            "full attention so far; the model can be loaded, called in Python and exported"
+        )
 
 
 def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.masked_lm import refuse_blocks
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import BlockForward, rows_in_flight
 from lfpo.rollout.kept import KeptPredictions
@@ -112,6 +113,7 @@ def denoise(
         must reveal something at every step. kept: takes predictions. The other arguments are those of `rollout`.
     """
     assert sampler.gen_length is not None
+    refuse_blocks(model, "sampling")
     # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)

@@ -14,6 +14,7 @@ from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
 from lfpo.models.fsdp import shard
 from lfpo.models.lora import attach, inject
+from lfpo.models.masked_lm import refuse_blocks
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.needs import check_rollouts
@@ -48,6 +49,7 @@ def load_policies(
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
     elif mesh is not None:
         shard(model.to(device), mesh)
+    refuse_blocks(model, "training")
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = args.bf16 and device.type == "cuda"
     model.head_precision = args.head_precision

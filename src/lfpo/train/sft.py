@@ -20,6 +20,7 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from lfpo.models.masked_lm import refuse_blocks
 from lfpo.objectives.ops.fused import cross_entropy_sum
 from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.jsonl import load_jsonl
@@ -57,6 +58,7 @@ class SFTTrainer:
     def __init__(self, config: SFTConfig):
         self.args = config
         self.model, self.tokenizer = _start(config)
+        refuse_blocks(self.model, "training")
         self.model.to(distributed.device()).train()
         self.draw = _example_source(config, self.tokenizer, self.model)
         self.optimizer = adamw_of(self.model, config)

@@ -1,0 +1,56 @@
+"""The tiny random checkpoints of `goldens/families`, each in a family's published layout, with logits and sampler runs
+of the published code.
+
+In each folder: `config.json` and `model.safetensors` with the family's own keys; `io.safetensors`, inputs and float32
+logits: `full.*` under full attention, `block.*` block by block, `cached.*` the last block against a cache of the ones
+before it, `double.*` [noised; clean]; `sampler.json`, runs of the published sampler.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tiny import write_tokenizer
+
+FOLDER = Path(__file__).parent / "goldens" / "families"
+TEXT = 128  # ordinary tokens: the ASCII characters
+_LLADA = ("<|startoftext|>", "<role>", "<|endoftext|>", "</role>", "<|role_end|>", "<|mdm_mask|>")
+_LLADA2 = (*_LLADA[:5], "<|mask|>")
+_SDAR = ("<|endoftext|>", "<|im_end|>", "<|MASK|>")
+# The added tokens of each family, from id TEXT on.
+SPECIAL = {
+    "llada": _LLADA,
+    "lladamoe": _LLADA2,
+    "llada2_0": _LLADA2,
+    "llada2_1": _LLADA2,
+    "sdar": _SDAR,
+    "sdar_moe": _SDAR,
+}
+
+
+def golden(name: str, folder: Path, **changes: Any) -> Path:
+    """A copy of a golden checkpoint in `folder`, with a tokenizer. changes: fields of config.json; None removes one."""
+    folder.mkdir(parents=True)
+    for file in ("model.safetensors", "model.safetensors.index.json"):
+        shutil.copy(FOLDER / name / file, folder / file)
+    config = {**json.loads((FOLDER / name / "config.json").read_text()), **changes}
+    config = {k: v for k, v in config.items() if k not in changes or v is not None}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_tokenizer(folder, SPECIAL[name], eos_token="<|endoftext|>", characters=TEXT)
+    return folder
+
+
+def golden_io(name: str) -> dict[str, torch.Tensor]:
+    """Inputs and logits of the published code."""
+    return load_file(FOLDER / name / "io.safetensors")
+
+
+def golden_sampler(name: str) -> dict[str, Any]:
+    """Runs of the published sampler."""
+    return json.loads((FOLDER / name / "sampler.json").read_text())
