@@ -16,6 +16,7 @@ from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -287,7 +288,9 @@ def test_hours_and_cost_by_hand():
 
 
 def test_the_start_of_a_run_says_what_the_plan_counts():
-    args = LFPOConfig(output_dir="x", model="llada-8b", max_steps=10, dtype="bfloat16", task="gsm8k")
+    args = LFPOConfig(
+        output_dir="x", model="llada-8b", max_steps=10, lora=LoraSettings(r=8), dtype="bfloat16", task="gsm8k"
+    )
     found = estimate(args, model_config("llada-8b"), gpus=1, prompt_length=100)
     run = whole_run(Way("", {}, 1, found), args, 4e14, None)
     line = plan_line(args, 100, gpus=1, memory=80 * GIB, flop_rate=4e14)

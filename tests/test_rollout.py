@@ -551,7 +551,7 @@ def test_bad_prompts_are_one_line_errors(llada: Path):
     sampler = SamplerConfig(gen_length=4)
     for prompts, named in (
         ([], "no prompts"),
-        ([[1], []], "prompt 1 has no tokens"),
+        ([[1], []], "prompt 1: it has no tokens"),
         ([[1, model.mask_id]], "mask token"),
         ([[1] * (model.max_length - 3)], "context"),
     ):

@@ -191,7 +191,7 @@ def test_training_from_a_checkpoint_on_a_file(tmp_path: Path, dream: Path) -> No
     ("row", "gen_length", "part"),
     [
         ({"prompt": "q", "completion": "too long"}, 3, "rows.jsonl:2: completion has 8 tokens"),
-        ({"prompt": "q" * 600, "completion": "a"}, 3, "rows.jsonl:2: prompt and completion exceed"),
+        ({"prompt": "q" * 600, "completion": "a"}, 3, "rows.jsonl:2: the prompt cannot be used: it has 600 tokens"),
         ({"prompt": "q"}, 3, "rows.jsonl:2: column 'completion' is missing"),
     ],
 )

@@ -56,12 +56,10 @@ def encode_example(
     """
     prompt_ids = encode_prompt(tokenizer, prompt)
     ids = tokenizer.encode(completion, add_special_tokens=False)
-    if not prompt_ids:
-        raise UserError(f"{where}: the prompt has no tokens")
+    if reason := misfit(prompt_ids, model, gen_length):
+        raise UserError(f"{where}: the prompt cannot be used: {reason}")
     if len(ids) > gen_length:
         raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
-    if len(prompt_ids) + gen_length > model.max_length:
-        raise UserError(f"{where}: prompt and completion exceed the model's context of {model.max_length} tokens")
     return prompt_ids, ids + [model.eos_id] * (gen_length - len(ids))
 
 
@@ -84,7 +82,7 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
     if not ids:
         return "it has no tokens"
     if model.mask_id in ids:
-        return "it contains the mask token"
+        return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
     if len(ids) + gen_length > model.max_length:
         return (
             f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "

@@ -16,6 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.masked_lm import refuse_blocks
+from lfpo.prompts.encoding import misfit
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import BlockForward, rows_in_flight
 from lfpo.rollout.kept import KeptPredictions
@@ -183,20 +184,12 @@ def _trajectory(
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
-    """Raise UserError if there are no prompts, or if one is empty, holds the mask token, or does not fit in the model's
-    context with gen_length tokens of completion."""
+    """Raise UserError where there are no prompts, or one does not fit the model with gen_length completion tokens."""
     if not prompts:
         raise UserError("no prompts to sample from; give at least one")
     for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise UserError(f"prompt {number} has no tokens")
-        if model.mask_id in prompt:
-            raise UserError(f"prompt {number} contains the mask token (id {model.mask_id}), which stands for a blank")
-        if len(prompt) + gen_length > model.max_length:
-            raise UserError(
-                f"prompt {number} has {len(prompt)} tokens; with gen_length {gen_length} that exceeds the model's "
-                f"context of {model.max_length}; shorten the prompt or gen_length"
-            )
+        if reason := misfit(prompt, model, gen_length):
+            raise UserError(f"prompt {number}: {reason}")
 
 
 def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
