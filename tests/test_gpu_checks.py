@@ -25,6 +25,7 @@ from gpu.command import failed, in_own_process, main, markdown, run_checks
 from gpu.rows import Machine, at_least, at_most, measured
 from lfpo.models import load_model
 from lfpo.models.lora import attach
+from lfpo.models.structure import Structure
 from lfpo.rollout.denoise import LOOK_EVERY
 
 SMALL = Machine(gpu=False)
@@ -77,6 +78,10 @@ def rows_that_see_each_other(patch: Patch) -> None:
         return attend(query, key, value, scale=scaling, enable_gqa=True).transpose(1, 2)
 
     patch.setattr(lfpo.models.attention, "_packed_attention", joined)
+
+
+def causal_rows(patch: Patch) -> None:
+    patch.setattr(Structure, "flex", lambda self, real, flex=Structure.flex: flex(Structure(1), real))
 
 
 def one_sign_turned(patch: Patch) -> None:
@@ -137,6 +142,7 @@ BREAKAGES: dict[str, Callable[[Patch], None]] = {
     "losses-agree": other_weights_on_the_device,
     "attention": the_math_kernel,
     "packed": rows_that_see_each_other,
+    "blocks": causal_rows,
     "loss": one_sign_turned,
     "rollout": a_loop_that_takes_the_second_best,
     "waits": a_look_after_each_step,

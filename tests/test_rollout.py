@@ -16,6 +16,7 @@ from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
@@ -386,7 +387,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
 
-    def hidden(self, input_ids_BL, attention_mask_BL=None, memory=None, *, compiled=False):
+    def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, compiled=False):
         """Its states are the logits themselves."""
         length = len(self.script)
         logits = torch.zeros(*input_ids_BL.shape, self.vocab_size)

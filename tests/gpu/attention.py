@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpu.rows import Machine, Row, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
 from lfpo.models.attention import Packed, bidirectional_attention, key_mask
+from lfpo.models.structure import Structure
 
 MODULE = torch.nn.Identity()
 
@@ -129,3 +131,34 @@ def _packed_error(machine: Machine, lengths: tuple[int, ...], heads: int, kv_hea
         assert a.grad is not None and b.grad is not None
         pairs.append((a.grad, b.grad))
     return max(float(((a.float() - b).norm() / b.norm()).detach()) for a, b in pairs)
+
+
+def blocks(machine: Machine) -> list[Row]:
+    """[noised; clean] rows in blocks: FlexAttention, in the dtype of training, against the dense mask in float32.
+    States, and on a GPU (FlexAttention has no backward pass on a CPU) the three gradients; and the time of both."""
+    rows = []
+    structure = Structure(machine.size(32, 4), doubled=True)
+    size, half, width = machine.size((4, 1000, 128), (2, 10, 16))
+    padding = torch.arange(size, device=machine.device) * half // 5  # on the left
+    real = (torch.arange(half, device=machine.device) >= padding[:, None]).repeat(1, 2)
+    masks = structure.flex(real), structure.mask(real, torch.float32)
+    for heads, kv_heads in ((32, 32), (28, 4)):
+        wide = [torch.randn(size, h, 2 * half, width, device=machine.device) for h in (heads, kv_heads, kv_heads)]
+        narrow = [x.to(machine.size(torch.bfloat16, torch.float32)) for x in wide]
+        runs = [functools.partial(_states, machine, x, m, real) for x, m in zip((narrow, wide), masks, strict=True)]
+        error = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(runs[0](), runs[1](), strict=True))
+        name = f"{heads} heads on {kv_heads}"
+        rows.append(at_most(f"{name}: relative error", error, machine.size(2e-2, 1e-5)))
+        for kind, run in zip(("flex", "dense, float32"), runs, strict=True):
+            rows.append(measured(f"{name}: {kind}", 1000 * timed(run, machine.device)[1], "ms"))
+    return rows
+
+
+def _states(machine: Machine, inputs: list[torch.Tensor], mask: Any, real: torch.Tensor) -> list[torch.Tensor]:
+    """Attention's states of real tokens, and on a GPU the gradients of queries, keys and values."""
+    leaves = [x.detach().requires_grad_(machine.gpu) for x in inputs]
+    states = bidirectional_attention(MODULE, leaves[0], leaves[1], leaves[2], mask)[0][real]
+    if not machine.gpu:
+        return [states]
+    (states * torch.linspace(-1, 1, states.shape[-1], device=machine.device)).square().sum().backward()
+    return [states.detach(), *(x.grad for x in leaves if x.grad is not None)]

@@ -26,6 +26,7 @@ CHECKS: dict[str, Check] = {
     ),
     "attention": Check("which kernel runs in each case, and what does a new shape cost", 60, attention.kernels),
     "packed": Check("do rows without padding give the padded rows' states and gradients", 40, attention.packed),
+    "blocks": Check("does FlexAttention give the states and gradients of the dense mask", 90, attention.blocks),
     "loss": Check("time and error of the rectified loss at 8B size", 60, loss.rectified),
     "rollout": Check("how much of the device do rollouts use", 120, rollouts.utilisation),
     "waits": Check("how often does a rollout wait for the device", 60, rollouts.waits),

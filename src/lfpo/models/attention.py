@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
@@ -42,7 +43,7 @@ def bidirectional_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | BlockMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     packed: Packed | None = None,
@@ -51,13 +52,16 @@ def bidirectional_attention(
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D] in
     `product_dtype`.
 
-    attention_mask: what `key_mask` returns, [B, 1, 1, L]; None when nothing is padded.
+    attention_mask: what `Structure.mask` returns, [B, 1, 1 or L, L] or a block mask; None when every token attends to
+        all.
     packed: the rows that the single sequence (B = 1) is made of; a token attends to its own row only.
     """
     dtype = product_dtype(value)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if packed is not None:
         return _packed_attention(query, key, value, packed, scaling), None
+    if isinstance(attention_mask, BlockMask):
+        return _flex_attention(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
     return _attend(query, key, value, attention_mask, scaling, dropout).transpose(1, 2).contiguous(), None
 
 
@@ -70,15 +74,20 @@ def product_dtype(value: torch.Tensor) -> torch.dtype:
 
 
 def key_mask(real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask [B, 1, 1, L] that lets real tokens (bool, True) be attended, as the kernels take it: bool on a CPU, on a
-    GPU 0 or -inf in `dtype` (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch
-    would make it again in each layer."""
-    if not real_BL.is_cuda:
-        return real_BL[:, None, None]
-    size, length = real_BL.shape
-    padded = F.pad(real_BL, (0, -length % ALIGNED))
+    """The mask [B, 1, 1, L] that lets real tokens (bool, True) be attended by every query, as the kernels take it."""
+    return mask_bias(real_BL[:, None, None], dtype)
+
+
+def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask [..., L] (bool, True: attended) as the kernels take it: as it is on a CPU, on a GPU 0 or -inf in `dtype`
+    (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch would make it again in
+    each layer."""
+    if not seen.is_cuda:
+        return seen
+    length = seen.shape[-1]
+    padded = F.pad(seen, (0, -length % ALIGNED))
     bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device).masked_fill_(~padded, -torch.inf)
-    return bias.view(size, 1, 1, -1)[..., :length]
+    return bias[..., :length]
 
 
 def backend(device: torch.device, dtype: torch.dtype, width: int, *, masked: bool) -> SDPBackend | None:
@@ -104,19 +113,40 @@ def _attend(
     scaling: float | None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1, L] or None -> [B, H, W, D]."""
+    """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1 or W, L] or None -> [B, H, W, D]."""
     chosen = backend(query.device, value.dtype, query.shape[-1], masked=mask is not None)
     grouped = query.shape[1] != key.shape[1]
     shape = query.shape
     if grouped and chosen is SDPBackend.EFFICIENT_ATTENTION:
-        # This kernel wants as many heads in keys as in queries. All queries of a row see the same keys, so the heads
+        # This kernel wants as many heads in keys as in queries. Where all queries of a row see the same keys, the heads
         # that share keys become more queries of one head, and no key is copied.
-        query, grouped = query.reshape(shape[0], key.shape[1], -1, shape[-1]), False
+        if mask is None or mask.shape[2] == 1:
+            query = query.reshape(shape[0], key.shape[1], -1, shape[-1])
+        else:
+            key, value = (x.repeat_interleave(shape[1] // x.shape[1], dim=1) for x in (key, value))
+        grouped = False
     with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
         )
     return out.reshape(shape)
+
+
+def _flex_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scaling: float | None
+) -> torch.Tensor:
+    """query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, H, L, D]."""
+    kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
+    out: torch.Tensor = kernel(
+        query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    """FlexAttention as a kernel; uncompiled it would hold all scores in memory."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def _packed_attention(

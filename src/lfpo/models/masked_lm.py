@@ -23,6 +23,7 @@ from lfpo.models.head import Precision, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.roles import CURRENT
 from lfpo.models.split_head import gather_head
+from lfpo.models.structure import FULL, Structure
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -95,6 +96,7 @@ class MaskedDiffusionLM(nn.Module):
         attention_mask_BL: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
         *,
+        structure: Structure = FULL,
         compiled: bool = False,
     ) -> torch.Tensor:
         """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
@@ -103,16 +105,18 @@ class MaskedDiffusionLM(nn.Module):
             left, on the right or on both sides: masked keys are not attended, and positions are counted from each row's
             first real token.
         cache: an empty cache, to be filled with all keys and values.
+        structure: which tokens attend to which (see lfpo.models.structure). In the doubled layout L counts the tokens
+            of both halves.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
-        # On a GPU `all` would synchronise, so the mask is always used there; without zeros it costs little.
-        if attention_mask_BL is not None and (attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
-            position_ids = _positions(attention_mask_BL)
-            mask = key_mask(attention_mask_BL.bool(), self.body_dtype)
-        if cache is not None and mask is None:
-            mask = key_mask(torch.ones_like(input_ids_BL, dtype=torch.bool), self.body_dtype)
-            position_ids = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)[None]
+        needed = cache is not None or structure != FULL
+        if needed and attention_mask_BL is None:
+            attention_mask_BL = torch.ones_like(input_ids_BL)
+        # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
+        if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
+            position_ids = structure.positions(attention_mask_BL)
+            mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
         with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
             hidden = (self._compiled_body() if compiled else self.backbone.model)(
                 input_ids=input_ids_BL,
@@ -137,7 +141,7 @@ class MaskedDiffusionLM(nn.Module):
                 input_ids=ids,
                 # An all-true mask keeps transformers from building its own.
                 attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
-                position_ids=_positions(attention_mask_BL)[real][None],
+                position_ids=FULL.positions(attention_mask_BL)[real][None],
                 use_cache=False,
                 packed=Packed(tuple(lengths.tolist()), starts),
             ).last_hidden_state[0]
@@ -170,7 +174,7 @@ class MaskedDiffusionLM(nn.Module):
             hidden = self.backbone.model(
                 input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
                 attention_mask=key_mask(seen, self.body_dtype),
-                position_ids=_positions(seen).gather(1, columns),
+                position_ids=FULL.positions(seen).gather(1, columns),
                 past_key_values=cache,
                 use_cache=False,
             ).last_hidden_state
@@ -289,11 +293,6 @@ def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextMa
     if not enabled:
         return contextlib.nullcontext()
     return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
-
-
-def _positions(attention_mask_BL: torch.Tensor) -> torch.Tensor:
-    """Position ids [B, L], counted from each row's first real token."""
-    return (attention_mask_BL.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import tensor_fields
+from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
 
 
@@ -32,6 +33,8 @@ class Trajectory:
     nfe [B] int64: forwards run for the row; guidance counts two a step.
     queries [B] int64: tokens that went through those forwards: prompt and completion each time, fewer with a cache.
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
+    structure: how tokens attended to each other. With blocks, these count from the prompt's first token, and the tokens
+        of a block, after an EOS too, are all that the sampler saw there.
 
     Only where the rollout was asked for them:
     predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
@@ -53,6 +56,7 @@ class Trajectory:
     sampler: SamplerConfig
     mask_id: int
     eos_id: int
+    structure: Structure = FULL
     predicted_at: torch.Tensor | None = None
     predicted_tokens: torch.Tensor | None = None
     predicted_confidence: torch.Tensor | None = None

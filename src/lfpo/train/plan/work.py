@@ -114,7 +114,7 @@ def _toy(sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int])
     size = math.prod(tree) if tree else 2
     steps = torch.cat([in_block + i * len(counts) for i in range(length // block)]).expand(size, -1)
     tokens = torch.ones(size, length, dtype=torch.long)
-    kept: dict[str, torch.Tensor] = {}
+    kept: dict[str, Any] = {}
     if keep_steps:
         kept["predicted_at"] = torch.tensor(keep_steps).expand(size, -1)
         kept["predicted_tokens"] = tokens[:, None].expand(-1, len(keep_steps), -1)

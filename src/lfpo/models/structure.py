@@ -1,0 +1,96 @@
+"""Which tokens of a row a token attends to: all, its own block and those before it, or both halves of [noised; clean].
+
+A rule is a function of token numbers (`sees`). The dense mask and FlexAttention's block mask are made from that one
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from lfpo.models.attention import HALF, key_mask, mask_bias
+
+# (row, head, query, key) -> whether the query attends to the key; the arguments broadcast against each other.
+Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How the tokens of a row attend to each other. Padding is never attended to.
+
+    block_length: of blocks that count from each row's first real token (None: there are no blocks, and every token
+        attends to all). A token attends to its own block and to those before it.
+    doubled: a row is [noised; clean], two halves of equal length with the same padding, both at the same positions. A
+        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it; a
+        clean token attends to clean tokens only. So each noised block has the states that it has alone after a clean
+        prefix.
+    """
+
+    block_length: int | None = None
+    doubled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_length is not None and self.block_length < 1:
+            raise ValueError(f"block_length {self.block_length} must be at least 1")
+        if self.doubled and self.block_length is None:
+            raise ValueError("the doubled layout is for blocks; give block_length")
+
+    def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
+        """Position ids [B, L], counted from each row's first real token; in the doubled layout in each half.
+
+        real_BL: bool or 0/1, [B, L], of both halves where they are two.
+        """
+        if not self.doubled:
+            return (real_BL.long().cumsum(-1) - 1).clamp(min=0)
+        half = real_BL.shape[1] // 2
+        return Structure().positions(real_BL[:, :half]).repeat(1, 2)
+
+    def sees(self, real_BL: torch.Tensor) -> Sees:
+        """The rule as a function of the numbers of row, head, query and key.
+
+        real_BL: bool [B, L]. Queries at padding attend to some real token, so that no softmax is empty.
+        """
+        if self.block_length is None:
+            return lambda row, head, query, key: real_BL[row, key]
+        block_BL = self.positions(real_BL) // self.block_length
+        if not self.doubled:
+            return lambda row, head, query, key: real_BL[row, key] & (block_BL[row, key] <= block_BL[row, query])
+        half = real_BL.shape[1] // 2
+
+        def doubled(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            noised_query, noised_key = query < half, key < half
+            own, before = block_BL[row, key] == block_BL[row, query], block_BL[row, key] < block_BL[row, query]
+            same_half = noised_query == noised_key
+            return real_BL[row, key] & (same_half & own | before & ~noised_key)
+
+        return doubled
+
+    def dense(self, real_BL: torch.Tensor) -> torch.Tensor:
+        """Which keys each query attends to, bool [B, L, L] (queries before keys)."""
+        rows, length = real_BL.shape
+        token = torch.arange(length, device=real_BL.device)
+        row = torch.arange(rows, device=real_BL.device)[:, None, None]
+        return self.sees(real_BL)(row, row, token[:, None], token).expand(rows, length, length)
+
+    def flex(self, real_BL: torch.Tensor) -> BlockMask:
+        """The same for FlexAttention, which skips the tiles of 128 x 128 tokens in which nothing is attended to."""
+        rows, length = real_BL.shape
+        return create_block_mask(self.sees(real_BL), rows, None, length, length, device=real_BL.device)
+
+    def mask(self, real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | BlockMask:
+        """The mask as `bidirectional_attention` takes it. dtype: of its products.
+
+        Without blocks [B, 1, 1, L]. With blocks [B, 1, L, L], or on a GPU in half precision a block mask.
+        """
+        if self.block_length is None:
+            return key_mask(real_BL, dtype)
+        if real_BL.is_cuda and dtype in HALF:
+            return self.flex(real_BL)
+        return mask_bias(self.dense(real_BL)[:, None], dtype)
+
+
+FULL = Structure()
