@@ -19,8 +19,10 @@ from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards, score
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.rollout.tree import tree_rollout
+
+AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Batch:
     reward_B, group_B [B]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
     predicted_reward_BM: float64 [B, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all B rollouts, under TRL's names.
+    replaced: this rank's rollouts of groups that were replaced (see `collect`'s refill); their FLOPs count.
     """
 
     rows: list[Row]
@@ -46,6 +49,7 @@ class Batch:
     failed: dict[str, str]
     metrics: dict[str, float]
     predicted_reward_BM: torch.Tensor | None = None
+    replaced: tuple[Trajectory, ...] = ()
 
     def mine(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rollouts are among those numbered `block`, in its order; int64, 0 .. b - 1."""
@@ -77,32 +81,30 @@ def collect(
     reward_timeout: float = 0.0,
     keep_steps: Sequence[int] = (),
     tree: Sequence[int] = (),
+    refill: int = 0,
     progress: Progress | None = None,
 ) -> Batch:
     """Sample `n_generations` rollouts for each of the iteration's prompts from `policy`, and score them.
 
     keep_steps: scheduled steps whose whole predictions are kept, and scored too. tree: how a prompt's rollouts branch
     (none: they do not). progress: told what is done.
+    refill: rounds in which each group whose rewards are all equal is replaced by the group of a fresh prompt; those
+    that agree after the last round stay. Groups that are kept come first, then those of each round.
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
     assert sampler.gen_length is not None
     mine = distributed.share(n_prompts)
-    prompt_rows = [source.train_row(iteration * n_prompts + i) for i in mine]
-    encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length)
-    rows = [row for row in prompt_rows for _ in range(n_generations)]
-    prompts = [ids for ids in encoded for _ in range(n_generations)]
-    first = mine[0] * n_generations
-    seeds = [key(seed, iteration, first + b, "rollout") for b in range(len(rows))]
-
     progress = progress or Progress()
-    progress.begin("sampling", len(rows), "rollouts")
-    started = time.perf_counter()
-    how: dict[str, Any] = {"rollout_tokens": rollout_tokens, "compiled": rollout_compile}
-    if tree:
-        trajectory = tree_rollout(policy, prompts, sampler, seeds, tree, **how)
-    else:
-        trajectory = rollout(
+
+    def sampled(prompt_rows: list[Row], seeds: list[int]) -> Trajectory:
+        encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length or 0)
+        prompts = [ids for ids in encoded for _ in range(n_generations)]
+        progress.begin("sampling", len(prompts), "rollouts")
+        how: dict[str, Any] = {"rollout_tokens": rollout_tokens, "compiled": rollout_compile}
+        if tree:
+            return tree_rollout(policy, prompts, sampler, seeds, tree, **how)
+        return rollout(
             policy,
             prompts,
             sampler,
@@ -111,33 +113,118 @@ def collect(
             finished=lambda index, t: progress.advance(len(index), int(t.lengths.sum())),
             **how,
         )
-    sampled = time.perf_counter()
-    texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
 
     def scored(rows: Sequence[Row], texts: Sequence[str], ids: list[list[int]]) -> Rewards:
         prompts, completions, columns = [row["prompt"] for row in rows], as_completions(rows, texts), columns_of(rows)
         return score(source.reward_functions, reward_weights, prompts, completions, ids, columns, reward_timeout)
 
-    progress.begin("verdicts", len(rows), "completions")
-    rewards = scored(rows, texts, trajectory.completion_ids())
-    times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
-    predicted_BM = None
-    if trajectory.predicted_tokens is not None:
+    first = mine[0] * n_generations
+    times = {"time/rollout": 0.0, "time/reward": 0.0}
+    kept: list[_Scored] = []
+    replaced: list[Trajectory] = []
+    rewards_of_all: list[torch.Tensor] = []
+    places = list(mine)  # numbers of the prompts to sample for
+    for number in range(refill + 1):
+        stream = (iteration * (refill + 1) + number) * n_prompts
+        prompt_rows = [source.train_row(stream + i) for i in places]
+        again = (f"refill {number}",) if number else ()
+        seeds = [
+            key(seed, iteration, *again, i * n_generations + j, "rollout") for i in places for j in range(n_generations)
+        ]
         started = time.perf_counter()
-        of_predictions, which_bM = _score_predictions(trajectory, rows, tokenizer, scored)
+        trajectory = sampled(prompt_rows, seeds)
+        done = time.perf_counter()
+        rows = [row for row in prompt_rows for _ in range(n_generations)]
+        texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
+        progress.begin("verdicts", len(rows), "completions")
+        rewards = scored(rows, texts, trajectory.completion_ids())
+        progress.advance(len(rows))
+        times["time/rollout"] += done - started
+        times["time/reward"] += time.perf_counter() - done
+        rewards_of_all.append(rewards.reward_b)
+        found = _Scored(rows, trajectory, texts, rewards, seeds)
+        agree = rewards.reward_b.view(-1, n_generations).std(dim=1, correction=0) < AGREE
+        if number == refill or rewards.failed or not agree.any():
+            kept.append(found)
+            break
+        again_b = agree.repeat_interleave(n_generations)
+        kept += [found.select(~again_b)] if not agree.all() else []
+        replaced.append(trajectory.rows(again_b.to(trajectory.tokens.device)))
+        places = [i for i, same in zip(places, agree.tolist(), strict=True) if same]
+    own = _joined(kept, policy.pad_id)
+
+    predicted_BM = None
+    if own.trajectory.predicted_tokens is not None:
+        started = time.perf_counter()
+        of_predictions, which_bM = _score_predictions(own.trajectory, own.rows, tokenizer, scored)
         times["time/reward_predictions"] = time.perf_counter() - started
         predicted_BM = distributed.all_gather_tensor(of_predictions.reward_b[which_bM])
-        rewards.failed.update(of_predictions.failed)
+        own.rewards.failed.update(of_predictions.failed)
 
-    progress.advance(len(rows))
-    reward_B = distributed.all_gather_tensor(rewards.reward_b)
+    reward_B = distributed.all_gather_tensor(own.rewards.reward_b)
     group_B = torch.arange(n_prompts).repeat_interleave(n_generations)
     metrics = group_metrics(reward_B, group_B)
     if predicted_BM is not None:
         metrics["predictions/scored"] = distributed.sum_number(float(len(of_predictions.reward_b)))
         metrics["predictions/reward"] = float(predicted_BM.mean())
-    failed, metrics = _over_ranks(rewards, trajectory, times, metrics)
-    return Batch(rows, trajectory, texts, rewards, seeds, first, reward_B, group_B, failed, metrics, predicted_BM)
+    if refill:  # the reward of the policy, not of the groups that were chosen
+        everything = distributed.all_gather_tensor(torch.cat(rewards_of_all))
+        metrics |= {"reward": float(everything.mean()), "refilled": (len(everything) - len(reward_B)) / n_generations}
+    failed, metrics = _over_ranks(own.rewards, own.trajectory, times, metrics)
+    return Batch(
+        own.rows,
+        own.trajectory,
+        own.texts,
+        own.rewards,
+        own.seeds,
+        first,
+        reward_B,
+        group_B,
+        failed,
+        metrics,
+        predicted_BM,
+        tuple(replaced),
+    )
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """b rollouts with their data rows, texts, rewards and keys of later random choices."""
+
+    rows: list[Row]
+    trajectory: Trajectory
+    texts: list[str]
+    rewards: Rewards
+    seeds: list[int]
+
+    def select(self, which_b: torch.Tensor) -> _Scored:
+        """Those rollouts of which `which_b`, bool [b], is true."""
+
+        def picked(values: list[Any]) -> list[Any]:
+            return [value for value, chosen in zip(values, which_b.tolist(), strict=True) if chosen]
+
+        parts = {name: picked(values) for name, values in self.rewards.parts.items()}
+        rewards = Rewards(self.rewards.reward_b[which_b], parts, self.rewards.failed)
+        trajectory = self.trajectory.rows(which_b.to(self.trajectory.tokens.device))
+        return _Scored(picked(self.rows), trajectory, picked(self.texts), rewards, picked(self.seeds))
+
+
+def _joined(parts: Sequence[_Scored], pad_id: int) -> _Scored:
+    """Rollouts of several rounds as one, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    rewards = Rewards(
+        torch.cat([p.rewards.reward_b for p in parts]),
+        {name: [v for p in parts for v in p.rewards.parts[name]] for name in parts[0].rewards.parts},
+        {name: why for p in parts for name, why in p.rewards.failed.items()},
+    )
+    return _Scored(
+        [row for p in parts for row in p.rows],
+        join([p.trajectory for p in parts], pad_id),
+        [text for p in parts for text in p.texts],
+        rewards,
+        [seed for p in parts for seed in p.seeds],
+    )
 
 
 def _score_predictions(
@@ -162,7 +249,7 @@ def group_metrics(reward_B: torch.Tensor, group_B: torch.Tensor) -> dict[str, fl
     return {
         "reward": float(reward_B.mean()),
         "reward_std": float(std_G.mean()),
-        "frac_reward_zero_std": float((std_G < 1e-9).double().mean()),
+        "frac_reward_zero_std": float((std_G < AGREE).double().mean()),
     }
 
 

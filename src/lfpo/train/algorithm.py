@@ -28,6 +28,7 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
 from lfpo.runs.stopping import StopRequests
+from lfpo.train.average import Average
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 
@@ -35,7 +36,7 @@ from lfpo.train.flops import Meter, rollout_flops, update_flops
 class Learner(Protocol):
     """What Algorithm 1 works on. policies: CURRENT is theta, OLD is theta_old (see lfpo.models.roles).
 
-    state: counters; "seconds" and "flops" of training are added to here.
+    state: counters; "seconds" and "flops" of training are added to here. average: the average of theta, if one is kept.
     """
 
     args: LFPOConfig
@@ -45,6 +46,7 @@ class Learner(Protocol):
     state: dict[str, Any]
     stop: StopRequests
     progress: Progress
+    average: Average | None
 
     def sample_and_score(self, iteration: int) -> Batch:
         """This rank's rollouts of theta_old, and their rewards."""
@@ -75,7 +77,7 @@ def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
     update_started = time.perf_counter()
     measures: Measures = {}
-    meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
+    meter = Meter(sum(rollout_flops(policies[OLD], t) for t in (batch.trajectory, *batch.replaced)))
     whole = args.num_generations if args.tree else 1  # rollouts of a tree stay in one block
     order = torch.randperm(len(signal_B) // whole, generator=generator(args.seed, iteration, "blocks"))
     parts = [] if batch.unscored else order.tensor_split(args.optimizer_steps_per_iteration)
@@ -156,6 +158,8 @@ def optimizer_step(
     norm = distributed.clip_gradients(policies[CURRENT].parameters(), args.max_grad_norm)
     if math.isfinite(norm) and math.isfinite(loss):
         learner.optimizer.step()
+        if learner.average is not None:
+            learner.average.update()
         learner.state["skipped_in_a_row"] = 0
     else:
         learner.count_skipped(iteration)

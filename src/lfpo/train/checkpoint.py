@@ -1,9 +1,10 @@
 """Checkpoints: written atomically, verified by checksum, safetensors and JSON only.
 
-A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), `reference/` (optional),
-`optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file. It is written under a
-hidden name, the manifest last, and then renamed, so a folder called `step-N` is complete. All ranks must see the same
-file system: each writes and hashes its share. The files hold whole tensors, so any number of ranks can read them.
+A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), `reference/` and `average/`
+(both optional), `optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file. It is
+written under a hidden name, the manifest last, and then renamed, so a folder called `step-N` is complete. All ranks
+must see the same file system: each writes and hashes its share. The files hold whole tensors, so any number of ranks
+can read them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
+from lfpo.train.average import Average
 from lfpo.train.optim import restore, state_of
 
 CARD = "README.md"
@@ -39,6 +41,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     reference: MaskedDiffusionLM | None = None,
+    average: Average | None = None,
     card: str = "",
     keep: int = 2,
 ) -> Path:
@@ -52,6 +55,9 @@ def save_checkpoint(
     final, partial = root / f"step-{step}", root / f".step-{step}.partial"
     try:
         distributed.by_first(lambda: _prepare(root, partial))
+        if average is not None:
+            distributed.by_first((partial / "average").mkdir)
+            average.save(partial / "average")
         _save_policy(model, partial / "model", tokenizer)
         distributed.by_first(lambda: _write_text(partial / "model" / CARD, card))
         if reference is not None:

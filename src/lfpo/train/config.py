@@ -44,6 +44,8 @@ class LFPOConfig:
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     tree: how a prompt's rollouts branch: [4, 4] starts 4 of them and branches each into 4 after half of the sampler's
         steps; num_generations is the product ([]: they do not branch; see lfpo.rollout.tree).
+    refill: rounds of sampling in which each prompt whose rollouts all earn the same is replaced by a fresh one (0:
+        none). The replaced rollouts count in flops and reward.
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
@@ -77,6 +79,8 @@ class LFPOConfig:
         in bfloat16 with torch's variable-length flash attention. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
     ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
+    average_decay: evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of
+        theta (0: theta itself; see lfpo.train.average). Rollouts and updates do not depend on it.
     max_grad_norm: gradients are scaled down to this norm (0: never).
     threads: CPU threads of torch (0: torch's default).
     stop_on: rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold: groups_agree,
@@ -100,6 +104,7 @@ class LFPOConfig:
     prompts_per_iteration: int = 16
     num_generations: int = 8
     tree: list[int] = field(default_factory=list)
+    refill: int = 0
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
@@ -115,6 +120,7 @@ class LFPOConfig:
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     ema_decay: float = 0.0
+    average_decay: float = 0.0
 
     optim: Optim = "adamw_torch"
     learning_rate: float = 3e-4
@@ -155,7 +161,7 @@ class LFPOConfig:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
-        not_negative(self, "eval_size", "eval_steps")
+        not_negative(self, "eval_size", "eval_steps", "refill")
         self._check_tree()
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
@@ -190,8 +196,9 @@ class LFPOConfig:
         ):
             if self.offload_reference and getattr(self, name):
                 raise ValueError(f"'offload_reference' does not work with '{name}': {why}")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"'ema_decay' {self.ema_decay} must be at least 0 and below 1")
+        for name in ("ema_decay", "average_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"'{name}' {getattr(self, name)} must be at least 0 and below 1")
         time_limits(self, "reward_timeout", "rank_timeout", "progress_timeout")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
@@ -217,6 +224,10 @@ class LFPOConfig:
     def _check_tree(self) -> None:
         if not self.tree:
             return
+        if self.refill:
+            raise ValueError(
+                "'refill' does not work with 'tree', whose rollouts are compared edge by edge, not as a group"
+            )
         if min(self.tree) < 1 or math.prod(self.tree) != self.num_generations:
             raise ValueError(
                 f"'tree' {self.tree} has {math.prod(self.tree)} leaves; set 'num_generations' to that, found "

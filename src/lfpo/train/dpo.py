@@ -48,7 +48,7 @@ def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str]
 class DPOTrainer:
     """What a run of `lfpo dpo` trains (see lfpo.train.run.Trainer)."""
 
-    kind, reference, stop_on = "dpo", None, ()
+    kind, reference, average, stop_on = "dpo", None, None, ()
 
     def __init__(self, config: DPOConfig):
         self.args = config

@@ -62,7 +62,12 @@ def preflight(
         lambda: check_rewards(source, tokenizer, reward_weights, args.reward_timeout) if distributed.rank() == 0 else []
     )[0]
     needed, free = distributed.together(
-        lambda: check_disk(Path(args.output_dir), model, reference, args.optim, args.save_total_limit)
+        lambda: check_disk(
+            Path(args.output_dir),
+            [model, reference] + [model] * bool(args.average_decay),
+            args.optim,
+            args.save_total_limit,
+        )
     )[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
@@ -158,15 +163,14 @@ def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float]
     ]
 
 
-def check_disk(
-    folder: Path, model: MaskedDiffusionLM, reference: MaskedDiffusionLM, optim: Optim, keep: int
-) -> tuple[float, float]:
+def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, keep: int) -> tuple[float, float]:
     """Bytes that the run's checkpoints and exported model still take, and bytes free on the disk of its folder.
 
-    Raises UserError where they do not fit. keep: save_total_limit; while a checkpoint is written, as many older ones
-    are there.
+    saved: policies as large as those of a checkpoint, the trained one first. keep: save_total_limit; while a checkpoint
+    is written, as many older ones are there. Raises UserError where they do not fit.
     """
-    checkpoint = sum(_bytes(own_parameters(policy)) for policy in (model, reference))
+    model = saved[0]
+    checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved)
     checkpoint += _trained(model) * moment_bytes(optim)
     needed = (keep + 1) * checkpoint + 2 * _bytes(own_parameters(model))
     folder = folder.expanduser().absolute()

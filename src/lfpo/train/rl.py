@@ -26,7 +26,8 @@ from lfpo.rollout.collect import Batch, collect, rollout_records
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.runs.stopping import StopRequests
-from lfpo.train.algorithm import iterate
+from lfpo.train.algorithm import iterate, own_parameters
+from lfpo.train.average import Average
 from lfpo.train.config import LFPOConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import adamw_of, set_scheduled_lr
@@ -83,6 +84,7 @@ class LFPOTrainer:
         if args.gradient_checkpointing:
             self.model.checkpoint_layers()
         self.optimizer = adamw_of(self.model, args)
+        self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
         self.source, self.checked = preflight(
             args,
@@ -133,6 +135,7 @@ class LFPOTrainer:
                 reward_timeout=args.reward_timeout,
                 keep_steps=self.keep_steps,
                 tree=args.tree,
+                refill=args.refill,
                 progress=self.progress,
             )
         self._count_failures(batch.failed, iteration)
@@ -179,9 +182,14 @@ class LFPOTrainer:
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Held-out results of theta under each eval sampler; the first few completions are kept in the run."""
+        """Held-out results of theta, or of its average, under each eval sampler; the first few completions are kept in
+        the run."""
         if not self.source.eval_rows:
             return {}
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            return self._evaluate(step)
+
+    def _evaluate(self, step: int) -> dict[str, float]:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
@@ -206,6 +214,10 @@ class LFPOTrainer:
         return metrics | {"time/eval": time.perf_counter() - started}
 
     def export(self) -> MaskedDiffusionLM:
+        """The trained model; from now on its weights are the average, if one is kept."""
+        if self.average is not None:
+            self.average.swap()
+            self.average = None
         return self.model
 
     @contextlib.contextmanager

@@ -53,7 +53,7 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
 class SFTTrainer:
     """What a run of `lfpo sft` trains (see lfpo.train.run.Trainer)."""
 
-    kind, reference, stop_on = "sft", None, ()
+    kind, reference, average, stop_on = "sft", None, None, ()
 
     def __init__(self, config: SFTConfig):
         self.args = config

@@ -55,6 +55,7 @@ def model_states(
         "weights": (held + 4 * adapter,) * 3,
         "reference": (4 * adapter,) * 3 if args.lora else frozen,
         "base policy": frozen if needs_base else (0, 0, 0),
+        "average": ((4 if args.lora else per_weight) * trained * bool(args.average_decay),) * 3,
         "copies for sampling": (0, copies, 0),
         "reference's layers on the GPU": (0, on_gpu, per_weight * sizes.layer if offloaded else 0),
         "one dequantised matrix": (0, dequantised, dequantised),

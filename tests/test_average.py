@@ -1,0 +1,135 @@
+"""The average of the weights that is evaluated, and groups that are refilled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lfpo.base.errors import UserError
+from lfpo.models import load_model
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.average import Average
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import rollout_flops
+from lfpo.train.rl import LFPOTrainer
+
+ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
+
+
+def odd_letters(prompts, completions, **columns):
+    return [sum(ord(ch) % 2 for ch in c) / max(1, len(c)) for c in completions]
+
+
+def config(tmp_path: Path, name: str = "run", **changes) -> LFPOConfig:
+    settings = {
+        "output_dir": str(tmp_path / name),
+        "max_steps": 2,
+        "prompts_per_iteration": 2,
+        "num_generations": 4,
+        "sampler": SamplerConfig(gen_length=4, temperature=1.0),
+        "eval_samplers": {"greedy": SamplerConfig(gen_length=4)},
+        "optimizer_steps_per_iteration": 2,
+        "learning_rate": 1e-2,
+        "eval_steps": 1,
+        "save_steps": 1,
+    }
+    return LFPOConfig(**{**settings, **changes})
+
+
+def metrics(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_the_average_by_hand(tmp_path: Path):
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    average = Average([weight], 0.5)
+    weight.data.fill_(3.0)
+    average.update()  # decay 2 / 11: 1 * 2/11 + 3 * 9/11
+    assert average.values[0].item() == pytest.approx(29 / 11)
+    weight.data.fill_(0.0)
+    for _ in range(7):
+        average.update()
+    now = average.values[0].item()
+    weight.data.fill_(8.0)
+    average.update()  # the ninth: 10 / 19 is above the decay
+    assert average.values[0].item() == pytest.approx(0.5 * now + 4.0)
+    with average.in_place():
+        assert weight.item() == pytest.approx(0.5 * now + 4.0)
+    assert weight.item() == 8.0
+    average.save(tmp_path)
+    other = Average([weight], 0.5)
+    other.load(tmp_path)
+    assert other.updates == 9 and torch.equal(other.values[0], average.values[0])
+    with pytest.raises(UserError, match="average_decay"):
+        Average([weight, weight], 0.5).load(tmp_path)
+
+
+def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: Path):
+    def trained(name: str, **changes) -> LFPOTrainer:
+        args = config(tmp_path, name, **changes)
+        trainer = LFPOTrainer(str(llada), odd_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+        trainer.train()
+        return trainer
+
+    plain, averaged = trained("plain"), trained("averaged", average_decay=0.9)
+    names = ("loss", "reward", "grad_norm", "flops")
+    a, b = metrics(tmp_path / "plain"), metrics(tmp_path / "averaged")
+    assert [[r[n] for n in names] for r in a[1:]] == [[r[n] for n in names] for r in b[1:]]
+    last = latest_checkpoint(tmp_path / "averaged")
+    assert last is not None
+    same = zip(plain.model.parameters(), load_model(last / "model").parameters(), strict=True)
+    assert all(torch.equal(x, y) for x, y in same)  # the checkpoint goes on from theta itself
+    exported = load_model(tmp_path / "averaged/model").parameters()
+    kept = list(averaged.model.parameters())
+    assert all(torch.equal(x, y) for x, y in zip(exported, kept, strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(kept, plain.model.parameters(), strict=True))
+
+
+def test_a_resumed_average_is_bit_identical(llada: Path, tmp_path: Path):
+    for name, steps in (("whole", 3), ("run", 1), ("run", 3)):
+        args = config(tmp_path, name, max_steps=steps, average_decay=0.9)
+        trainer = LFPOTrainer(str(llada), odd_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+        trainer.train(resume=(tmp_path / name).exists())
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    a, b = (load_model(tmp_path / name / "model").parameters() for name in ("run", "whole"))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_groups_that_agree_are_replaced_by_fresh_prompts_and_paid_for(llada: Path, tmp_path: Path):
+    asked: list[str] = []
+
+    def only_long_prompts(prompts, completions, **columns):
+        """Rollouts of short prompts all earn 0, the others earn 0 and 1 in turn."""
+        asked.extend(prompts)
+        return [float(len(p) > 2 and i % 2) for i, p in enumerate(prompts)]
+
+    args = config(tmp_path, refill=2, eval_steps=0)
+    trainer = LFPOTrainer(str(llada), only_long_prompts, args=args, train_dataset=ROWS)
+    asked.clear()
+    stream = [trainer.source.train_row(i)["prompt"] for i in range(6)]
+    batch = trainer.sample_and_score(0)
+    expected, places = [], [0, 1]
+    for number in range(3):
+        groups = [(i, stream[2 * number + i]) for i in places]
+        expected += [p for i, p in groups if len(p) > 2 or number == 2]
+        places = [i for i, p in groups if len(p) <= 2]
+        if not places:
+            break
+    assert [row["prompt"] for row in batch.rows[::4]] == expected
+    sampled = len(asked) // 4
+    assert sampled > 2  # something was replaced
+    assert batch.metrics["refilled"] == sampled - 2 == sum(len(t) for t in batch.replaced) / 4
+    assert batch.metrics["reward"] == pytest.approx(0.5 * sum(len(p) > 2 for p in asked) / len(asked))
+    assert len(set(batch.seeds)) == 8 and len(batch.trajectory) == 8
+    again = trainer.sample_and_score(0)
+    assert torch.equal(again.trajectory.tokens, batch.trajectory.tokens)
+    measured = trainer.iterate(0)["flops"]
+    paid = sum(rollout_flops(trainer.reference, t) for t in batch.replaced)
+    assert measured > paid + rollout_flops(trainer.reference, batch.trajectory) > 0
+    with pytest.raises(ValueError, match="'refill' does not work with 'tree'"):
+        config(tmp_path, refill=1, tree=[2, 2])
