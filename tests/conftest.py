@@ -8,6 +8,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test may reach the hub
 # bitsandbytes, which peft imports, decorates functions with torch.compile: one CPU second at each import.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: tests run its kernels on CPUs
 
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def pytest_collection_finish() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Otherwise Triton reports at exit what was kept from being collected."""
+    gc.unfreeze()
 
 
 @pytest.fixture

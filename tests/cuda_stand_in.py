@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from lfpo.models import attention
+from lfpo.objectives.ops import fused
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Operations that may take tensors of two devices. Indexing has checks of its own.
@@ -191,6 +192,7 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": enabled("cpu"))
         patch.setattr(torch, "get_autocast_dtype", lambda kind: autocast_dtype("cpu"))
         patch.setattr(attention, "sdpa_kernel", kernel)
+        patch.setattr(fused, "kernel_on", lambda device: None)  # tests/test_kernel.py runs it in Triton's interpreter
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))

@@ -90,6 +90,13 @@ def one_sign_turned(patch: Patch) -> None:
     patch.setattr(fused, "_branches", lambda *args: [(-sign, share) for sign, share in found(*args)])
 
 
+def a_kernel_that_forgets_the_reference(patch: Patch) -> None:
+    from lfpo.objectives.ops import kernel
+
+    found = kernel.loss_and_gradient
+    patch.setattr(kernel, "loss_and_gradient", lambda z, z_old, *rest, **dtype: found(z, z, *rest, **dtype))
+
+
 def a_loop_that_takes_the_second_best(patch: Patch) -> None:
     found = lfpo.rollout.denoise.rollout
 
@@ -144,6 +151,7 @@ BREAKAGES: dict[str, Callable[[Patch], None]] = {
     "packed": rows_that_see_each_other,
     "blocks": causal_rows,
     "loss": one_sign_turned,
+    "loss-kernel": a_kernel_that_forgets_the_reference,
     "rollout": a_loop_that_takes_the_second_best,
     "waits": a_look_after_each_step,
     "fsdp": another_rate_under_torchrun,
@@ -158,6 +166,8 @@ BREAKAGES: dict[str, Callable[[Patch], None]] = {
 def test_a_check_fails_when_its_subject_is_broken(name: str, monkeypatch: Patch):
     if name == "memory-4-bit":
         pytest.importorskip("bitsandbytes")
+    if name == "loss-kernel":
+        pytest.importorskip("triton")
     BREAKAGES[name](monkeypatch)
     assert failed(CHECKS[name].run(SMALL))
 

@@ -28,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "packed": Check("do rows without padding give the padded rows' states and gradients", 40, attention.packed),
     "blocks": Check("does FlexAttention give the states and gradients of the dense mask", 90, attention.blocks),
     "loss": Check("time and error of the rectified loss at 8B size", 60, loss.rectified),
+    "loss-kernel": Check("is the loss's Triton kernel right, and faster than what it replaces", 60, loss.kernel),
     "rollout": Check("how much of the device do rollouts use", 120, rollouts.utilisation),
     "waits": Check("how often does a rollout wait for the device", 60, rollouts.waits),
     "fsdp": Check("does FSDP with one rank train and resume as without it", 120, fsdp.one_rank),

@@ -84,6 +84,8 @@ def in_own_process(name: str, folder: Path, *, seconds: float) -> list[Row]:
     command = [sys.executable, "-m", "gpu", "--one", name, "--output", str(target)]
     # Peaks near the card's size need memory that is not cut into pieces.
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **os.environ}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

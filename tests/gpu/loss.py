@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
 
-from gpu.rows import Machine, Row, at_most, measured
+from gpu.rows import Machine, Row, at_least, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
 from lfpo.models.head import Precision
+from lfpo.objectives.ops import fused
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.ops.rectified import rectified_loss
 
@@ -57,6 +61,48 @@ def rectified(machine: Machine) -> list[Row]:
             error = float((found.double() - expected).norm() / expected.norm())
             rows.append(at_most(f"{precision}: error of the gradient of the {what}", error, accuracy))
     return rows
+
+
+# head_precision -> relative difference of the gradients. The kernel writes them in bfloat16 with bfloat16 products.
+DIFFERENCES: dict[Precision, float] = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+def kernel(machine: Machine) -> list[Row]:
+    """The Triton kernel (on a CPU in Triton's interpreter) against the tensor operations that it replaces: results,
+    time of the whole loss, and the kernel's share of the memory's rate."""
+    if importlib.util.find_spec("triton") is None:
+        return [not_run("the kernel", "Triton is not installed")]
+    from lfpo.objectives.ops.kernel import loss_and_gradient
+
+    if machine.gpu and fused.kernel_on(machine.device) is None:
+        return [passes("the kernel", False, "cannot run here", "runs")]
+    rows = []
+    for precision, difference in DIFFERENCES.items():
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        inputs = _inputs(machine, dtype).first(machine.size(4096, 8), dtype)
+        found, taken = [], []
+        for launch in (loss_and_gradient, None):
+            with mock.patch.object(fused, "kernel_on", return_value=launch):
+                found.append(_fused(inputs, precision))
+                if machine.gpu:
+                    taken.append(min(timed(partial(_fused, inputs, precision), machine.device)[1] for _ in range(3)))
+        for what, a, b in zip(("states", "head"), *found, strict=True):
+            error = float((a.double() - b.double()).norm() / b.double().norm())
+            rows.append(at_most(f"{precision}: difference of the gradient of the {what}", error, difference))
+    what = "bfloat16: time of the loss over that without the kernel"
+    rows.append(at_most(what, taken[0] / taken[1], 0.9) if taken else not_run(what, "interpreted"))
+    what = "the kernel's memory rate over that of a copy"
+    rows.append(at_least(what, _rate(machine, loss_and_gradient), 0.5) if machine.gpu else not_run(what, "interpreted"))
+    return rows
+
+
+def _rate(machine: Machine, launch: Any) -> float:
+    """Logits of two policies are read twice and written once, 1,024 tokens of them."""
+    z, z_old = (torch.randn(1024, 126464, device=machine.device) for _ in range(2))
+    y, half = torch.zeros(1024, dtype=torch.long, device=machine.device), torch.full_like(z[:, 0], 0.5)
+    work = partial(launch, z, z_old, y, [(2 * half, half), (-2 * half, half)], BETA, torch.float32)
+    copy = min(timed(partial(z_old.copy_, z), machine.device)[1] for _ in range(5))
+    return 5 / min(timed(work, machine.device)[1] for _ in range(5)) * copy / 2
 
 
 def _inputs(machine: Machine, dtype: torch.dtype) -> Inputs:

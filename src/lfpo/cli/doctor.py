@@ -27,6 +27,7 @@ OPTIONAL = {
     "accelerate": "trackers",
     "math_verify": "symbolic maths",
     "bitsandbytes": "8 and 4 bits",
+    "triton": "kernels on GPUs",
 }
 
 

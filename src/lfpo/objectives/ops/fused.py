@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +23,26 @@ def rows_of_a_chunk(device: torch.device, vocab_size: int) -> int:
     """Tokens whose logits are held at once."""
     rows = max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"]) // vocab_size)
     return rows if rows < ROWS else rows - rows % ROWS
+
+
+# From logits to losses [T] and their gradient [T, V]: lfpo.objectives.ops.kernel.loss_and_gradient.
+Kernel = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@functools.cache
+def kernel_on(device: torch.device) -> Kernel | None:
+    """The Triton kernel for a chunk's logits; None except on a GPU with Triton installed. Warns if it cannot run."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from lfpo.objectives.ops.kernel import CANNOT_COMPILE, loss_and_gradient
+
+    one, first = torch.ones(1, device=device), torch.zeros(1, device=device, dtype=torch.long)
+    try:
+        loss_and_gradient(one[None].clone(), None, first, [(one, one)], 1.0, torch.float32)
+    except CANNOT_COMPILE as error:
+        warnings.warn(f"the loss runs without its Triton kernel, which is slower: {error}", stacklevel=2)
+        return None
+    return loss_and_gradient
 
 
 def rectified_sum(
@@ -50,6 +74,9 @@ def rectified_sum(
     for that of a trained head. Where both policies share one head and r is 0 or 1 everywhere, one product gives all
     logits, since mixed logits are the logits of mixed states. precision: of these products (lfpo.models.head); their
     sums and everything else are float32 (float64 for float64 states).
+
+    On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (ops/kernel.py), which
+    reads the logits twice; elsewhere it is a dozen tensor operations. Both give the same to float32 rounding.
     """
     weight_T = torch.ones_like(r_T) if token_weight_T is None else token_weight_T
     tensors = (hidden_TD, hidden_old_TD.detach(), head_VD, head_old_VD.detach(), y_T, r_T, weight_T)
@@ -154,16 +181,26 @@ def _chunk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of t tokens and its gradient in their current logits, [t, V]. head_old: None when it is `head`."""
     wide = weight.dtype
+    kernel = kernel_on(hidden.device) if wide == torch.float32 else None
     z = z_old = None
-    if head_old is not None:
-        z, z_old = product(hidden, head.T, precision), product(hidden_old, head_old.T, precision)
-    loss, dz = torch.zeros((), dtype=wide, device=hidden.device), None
-    for sign, share in branches:
+    if head_old is not None or (kernel is not None and len(branches) > 1):
+        z = product(hidden, head.T, precision)
+        z_old = product(hidden_old, (head if head_old is None else head_old).T, precision)
+
+    def mixed(sign: torch.Tensor) -> torch.Tensor:
         mix = (sign * beta)[:, None]
         if z is None or z_old is None:
-            a = product(torch.lerp(hidden_old.to(wide), hidden.to(wide), mix), head.T, precision)
-        else:
-            a = torch.lerp(z_old, z, mix)  # z_old + mix (z - z_old): the logits of pi+ or pi-
+            return product(torch.lerp(hidden_old.to(wide), hidden.to(wide), mix), head.T, precision)
+        return torch.lerp(z_old, z, mix)  # z_old + mix (z - z_old): the logits of pi+ or pi-
+
+    if kernel is not None:
+        weighted = [(sign, weight * share) for sign, share in branches]
+        logits = mixed(branches[0][0]) if z is None else z
+        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=as_input(weight, precision).dtype)
+        return losses.sum(), dz
+    loss, gradient = torch.zeros((), dtype=wide, device=hidden.device), None
+    for sign, share in branches:
+        a = mixed(sign)
         # In place from here: logits become probabilities, and those the gradient share sign (pi - e_y).
         peak = a.amax(-1, keepdim=True)
         chosen = a.gather(1, y[:, None]) - peak
@@ -172,6 +209,6 @@ def _chunk(
         scale = weight * share * sign
         a.mul_(scale[:, None] / total)
         a.scatter_add_(1, y[:, None], -scale[:, None])
-        dz = a if dz is None else dz.add_(a)
-    assert dz is not None
-    return loss, dz
+        gradient = a if gradient is None else gradient.add_(a)
+    assert gradient is not None
+    return loss, gradient
