@@ -8,62 +8,127 @@ import torch
 
 from lfpo.models.attention import product_dtype
 
-Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
+Pair = tuple[torch.Tensor, torch.Tensor]
+COLUMN_STEP = 64  # columns are allocated in multiples of this
+
+
+def columns_for(length: int) -> int:
+    """Columns of rows of `length` tokens: one more for scratch space, rounded up to a multiple of COLUMN_STEP."""
+    return length + 1 + -(length + 1) % COLUMN_STEP
 
 
 @dataclass
 class KeyValueCache:
-    """Rotated keys and values of all L tokens of B rows: [B, H_kv, L + 1, D] for each layer, in the dtype and on the
-    device of the forward that computes them. Column L is scratch space.
+    """Rotated keys and values of all L tokens of B rows: `layers`, [B, H_kv, L + 1, D] for each layer, in the dtype and
+    on the device of the forward, without gradients, that computes them. Column L is scratch space.
 
     In a bidirectional model every state depends on every token, so cached values are out of date after the next reveal.
     transformers' attention layers call `update`, the only method they use of a cache.
 
+    The memory of a layer is allocated once, for `capacity` tokens (rows x `columns_for`), and `layers` are views of it:
+    forwards write there, rows move there, and a compiled forward finds it at the same address with the same strides.
+    Only more rows than fit make it grow.
+
     columns [B, W]: the next forward's W tokens, int64 (None: it runs whole rows, see `fill`).
     """
 
-    layers: Layers = field(default_factory=dict)
+    capacity: int = 0
+    layers: dict[int, Pair] = field(default_factory=dict)
     columns: torch.Tensor | None = None
-    _filling: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
+    _memory: dict[int, Pair] = field(default_factory=dict)  # flat
+    _room: tuple[int, int] = (0, 0)  # rows and columns that the memory is divided into
+    _size: tuple[int, int] = (0, 0)  # B and L + 1
+    _filling: Pair | None = None
+    _fresh: dict[int, Pair] | None = None
 
-    def fill(self, rows: torch.Tensor, source: torch.Tensor, size: int, length: int) -> None:
-        """Make the next forward, over whole rows, fill rows `rows` of B = size: row rows[i] with what it computes for
-        its input row source[i]. length: L. A forward over fewer columns fills the last ones; the rest must be padding.
+    def fit(self, rows: int, length: int) -> None:
+        """Hold B = `rows` rows of L = `length` tokens from now on. Rows are added or dropped at the end, columns at the
+        left; added ones hold arbitrary finite numbers."""
+        if (rows, length + 1) == self._size:
+            return
+        room, wide = self._room, columns_for(length)
+        self._size = rows, length + 1
+        if wide != room[1] or rows > room[0]:
+            self._room = max(rows, self.capacity // wide), wide
+        for i, (key, value) in self.layers.items():  # one layer at a time, so that one is held twice
+            if self._room == room:
+                self.layers[i] = self._views(i, key)
+                continue
+            old = key.clone(), value.clone()
+            needed = self._room[0] * wide * key.shape[1] * key.shape[3]
+            if needed > self._memory[i][0].numel():
+                self._memory[i] = key.new_zeros(needed), key.new_zeros(needed)
+            self.layers[i] = self._views(i, key)
+            for mine, held in zip(self.layers[i], old, strict=True):
+                size, width = min(len(held), rows), min(held.shape[2], length + 1)
+                mine[:size, :, length + 1 - width :] = held[:size, :, held.shape[2] - width :]
+
+    def _views(self, layer: int, like: torch.Tensor) -> Pair:
+        """This layer's memory as [B, H_kv, L + 1, D]. like: [_, H_kv, _, D]."""
+        (rows, wide), heads, width = self._room, like.shape[1], like.shape[3]
+        views = [m[: rows * heads * wide * width].view(rows, heads, wide, width) for m in self._memory[layer]]
+        key, value = (v[: self._size[0], :, wide - self._size[1] :] for v in views)
+        return key, value
+
+    def fill(self, rows: torch.Tensor, source: torch.Tensor, *, later: bool = False) -> None:
+        """Make the next forward, over whole rows, fill rows `rows`: row rows[i] with what it computes for its input row
+        source[i]. A forward over fewer columns than L fills the last ones; the rest must be padding.
+
+        later: keep what it computes until `store`, because a compiled forward is to have few shapes.
         """
-        self.columns, self._filling = None, (rows, source, size, length)
+        self.columns, self._filling, self._fresh = None, (rows, source), {} if later else None
 
-    def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def store(self) -> None:
+        """Write what a forward after `fill(..., later=True)` has computed."""
+        fresh, self._fresh = self._fresh or {}, None
+        for layer in list(fresh):
+            self._store(layer, *fresh.pop(layer))
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: object) -> Pair:
         """Store new keys and values [B, H_kv, W, D] in place and return those of every column."""
         dtype = product_dtype(value)  # attention would cast them anyway
         key, value = key.to(dtype), value.to(dtype)
         if self.columns is None:
-            self._store(layer_idx, key, value)
+            if self._fresh is None:
+                self._store(layer_idx, key, value)
+            else:
+                self._fresh[layer_idx] = key, value
             return key, value
         keys, values = self.layers[layer_idx]
-        index = self.columns[:, None, :, None].expand_as(key)
-        return keys.scatter_(2, index, key), values.scatter_(2, index, value)
+        # Not scatter_: a compiled forward would copy all keys to scatter into the copy, and copy them back.
+        place = torch.arange(len(key), device=key.device)[:, None]
+        keys[place, :, self.columns] = key.transpose(1, 2)
+        values[place, :, self.columns] = value.transpose(1, 2)
+        return keys, values
 
     def _store(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
         size, heads, width, dim = key.shape
-        everything = torch.arange(size, device=key.device)
-        rows, source, size, length = self._filling or (everything, everything, size, width)
-        held = self.layers.get(layer_idx)
-        if held is None or len(held[0]) < size:
-            grown = tuple(key.new_zeros(size, heads, length + 1, dim) for _ in range(2))
-            for new, old in zip(grown, held or (), strict=False):
-                new[: len(old)] = old
-            held = self.layers[layer_idx] = (grown[0], grown[1])
-        for mine, new in zip(held, (key, value), strict=True):
-            mine[:, :, length - width : length].index_copy_(0, rows, new[source])
+        if self._filling is None:
+            self.fit(size, width)
+        if layer_idx not in self.layers:
+            numbers = self._room[0] * self._room[1] * heads * dim
+            self._memory[layer_idx] = key.new_zeros(numbers), key.new_zeros(numbers)
+            self.layers[layer_idx] = self._views(layer_idx, key)
+        width = min(width, self._size[1] - 1)  # a padded forward may have more columns, of padding
+        for mine, new in zip(self.layers[layer_idx], (key, value), strict=True):
+            new, place = new[:, :, key.shape[2] - width :], mine[:, :, -1 - width : -1]
+            if self._filling is None:
+                place.copy_(new)
+            else:
+                rows, source = self._filling
+                place.index_copy_(0, rows, new[source])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Hold only these rows from now on, in this order."""
-        for i, (key, value) in self.layers.items():  # one layer at a time, so that one is held twice
-            self.layers[i] = (key[rows], value[rows])
+        for key, value in self.layers.values():  # one tensor at a time, so that one is held twice
+            key[: len(rows)] = key[rows]
+            value[: len(rows)] = value[rows]
+        self._size = len(rows), self._size[1]
+        for i, (key, _) in self.layers.items():
+            self.layers[i] = self._views(i, key)
 
-    def trim(self, count: int) -> None:
-        """Forget the first `count` columns, which must hold padding in every row."""
-        for i, (key, value) in self.layers.items():
-            self.layers[i] = (key[:, :, count:], value[:, :, count:])
+    def mark_static(self) -> None:
+        """Tell torch.compile that keys and values stay where they are: a CUDA graph then writes them in place."""
+        for pair in self.layers.values():
+            for held in pair:
+                torch._dynamo.mark_static_address(held)

@@ -25,6 +25,8 @@ from lfpo.models.roles import CURRENT
 from lfpo.models.split_head import gather_head
 from lfpo.models.structure import FULL, Structure
 
+MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
+
 
 class MaskedDiffusionLM(nn.Module):
     """A bidirectional transformer whose prediction at position i is for the token at position i, in every family.
@@ -104,13 +106,14 @@ class MaskedDiffusionLM(nn.Module):
         input_ids_BL: int64. attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on the
             left, on the right or on both sides: masked keys are not attended, and positions are counted from each row's
             first real token.
-        cache: an empty cache, to be filled with all keys and values.
+        cache: takes all keys and values (see KeyValueCache.fill).
         structure: which tokens attend to which (see lfpo.models.structure). In the doubled layout L counts the tokens
             of both halves.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
-        needed = cache is not None or structure != FULL
+        # Compiled forwards have a mask always: with and without one they would be two shapes.
+        needed = compiled or cache is not None or structure != FULL
         if needed and attention_mask_BL is None:
             attention_mask_BL = torch.ones_like(input_ids_BL)
         # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
@@ -157,12 +160,15 @@ class MaskedDiffusionLM(nn.Module):
         start_B: torch.Tensor,
         width: int,
         cache: KeyValueCache,
+        *,
+        compiled: bool = False,
     ) -> torch.Tensor:
         """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
 
         Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
         give meaningless states and change only the cache's scratch column. start_B [B], int64, must be at least 1: with
         the logit shift the token before the window is run too, because it holds the first prediction.
+        compiled: as in `hidden`.
         """
         length = input_ids_BL.shape[1]
         first = start_B - int(self.family.shift)
@@ -170,8 +176,10 @@ class MaskedDiffusionLM(nn.Module):
         columns = columns.clamp(max=length)  # the scratch column
         cache.columns = columns
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
+        if compiled and self.device.type == "cuda":
+            cache.mark_static()
         with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
-            hidden = self.backbone.model(
+            hidden = (self._compiled_body() if compiled else self.backbone.model)(
                 input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
                 attention_mask=key_mask(seen, self.body_dtype),
                 position_ids=FULL.positions(seen).gather(1, columns),
@@ -183,7 +191,9 @@ class MaskedDiffusionLM(nn.Module):
     def _compiled_body(self) -> Any:
         """The body through torch.compile with static shapes; on a GPU each shape is replayed as a CUDA graph."""
         if self._compiled is None:
-            torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+            config: Any = torch._dynamo.config
+            for limit in ("recompile_limit", "accumulated_recompile_limit"):
+                setattr(config, limit, max(MOST_SHAPES, getattr(config, limit)))
             mode = "reduce-overhead" if self.device.type == "cuda" else "default"
             # In a list, so that torch does not register the compiled body as a second set of parameters.
             self._compiled = [torch.compile(self.backbone.model, dynamic=False, mode=mode)]

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.kv_cache import KeyValueCache
+from lfpo.models.kv_cache import KeyValueCache, columns_for
 from lfpo.rollout.pace import Pace
 from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
@@ -33,11 +33,20 @@ def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int) -> 
     return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
+def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int) -> int:
+    """Tokens that a cache must hold for rows of these lengths, which are run longest first."""
+    longest_first = enumerate(sorted(lengths, reverse=True))
+    return max(
+        min(rows_in_flight(length, sampler, rollout_tokens), len(lengths) - i) * columns_for(length)
+        for i, length in longest_first
+    )
+
+
 class BlockForward:
     """Runs the model for the rows in flight, and holds their keys and values if the sampler asks for a cache.
 
     share_first: rows with the same prompt share their first forward.
-    compiled: run whole forwards through torch.compile, padded to few shapes.
+    compiled: run forwards, whole ones and windows, through torch.compile, padded to few shapes.
     shown: completions [B, C] that the rows start from (None: all masked); rows share a first forward only if these are
         the same too.
     whole: give hidden states of the whole completion, as if it were the active block (without a cache only).
@@ -67,7 +76,8 @@ class BlockForward:
         self.block_length = sampler.gen_length if whole else sampler.block_length
         self.blocks = sampler.gen_length // self.block_length
         self.started: set[int] = set()  # rows that have had their first forward
-        self.cache = KeyValueCache()
+        totals = [len(p) + sampler.gen_length for p in prompts]
+        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens))
         # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.
         self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
         self.width = self.longest  # prompt columns in use: those of the longest prompt in flight
@@ -81,10 +91,8 @@ class BlockForward:
 
         row_ids: active.row as a list, so that the device need not be asked. Updates active.queries and active.age.
         """
-        width = max(len(self.prompts[r]) for r in row_ids)
-        self.cache.trim(self.width - width)
-        self.width = width
-        skip = self.longest - width
+        self.width = max(len(self.prompts[r]) for r in row_ids)
+        skip = self.longest - self.width
         ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
         mask = torch.cat([active.prompt_mask[:, skip:], torch.ones_like(active.tokens)], dim=1)
         fresh = [r not in self.started for r in row_ids]
@@ -130,13 +138,18 @@ class BlockForward:
             return cheapest_pieces(tuple(lengths), self.piece_tokens, 1)
         return pieces(lengths, self.piece_tokens)
 
-    def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor, cache: KeyValueCache | None = None) -> torch.Tensor:
         """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
         size, length = ids.shape
-        extra, left = bucket(size) - size, -length % LENGTH_BUCKET
+        left = -length % LENGTH_BUCKET
+        ids, mask = self._padded(ids, mask, bucket(size), left)
+        return self.model.hidden(ids, mask, cache, compiled=True)[:size, left:]
+
+    def _padded(self, ids: torch.Tensor, mask: torch.Tensor, rows: int, left: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs with `rows` rows, the added ones copies of the first, and `left` columns of padding on the left."""
+        extra = rows - len(ids)
         ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=self.model.pad_id)
-        mask = F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
-        return self.model.hidden(ids, mask, compiled=True)[:size, left:]
+        return ids, F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
 
     def _shared(
         self, places: Sequence[int], row_ids: Sequence[int], fresh: Sequence[bool]
@@ -176,6 +189,7 @@ class BlockForward:
             flags, blocks = torch.stack([due.long(), active.block.clamp(max=self.blocks - 1)]).tolist()
             renewed = [bool(flag) for flag in flags]
         whole = [i for i, r in enumerate(renewed) if r]
+        self.cache.fit(*self._held(len(row_ids), ids.shape[1]))
         columns = self._block_columns(active)
         hidden = self._renewed(whole, columns, row_ids, fresh, ids, mask) if whole else None
         if not all(renewed):
@@ -188,11 +202,29 @@ class BlockForward:
             start = columns[:, 0]
             if whole:
                 start = start.index_fill(0, self._tensor(whole), ids.shape[1] + 1)
-            found = self.model.window_hidden(ids, mask, start, window, self.cache)[:, : self.block_length]
+            found = self._window(ids, mask, start, window)
             hidden = found if hidden is None else found.index_copy(0, self._tensor(whole), hidden)
         assert hidden is not None
         self._count(active, due, columns[:, 0], mask)
         return hidden
+
+    def _held(self, size: int, length: int) -> tuple[int, int]:
+        """Rows and tokens a row that the cache holds for these; compiled windows have few shapes."""
+        if not self.compiled:
+            return size, length
+        columns = columns_for(length)
+        return max(size, min(bucket(size), self.cache.capacity // columns)), columns - 1
+
+    def _window(self, ids: torch.Tensor, mask: torch.Tensor, start: torch.Tensor, width: int) -> torch.Tensor:
+        """Hidden states [A, block_length, D] of windows of `width` tokens, from columns `start` on."""
+        size, length = ids.shape
+        if self.compiled:
+            rows, padded = self._held(size, length)
+            left = padded - length
+            ids, mask = self._padded(ids, mask, rows, left)
+            start = F.pad(start + left, (0, rows - size), value=padded + 1)  # added rows write scratch columns only
+        found = self.model.window_hidden(ids, mask, start, width, self.cache, compiled=self.compiled)
+        return found[:size, : self.block_length]
 
     def _renewed(
         self,
@@ -214,8 +246,12 @@ class BlockForward:
             served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
             rows = self._tensor([whole[i] for i in served])
             origin = self._tensor([source[i] - piece.start for i in served])
-            self.cache.fill(rows, origin, len(row_ids), size)
-            hidden = self.model.hidden(ids[index, start:], mask[index, start:], self.cache)
+            self.cache.fill(rows, origin, later=self.compiled)
+            if self.compiled:
+                hidden = self._bucketed(ids[index, start:], mask[index, start:], self.cache)
+                self.cache.store()
+            else:
+                hidden = self.model.hidden(ids[index, start:], mask[index, start:], self.cache)
             states.append(hidden[origin[:, None], columns[rows] - start])
             places += served
         return torch.cat(states)[self._tensor(places).argsort()]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lfpo.models.head import precision_of
+from lfpo.models.kv_cache import columns_for
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
@@ -169,8 +170,11 @@ def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
     if setup.sampler.cache != "none":
         head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
         per_token = 2 * hf.num_key_value_heads * head_dim * hf.num_hidden_layers  # numbers
-        cache = in_flight * (length + 1) * per_token * (2 if setup.autocast else setup.per_weight)
-        cache *= 1 + 1 / hf.num_hidden_layers  # when rows finish, the others are copied, a layer at a time
+        per_token *= 2 if setup.autocast else setup.per_weight  # bytes
+        # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
+        copied = piece * length * per_token if setup.args.rollout_compile else 0
+        held = in_flight * columns_for(length) * per_token
+        cache = held + max(copied, held / hf.num_hidden_layers)
     return {"forward, or logits for drawing": (0, max(forward, drawing), 0), "keys and values": (0, cache, 0)}
 
 
