@@ -41,8 +41,8 @@ class ExportConfig:
 
     run: a run's folder (its trained model, or its newest checkpoint while it has none), one of its checkpoints
         (RUN/checkpoints/step-N), or any model that lfpo loads: a folder, a hub id, or "embedded".
-    layout: "family": the model family's own names, as lfpo saves them. "transformers": a LlamaForCausalLM or
-        Qwen2ForCausalLM, which AutoModelForCausalLM loads without lfpo and without remote code.
+    layout: "family": the model family's own names, as lfpo saves them. "transformers": the family's class in
+        transformers, which AutoModelForCausalLM loads without lfpo and without remote code.
     adapter: write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged.
     output: folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder).
     """
@@ -71,9 +71,11 @@ class Source:
         """The name of the model that training started from."""
         return str((self.config or {}).get("model") or "")
 
-    def family(self) -> Family:
+    def model_config(self) -> tuple[Family, dict[str, Any]]:
+        """The model's family and config.json."""
         where = resolve(self.base) if (self.weights / ADAPTER).exists() else self.weights
-        return family_of(read_json(where / "config.json"), where / "config.json")
+        config = read_json(where / "config.json")
+        return family_of(config, where / "config.json"), config
 
 
 def find_source(name: str, *, adapter: bool = False) -> Source:
@@ -134,9 +136,9 @@ def with_new_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool = False) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
-    family = source.family()
+    family, config = source.model_config()
     own_names = layout == "family"
-    use = FAMILY_USE if own_names else transformers_use(family.architecture, family.shift)
+    use = FAMILY_USE if own_names else transformers_use(family.architecture, family.shift, family.block_length(config))
     if adapter:
         base = Path(source.base).name if Path(source.base).expanduser().exists() else source.base
         export_adapter(source.weights, family, base, folder, own_names=own_names)

@@ -1,8 +1,9 @@
 """Writes checkpoints in transformers' own layout, which loads without lfpo and without remote code, and LoRA adapters.
 
-The weights are a LlamaForCausalLM or a Qwen2ForCausalLM under that class's own names. Its config.json says
-`is_causal: false`, which transformers (5.2 and later) passes to mask and attention, and `logit_shift`: 1 where the
-logits at position i predict token i + 1.
+The weights are those of the family's class in transformers (`Family.architecture`) under that class's own names. Its
+config.json says `is_causal: false`, which transformers (5.2 and later) passes to mask and attention; `logit_shift`, 1
+where the logits at position i predict token i + 1; and `block_length` where the model attends block by block, for which
+the caller gives the mask.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+import torch
 from safetensors.torch import load_file
 
+from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models.family import Family
+from lfpo.models.key_map import Piece, pieces
 from lfpo.models.loading import (
-    check_tensors,
     family_of,
     load_model,
     load_tokenizer,
     save_model,
+    state_shapes,
+    tensor_files,
     token_ids,
-    weight_files,
 )
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.masked_lm import build_backbone
@@ -33,6 +36,7 @@ from lfpo.models.tensor_files import save_tensors
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
+EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def export_transformers(source: Path, folder: Path) -> None:
@@ -43,27 +47,34 @@ def export_transformers(source: Path, folder: Path) -> None:
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
     backbone = build_backbone(family, config, source / "config.json")
-    tied = bool(backbone.config.tie_word_embeddings)  # type: ignore[union-attr]
+    files = tensor_files(backbone, family, source)
+    parts: dict[str, list[Piece]] = {}
+    for piece in pieces(family, state_shapes(backbone)):
+        parts.setdefault(piece.key, []).append(piece)
     names: dict[str, Path] = {}
-    shapes: dict[str, list[int]] = {}
-    for path in weight_files(source):
-        with safe_open(path, framework="pt") as file:
-            found = {family.to_transformers(k): file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118
-        found = {k: shape for k, shape in found.items() if not (tied and k == "lm_head.weight")}
-        names |= dict.fromkeys(found, path)
-        shapes |= found
-    check_tensors(backbone, shapes, source)
     dtype = ""
-    for path in dict.fromkeys(names.values()):
-        renamed = {family.to_transformers(k): v for k, v in load_file(path).items()}
-        renamed = {k: v for k, v in renamed.items() if k in names}
-        save_tensors(renamed, folder / path.name)
-        dtype = str(next(iter(renamed.values())).dtype).removeprefix("torch.")
+    for path in dict.fromkeys(files.values()):
+        named: dict[str, torch.Tensor] = {}
+        for key, tensor in load_file(path).items():
+            if key in files:
+                named |= _in_transformers(tensor, parts[key])
+        save_tensors(named, folder / path.name)
+        names |= dict.fromkeys(named, path)
+        if EMBEDDINGS in named:
+            dtype = str(named[EMBEDDINGS].dtype).removeprefix("torch.")
     if (source / INDEX).exists():
         index = {**read_json(source / INDEX), "weight_map": {k: path.name for k, path in sorted(names.items())}}
         _write_json(folder / INDEX, index)
     _write_json(folder / "config.json", _transformers_config(source, family, config, dtype))
     _save_tokenizer(source, folder)
+
+
+def _in_transformers(tensor: torch.Tensor, parts: list[Piece]) -> dict[str, torch.Tensor]:
+    """A tensor of a checkpoint under its names in transformers' checkpoints, where each expert has tensors of its own,
+    under the names that our families use too."""
+    if parts[0].expert is not None:
+        return {parts[0].key: tensor}
+    return {part.name: tensor[part.start : part.start + part.rows].contiguous() for part in parts}
 
 
 def _transformers_config(source: Path, family: Family, config: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -75,6 +86,7 @@ def _transformers_config(source: Path, family: Family, config: dict[str, Any], d
         "architectures": [family.architecture],
         "is_causal": False,
         "logit_shift": int(family.shift),
+        **({"block_length": blocks} if (blocks := family.block_length(config)) else {}),
         "rope_theta": config["rope_theta"],  # also inside rope_parameters; other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
@@ -113,6 +125,11 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     if not own_names:
         shutil.copyfile(adapter / ADAPTER, folder / ADAPTER)
     else:
+        if family.fused:
+            raise UserError(
+                f"an adapter of {family.name} has no form under the family's own names, because a checkpoint holds the "
+                "rows of several adapted layers in one tensor; export it with --layout transformers, or merged"
+            )
         prefix = "base_model.model."
         tensors = {
             prefix + family.to_checkpoint(k.removeprefix(prefix)): v for k, v in load_file(adapter / ADAPTER).items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,10 @@ class Family:
     rename: (checkpoint prefix, transformers prefix) of parameter names; "N" stands for the layer number. A prefix
         matches whole dotted parts, and the first match is used. Loading renames from left to right, saving from right
         to left.
+    fused: (checkpoint prefix, transformers prefixes) of a checkpoint tensor that holds the rows of several parameters,
+        in this order.
+    stacked: (transformers name, checkpoint names) of a parameter that holds a matrix for each expert: in the checkpoint
+        expert "E" has tensors of its own, whose rows follow each other in this order.
     shift: True where logits at position i predict token i + 1 (models adapted from an autoregressive one).
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
     tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
@@ -36,6 +40,8 @@ class Family:
     architecture: str
     hf_config: Callable[[dict[str, Any]], PretrainedConfig]
     rename: tuple[tuple[str, str], ...] = field(default=())
+    fused: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
     shift: bool = False
     mask_token: str = "<|mask|>"
     tokenizer_class: str | None = None
@@ -56,16 +62,33 @@ class Family:
             raise UserError(f"config.json: {self.block_key} {found!r} must be a whole number of at least 1")
         return found
 
-    def to_transformers(self, key: str) -> str:
-        """The transformers parameter name of a checkpoint key."""
-        return _rename(key, self.rename)
-
     def to_checkpoint(self, key: str) -> str:
-        """The family's own name of a transformers parameter."""
-        return _rename(key, tuple((new, old) for old, new in self.rename))
+        """The family's own name of a transformers parameter, or of the tensor that holds its rows among others'. The
+        parameters of `stacked` have no such name."""
+        fused = [(part, whole) for whole, parts in self.fused for part in parts]
+        return replace_prefix(key, [*fused, *((new, old) for old, new in self.rename)])
 
 
-def _rename(key: str, pairs: tuple[tuple[str, str], ...]) -> str:
+# Names that transformers gives the experts of its models in memory, and what checkpoints call them.
+STACKED_EXPERTS = (
+    (
+        "model.layers.N.mlp.experts.gate_up_proj",
+        ("model.layers.N.mlp.experts.E.gate_proj.weight", "model.layers.N.mlp.experts.E.up_proj.weight"),
+    ),
+    ("model.layers.N.mlp.experts.down_proj", ("model.layers.N.mlp.experts.E.down_proj.weight",)),
+)
+
+
+def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
+    """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
+    missing is None."""
+    for name, values in known.items():
+        if config.get(name) not in values:
+            raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
+
+
+def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """The name with its prefix replaced, by the first of the (old, new) pairs that fits; "N" stands for a number."""
     for old, new in pairs:
         prefix = re.escape(old).replace("N", r"(\d+)")
         renamed, count = re.subn(rf"^{prefix}(?=\.|$)", new.replace("N", r"\1"), key)

@@ -21,7 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import whole
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.experts import routers
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
@@ -58,18 +59,20 @@ def _split(backbone: Any, mesh: DeviceMesh) -> None:
 
 
 def allocate(backbone: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Replace the meta parameters of a backbone by uninitialised ones; of split ones by this rank's rows."""
-    state = {
+    """Replace the meta parameters of a backbone by uninitialised ones, of split ones by this rank's rows, and its
+    buffers by zeros."""
+    state: dict[str, torch.Tensor] = {
         name: _with_local(p, torch.empty(p.to_local().shape, dtype=dtype, device=device))
         if isinstance(p, DTensor)
         else torch.empty(p.shape, dtype=dtype, device=device)
         for name, p in backbone.named_parameters()
     }
+    state |= {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
     _assign(backbone, state)
 
 
 def _assign(backbone: Any, state: dict[str, Any]) -> None:
-    """Replace parameters; a head that is tied to the embeddings stays tied."""
+    """Replace parameters and buffers; a head that is tied to the embeddings stays tied."""
     tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
     backbone.load_state_dict(state, strict=False, assign=True)
     if tied:
@@ -82,7 +85,10 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     copied = unsplit.frozen_copy()
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh)
-    state = {name: _with_local(p, p.to_local().clone()) for name, p in policy.backbone.named_parameters()}
+    state: dict[str, torch.Tensor] = {
+        name: _with_local(p, p.to_local().clone()) for name, p in policy.backbone.named_parameters()
+    }
+    state |= {name: buffer.clone() for name, buffer in saved_buffers(policy.backbone)}
     _assign(copied.backbone, state)
     return copied.requires_grad_(False)
 
@@ -103,11 +109,12 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool) -> Iterator[MaskedDiffusi
     """
     (unsplit,) = policy.unsplit
     unsplit.adapter, unsplit.autocast, unsplit.head_precision = policy.adapter, policy.autocast, policy.head_precision
-    empty = dict(unsplit.backbone.named_parameters())
-    state: dict[str, torch.Tensor] = {}
+    empty = dict([*unsplit.backbone.named_parameters(), *saved_buffers(unsplit.backbone)])
+    state: dict[str, torch.Tensor] = dict(saved_buffers(policy.backbone))
+    whole_precision = {id(router.weight) for router in routers(policy.backbone)}
     with torch.no_grad():
         for name, p in policy.backbone.named_parameters():
-            narrow = cast and "layers." in name and p.ndim == 2
+            narrow = cast and "layers." in name and p.ndim >= 2 and id(p) not in whole_precision
             state[name] = whole(p.to(torch.bfloat16) if narrow else p).detach()
     try:
         _assign(unsplit.backbone, state)

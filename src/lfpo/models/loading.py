@@ -6,6 +6,7 @@ Nothing is unpickled, and no code from a checkpoint is run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
 from lfpo.base.checks import check_model_name
@@ -26,12 +26,22 @@ from lfpo.base.files import read_json
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
 from lfpo.models.fsdp import allocate, shard
+from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, part_of, pieces
 from lfpo.models.llada import LLADA
+from lfpo.models.llada2 import LLADA2
+from lfpo.models.llada_moe import LLADA_MOE
 from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
-from lfpo.models.sdar import SDAR
-from lfpo.models.tensor_files import own_rows, write_shards
+from lfpo.models.sdar import SDAR, SDAR_MOE
+from lfpo.models.tensor_files import local, own_rows, write_shards
 
-FAMILIES: dict[str, Family] = {"llada": LLADA, "dream": DREAM, "sdar": SDAR}
+FAMILIES: dict[str, Family] = {
+    "llada": LLADA,
+    "llada_moe": LLADA_MOE,
+    "llada2": LLADA2,
+    "dream": DREAM,
+    "sdar": SDAR,
+    "sdar_moe": SDAR_MOE,
+}
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Copied unread from a loaded checkpoint to a saved one, for other tools.
@@ -71,12 +81,16 @@ def resolve(name: str | Path) -> Path:
 
 
 def family_of(config: dict[str, Any], where: object) -> Family:
-    """The family that a config.json's `model_type` selects. Raises UserError, beginning with `where`, for another."""
+    """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
+    there are any. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")
-    for family in FAMILIES.values():
-        if model_type in family.model_types:
-            return family
-    known = sorted(t for family in FAMILIES.values() for t in family.model_types)
+    found = [family for family in FAMILIES.values() if model_type in family.model_types]
+    if len(found) > 1:
+        experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
+        found = [family for family in found if bool(family.stacked) == experts]
+    if found:
+        return found[0]
+    known = sorted({t for family in FAMILIES.values() for t in family.model_types})
     raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
 
 
@@ -96,7 +110,7 @@ def load_model(
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
     backbone: Any = build_backbone(family, config, source / "config.json")
-    files = _checked(backbone, family, source)
+    files = tensor_files(backbone, family, source)
     _tie(backbone)
     backbone.model.rotary_emb.to(device)
     model = _finish(backbone, family, config, source)
@@ -158,63 +172,66 @@ def weight_files(source: Path) -> list[Path]:
     return files
 
 
-def _tensors(source: Path) -> dict[str, tuple[Path, list[int]]]:
-    """The file and the shape of each tensor of a checkpoint, by the tensor's name there."""
-    found: dict[str, tuple[Path, list[int]]] = {}
-    for file in weight_files(source):
-        with _opened(file) as opened:
-            found |= {key: (file, opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-    return found
-
-
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A safetensors file. Raises UserError where it cannot be read, in the block too."""
+def _reading(file: Path) -> Iterator[None]:
+    """Raises UserError where a safetensors file cannot be opened or read in the block."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            yield opened
+        yield
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
 
 
-def _checked(backbone: Any, family: Family, source: Path) -> dict[str, tuple[str, Path]]:
-    """Where the weights of a backbone are: parameter name -> the tensor's name in the checkpoint, and its file.
+def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint, by the tensor's name there; a tied head's copy is left out.
 
-    Raises UserError unless all names and shapes match.
+    Raises UserError unless names and shapes are those that the backbone's parameters need.
     """
-    found = {family.to_transformers(key): (key, *place) for key, place in _tensors(source).items()}
+    files: dict[str, Path] = {}
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(source):
+        with _reading(file), safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118
+                files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     if backbone.config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)
-    check_tensors(backbone, {name: shape for name, (_, _, shape) in found.items()}, source)
-    return {name: (key, file) for name, (key, file, _) in found.items()}
-
-
-def check_tensors(backbone: Any, shapes: dict[str, list[int]], where: object) -> None:
-    """Raise UserError unless the names and shapes, without a tied head's, are those of the backbone."""
-    tied = bool(backbone.config.tie_word_embeddings)
-    expected = {k: list(v.shape) for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
+        for found in (files, shapes):
+            found.pop(family.to_checkpoint("lm_head.weight"), None)
+    own = state_shapes(backbone)
+    expected = checkpoint_shapes(pieces(family, own), own)
     if missing := sorted(expected.keys() - shapes.keys()):
-        raise UserError(f"{where}: {len(missing)} tensors are missing, first {missing[0]!r}")
+        raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
     if extra := sorted(shapes.keys() - expected.keys()):
-        raise UserError(f"{where}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
+        raise UserError(f"{source}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
     for key, shape in expected.items():
         if shapes[key] != shape:
-            raise UserError(f"{where}: {key} has shape {shapes[key]}, config.json says {shape}")
+            raise UserError(f"{source}: {key} has shape {shapes[key]}, config.json says {shape}")
+    return files
 
 
-def read_weights(model: MaskedDiffusionLM, source: Path, files: dict[str, tuple[str, Path]] | None = None) -> None:
-    """Copy a checkpoint's weights into a model's parameters, in place, one tensor at a time; of split parameters this
-    rank's rows. Parameters keep their dtypes. files: what `_checked` returned.
+def state_shapes(backbone: Any) -> dict[str, torch.Size]:
+    """Shapes of the parameters and buffers that checkpoints hold, by their transformers names."""
+    tied = backbone.config.tie_word_embeddings
+    return {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
+
+
+def read_weights(model: MaskedDiffusionLM, source: Path, files: dict[str, Path] | None = None) -> None:
+    """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
+    parameters this rank's rows. They keep their dtypes. files: what `tensor_files` returned.
 
     Raises UserError as `load_model` does.
     """
-    files = files or _checked(model.backbone, model.family, source)
-    for name, parameter in model.backbone.named_parameters():
-        key, file = files[name]
-        with _opened(file) as opened:
-            own = parameter.detach()
-            own = own.to_local() if isinstance(own, DTensor) else own
-            own.copy_(opened.get_slice(key)[own_rows(parameter)])
+    files = files or tensor_files(model.backbone, model.family, source)
+    own = {name: (own_rows(t), local(t)) for name, t in model.backbone.state_dict().items()}
+    with contextlib.ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for piece in pieces(model.family, state_shapes(model.backbone)):
+            file, part = files[piece.key], overlap(piece, *own[piece.name])
+            if part is None:
+                continue
+            rows, target = part
+            with _reading(file):
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, framework="pt"))
+                target.copy_(opened[file].get_slice(piece.key)[rows])
 
 
 def _tie(backbone: Any) -> None:
@@ -265,7 +282,8 @@ def load_tokenizer(name: str | Path) -> Any:
     import transformers
 
     source = resolve(name)
-    family = family_of(read_json(source / "config.json"), source / "config.json")
+    config = read_json(source / "config.json")
+    family = family_of(config, source / "config.json")
     class_name = "PreTrainedTokenizerFast"
     if not (source / "tokenizer.json").exists():
         if family.tokenizer_class is None or not (source / "vocab.json").exists():
@@ -275,6 +293,10 @@ def load_tokenizer(name: str | Path) -> Any:
         tokenizer = getattr(transformers, class_name).from_pretrained(source)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
         raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
+    named = config.get("mask_token_id")
+    token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) else None
+    if token is not None and "mask" in token.lower():
+        tokenizer.mask_token = token  # SDAR's tokenizer files give the token of this id two texts
     if tokenizer.mask_token is None:
         if family.mask_token not in tokenizer.get_vocab():
             raise UserError(
@@ -294,13 +316,24 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     """
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
-    weights = {
-        model.family.to_checkpoint(name): (name, p)
-        for name, p in model.weights().items()
-        if not (tied and name == "lm_head.weight")
+    weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
+    shapes = {name: p.shape for name, p in weights.items()}
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(model.family, shapes):
+        found.setdefault(piece.key, []).append(piece)
+    # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
+    merged = functools.lru_cache(maxsize=1)(model.merged)
+
+    def value(key: str) -> torch.Tensor:
+        parts = [part_of(merged(piece.name), piece) for piece in found[key]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)
+    empty = {
+        key: torch.empty(shape, dtype=weights[found[key][0].name].dtype, device="meta") for key, shape in sizes.items()
     }
     distributed.by_first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    write_shards({k: p for k, (_, p) in weights.items()}, lambda key: model.merged(weights[key][0]), folder, "model")
+    write_shards(empty, value, folder, "model")
     distributed.by_first(lambda: _write_companions(model, folder, tokenizer))
 
 

@@ -106,21 +106,24 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str
     Raises UserError for a name that matches no linear layer.
     """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
-    # The family's own name of each layer -> transformers' name.
-    names = {model.family.to_checkpoint(n + ".weight").split(".")[-2]: n.split(".")[-1] for n in linear}
+    # The family's own name of each layer -> transformers' names; LLaDA2 has one for three layers.
+    names: dict[str, set[str]] = {}
+    for n in linear:
+        names.setdefault(model.family.to_checkpoint(n + ".weight").split(".")[-2], set()).add(n.split(".")[-1])
+    every = set().union(*names.values())
     if targets == "all-linear":
-        return sorted(set(names.values()))
+        return sorted(every)
     if targets == "as-published":
-        return sorted(names[name] for name in PUBLISHED if name in names)
+        return sorted(set().union(*(names[name] for name in PUBLISHED if name in names)))
     if isinstance(targets, str):
         raise UserError(f"lora target_modules {targets!r}: expected 'all-linear', 'as-published' or a list of names")
-    known = {**names, **{n: n for n in names.values()}}
+    known = {**names, **{n: {n} for n in every}}
     for name in targets:
         if name not in known:
             raise UserError(f"lora target_modules: {name!r} is not a linear layer of this model{nearest(name, known)}")
     if not targets:
         raise UserError("lora target_modules: the list is empty")
-    return sorted({known[name] for name in targets})
+    return sorted(set().union(*(known[name] for name in targets)))
 
 
 def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:

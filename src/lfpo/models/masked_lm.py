@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -17,6 +17,8 @@ from lfpo.base.errors import UserError
 from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import NAME as ATTENTION
 from lfpo.models.attention import FullPrecisionRope, Packed, key_mask
+from lfpo.models.experts import NAME as EXPERTS
+from lfpo.models.experts import without_autocast
 from lfpo.models.family import Family
 from lfpo.models.four_bit import dequantized, original_shape
 from lfpo.models.head import Precision, logits, precision_of
@@ -83,6 +85,14 @@ class MaskedDiffusionLM(nn.Module):
     def body_dtype(self) -> torch.dtype:
         """Of the products in the body, and so of the values in attention."""
         return torch.bfloat16 if self.autocast else self.dtype
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
+        kept = [(m, name, b) for _, m, name, b in _saved_buffers(self.backbone)]
+        super().to(*args, **kwargs)
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer.to(module._buffers[name].device)  # type: ignore[union-attr]
+        return self
 
     @property
     def vocab_size(self) -> int:
@@ -249,13 +259,15 @@ class MaskedDiffusionLM(nn.Module):
         return other
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The backbone's parameters without adapters, by their names without adapters. Parameters split by FSDP are
-        DTensors; 4-bit parameters are meta tensors of their original shape, in `dtype`."""
+        """The backbone's parameters and the buffers that checkpoints hold, without adapters, by their names without
+        adapters. Parameters split by FSDP are DTensors; 4-bit parameters are meta tensors of their original shape, in
+        `dtype`."""
+        saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
         return {
             name.replace(".base_layer.", "."): p
             if original_shape(p) == p.shape
             else torch.empty(original_shape(p), dtype=self.dtype, device="meta")
-            for name, p in self.backbone.named_parameters(remove_duplicate=False)
+            for name, p in saved
             if "lora_" not in name
         }
 
@@ -305,6 +317,22 @@ def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextMa
     return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
 
 
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [(f"{path}.{name}", buffer) for path, _, name, buffer in _saved_buffers(backbone)]
+
+
+def _saved_buffers(backbone: nn.Module) -> list[tuple[str, nn.Module, str, torch.Tensor]]:
+    """`saved_buffers` as (path of the module, module, name in it, value)."""
+    return [
+        (path, module, name, buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
 def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
     inv_freq buffer holds real values, on the CPU).
@@ -317,6 +345,7 @@ def build_backbone(family: Family, config: dict[str, Any], where: object = "conf
         hf_config = family.hf_config(config)
         hf_config.is_causal = False  # read by transformers when it builds the mask from padding
         hf_config._attn_implementation = ATTENTION
+        hf_config._experts_implementation = EXPERTS
         with torch.device("meta"):
             backbone: Any = getattr(transformers, family.architecture)(hf_config)
         # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
@@ -326,4 +355,5 @@ def build_backbone(family: Family, config: dict[str, Any], where: object = "conf
     except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{where}: a field has a wrong value ({reason})") from error
+    without_autocast(backbone)
     return backbone

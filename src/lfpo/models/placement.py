@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.experts import routers
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
@@ -68,6 +69,7 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
         other policy of this backbone may run meanwhile.
     """
     adapter = policy.adapter
+    whole_precision = {id(router.weight) for router in routers(policy.backbone)}
     replaced: list[tuple[dict[str, Any], str, nn.Module]] = []
     slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     try:
@@ -76,7 +78,7 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
         slots = _slots(policy.backbone.model.layers)
         for parameters, name, stored in slots:
             weight = stored.detach().to(policy.device, non_blocking=True, copy=move_to_device)
-            if cast and stored.ndim == 2 and stored.is_floating_point():
+            if cast and stored.ndim >= 2 and stored.is_floating_point() and id(stored) not in whole_precision:
                 # A second call, so that the device casts; `to` with both arguments would cast on the CPU.
                 weight = weight.to(torch.bfloat16)
             if weight.dtype != stored.dtype or move_to_device:

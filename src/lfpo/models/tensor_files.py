@@ -116,6 +116,12 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
     )
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a split tensor that this rank holds; any other tensor itself. Without gradient."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def own_rows(parameter: torch.Tensor) -> slice:
     """The rows of a split parameter that this rank holds; all rows of any other tensor. FSDP splits the first dimension
     into parts of equal size, of which the last may be smaller or empty."""

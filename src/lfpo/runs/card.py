@@ -46,24 +46,56 @@ for _ in range(length):
 print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
 ```"""
 
-TRANSFORMERS_USE = f"""These are the weights of a `{{architecture}}` of transformers 5.2 or later, without remote code.
+# The same for models that attend block by block.
+BLOCK_SAMPLER = """```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-- `is_causal: false` in config.json makes the attention bidirectional.
-- {{shift}}
+tokenizer = AutoTokenizer.from_pretrained("PATH_TO_THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("PATH_TO_THIS_FOLDER")
+prompt = tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids
+mask, length = tokenizer.mask_token_id, 64
+ids = torch.cat([prompt, torch.full((1, length), mask)], dim=1)
+block = torch.arange(ids.shape[1]) // model.config.block_length
+seen = (block[:, None] >= block)[None, None]  # a token sees its own block and those before it
+for _ in range(length):
+    with torch.no_grad():
+        logits = model(ids, attention_mask=seen).logits.double()
+    logits[..., mask] = -torch.inf
+    confidence, token = logits.softmax(-1).max(-1)
+    active = (ids == mask) & (block == block[ids[0] == mask].min())
+    surest = confidence.masked_fill(~active, -1).argmax()
+    ids[0, surest] = token[0, surest]
+print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
+```"""
+
+TRANSFORMERS_USE = """These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
+
+- {attention}
+- {shift}
 - `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
   one at each step.
 
-{SAMPLER}
+{sampler}
 """
+FULL = "`is_causal: false` in config.json makes the attention bidirectional."
+BLOCKS = (
+    "The attention is bidirectional within blocks of {length} tokens and causal between them: give the mask, as below."
+)
 SHIFT = {
     True: "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`).",
     False: "The logits at position i predict token i (`logit_shift: 0`).",
 }
 
 
-def transformers_use(architecture: str, shift: bool) -> str:
+def transformers_use(architecture: str, shift: bool, block_length: int | None) -> str:
     """The card's section on the use of weights in transformers' layout."""
-    return TRANSFORMERS_USE.format(architecture=architecture, shift=SHIFT[shift])
+    return TRANSFORMERS_USE.format(
+        architecture=architecture,
+        shift=SHIFT[shift],
+        attention=BLOCKS.format(length=block_length) if block_length else FULL,
+        sampler=BLOCK_SAMPLER if block_length else SAMPLER,
+    )
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""The experts and routers of a mixture of experts, as transformers' models call them.
+
+Routers compute in float32, so that autocast does not change which experts are chosen. Experts compute in the dtype of
+the other layers: products of each expert's tokens with its matrix, in one call.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from lfpo.models.attention import product_dtype
+
+NAME = "lfpo_experts"
+ALIGNED = 8  # rows of a matrix, in numbers, that the GPU's grouped product takes
+
+
+def routers(backbone: Any) -> list[Any]:
+    """The routers of a backbone, in the order of its layers: none in a model without experts."""
+    return [layer.mlp.gate for layer in backbone.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def without_autocast(backbone: Any) -> None:
+    """Turn autocast off in the routers."""
+    for router in routers(backbone):
+        # A partial, not a bound function: a deep copy of the module then refers to its own copy.
+        router.forward = functools.partial(_route, router)
+
+
+def _route(router: Any, hidden: torch.Tensor) -> Any:
+    with torch.autocast(hidden.device.type, enabled=False):
+        return type(router).forward(router, hidden.to(router.weight.dtype))
+
+
+def grouped_experts(
+    module: Any, hidden_TD: torch.Tensor, expert_TK: torch.Tensor, weight_TK: torch.Tensor
+) -> torch.Tensor:
+    """The sum of each token's K experts, weighted, [T, D] in the dtype of `hidden_TD`.
+
+    module: transformers' experts with the parameters gate_up_proj [E, 2 I, D] and down_proj [E, D, I].
+    expert_TK: int64. weight_TK: float32.
+    """
+    up: torch.Tensor = module.gate_up_proj
+    down: torch.Tensor = module.down_proj
+    dtype = product_dtype(up)
+    (tokens, chosen), experts = expert_TK.shape, len(up)
+    expert_S, order_S = expert_TK.flatten().sort(stable=True)  # S = T K pairs, those of an expert together
+    ends_E = torch.searchsorted(expert_S, torch.arange(experts, device=expert_S.device), right=True).int()
+    rows_SD = hidden_TD.to(dtype)[order_S // chosen]
+    gate, linear = grouped_product(rows_SD, up.to(dtype), ends_E).chunk(2, dim=-1)
+    out_SD = grouped_product(module.act_fn(gate) * linear, down.to(dtype), ends_E)
+    out_SD = out_SD * weight_TK.flatten()[order_S, None]  # float32
+    return out_SD[order_S.argsort()].view(tokens, chosen, -1).sum(1).to(hidden_TD.dtype)
+
+
+def grouped_product(rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """[S, O]: rows ends[e-1] .. ends[e] - 1 times the transpose of matrix e. ends_E: int32."""
+    aligned = matrices_EOD.shape[1] % ALIGNED == 0 and matrices_EOD.shape[2] % ALIGNED == 0
+    if rows_SD.is_cuda and rows_SD.dtype == torch.bfloat16 and aligned:
+        return F.grouped_mm(rows_SD, matrices_EOD.transpose(-2, -1), offs=ends_E)
+    return torch.ops.lfpo.grouped_product(rows_SD, matrices_EOD, ends_E)
+
+
+# An operator of its own: tensors without data (`lfpo plan`) and torch.compile cannot enter the loop over experts.
+@torch.library.custom_op("lfpo::grouped_product", mutates_args=())
+def _product(rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    out_SO = rows_SD.new_empty(len(rows_SD), matrices_EOD.shape[1])
+    for expert, group in _groups(ends_E):
+        torch.mm(rows_SD[group], matrices_EOD[expert].T, out=out_SO[group])
+    return out_SO
+
+
+@torch.library.custom_op("lfpo::grouped_product_backward", mutates_args=())
+def _product_backward(
+    grad_SO: torch.Tensor, rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_SD, grad_EOD = torch.empty_like(rows_SD), torch.zeros_like(matrices_EOD)
+    for expert, group in _groups(ends_E):
+        torch.mm(grad_SO[group], matrices_EOD[expert], out=grad_SD[group])
+        torch.mm(grad_SO[group].T, rows_SD[group], out=grad_EOD[expert])
+    return grad_SD, grad_EOD
+
+
+def _groups(ends_E: torch.Tensor) -> list[tuple[int, slice]]:
+    """The experts that have rows, and their rows."""
+    ends = ends_E.tolist()
+    return [(e, slice(a, b)) for e, (a, b) in enumerate(zip([0, *ends], ends, strict=False)) if b > a]
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad_SO: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    grad_SD, grad_EOD = torch.ops.lfpo.grouped_product_backward(grad_SO.contiguous(), *ctx.saved_tensors)
+    return grad_SD, grad_EOD, None
+
+
+_product.register_fake(lambda rows, matrices, ends: rows.new_empty(len(rows), matrices.shape[1]))
+_product_backward.register_fake(lambda grad, rows, matrices, ends: (torch.empty_like(rows), torch.empty_like(matrices)))
+_product.register_autograd(_backward, setup_context=_save)
+
+ALL_EXPERTS_FUNCTIONS.register(NAME, grouped_experts)
