@@ -32,10 +32,11 @@ def positive(knobs: Any, *names: str) -> None:
 
 
 def in_unit_interval(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a knob outside [0, 1]."""
+    """Raise ValueError for a knob outside [0, 1]; None passes."""
     for name in names:
-        if not 0 <= getattr(knobs, name) <= 1:
-            raise ValueError(f"{name} {getattr(knobs, name)} must be between 0 and 1")
+        value = getattr(knobs, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{name} {value} must be between 0 and 1")
 
 
 def time_limits(knobs: Any, *names: str) -> None:

@@ -53,6 +53,7 @@ class BGPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """mc_samples views a rollout, S = mc_samples B, each a unit."""
         masked_DBC = stratified_masks(trajectory.scored(self.after_eos), seeds, inner, count=self.mc_samples, least=1)
         return elbo_views(trajectory, masked_DBC, after_eos=self.after_eos)
 

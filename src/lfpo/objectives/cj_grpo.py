@@ -53,6 +53,7 @@ class CJGRPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """A view of each distinct step of a rollout, numbered by the step; T is the number of scored tokens."""
         steps = trajectory.distinct_steps(self.after_eos)
         row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
         device = trajectory.tokens.device

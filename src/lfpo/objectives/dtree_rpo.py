@@ -13,6 +13,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.checks import at_least_one, in_unit_interval, not_negative, positive
 from lfpo.objectives.advantages import check_groups
+from lfpo.objectives.distillation import divergence, sibling_shares
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
@@ -54,8 +55,7 @@ class DTreeRPO:
         at_least_one(self, "num_iterations")
         not_negative(self, "epsilon", "epsilon_high", "beta", "lambda_max", "decay")
         positive(self, "growth", "tau_max")
-        if self.progress is not None:
-            in_unit_interval(self, "progress")
+        in_unit_interval(self, "progress")
 
     @property
     def needs_base(self) -> bool:
@@ -91,52 +91,28 @@ class DTreeRPO:
         target = now & (rows.reveal_step >= from_S[:, None]) & (ends.cumsum(-1) - ends == 0)
         weight, masked = target / target.sum(-1, keepdim=True).clamp(min=1), rows.masked_before(from_S)
         views = noised(trajectory, row_S, masked, target, weight_SC=weight, unit_S=parent_S, state_S=level_S)
-        return dataclasses.replace(views, second=self._shares(views, signal_BL[row_S, level_S]))
-
-    def _shares(self, views: Views, advantage_S: torch.Tensor) -> torch.Tensor:
-        """Each target's share of what the good edges of its parent reveal at its position, [S, L]; a position's add up
-        to 1."""
-        unit_S, first_U = views.units()
-        u = self.progress or 0.0
-        tau = max(self.tau_max * (1 - u) ** self.decay, 1e-6)
-        score_S = torch.where(advantage_S > 0, advantage_S, -torch.inf)
-        best_U = score_S.new_full((len(first_U),), 0.0).scatter_reduce(0, unit_S, score_S, "amax")
-        mass_SL = ((score_S - best_U[unit_S]) / tau).exp()[:, None] * views.target
-        total_UL = mass_SL.new_zeros(len(first_U), mass_SL.shape[1]).index_add(0, unit_S, mass_SL)
-        return (mass_SL / total_UL[unit_S].clamp(min=1e-8)).float()
+        tau = max(self.tau_max * (1 - (self.progress or 0.0)) ** self.decay, 1e-6)
+        return dataclasses.replace(views, second=sibling_shares(views, signal_BL[row_S, level_S], tau))
 
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The edges with scored tokens, weighted for means over all edges and over all good positions, on all ranks. A
         collective; no policy runs."""
         kept = views.select(views.target.any(-1).nonzero().flatten())
-        shares = views.target.float() if views.second is None else views.second
-        counts = (len(kept), len(views), float(shares.sum()))
-        n, edges, positions = (distributed.sum_number(float(count)) for count in counts)
-        second = None if kept.second is None else kept.second * (n / max(positions, 1.0))
-        return dataclasses.replace(kept, weight=kept.weight * (n / max(edges, 1.0)), second=second)
+        share_SL = kept.weight if kept.second is None else kept.second  # None where a rank has no edges
+        n, edges, positions = (distributed.sum_number(float(x)) for x in (len(kept), len(views), share_SL.sum()))
+        weight, second = kept.weight * (n / max(edges, 1.0)), share_SL * (n / max(positions, 1.0))
+        return dataclasses.replace(kept, weight=weight, second=second)
 
     def loss(self, predictions: Predictions, signal_BL: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         advantage_T = predictions.at_targets(signal_BL)
         loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
-        loss = (predictions.weight_T * loss_T).sum() + self.strength * self._distillation(predictions)
+        loss = (predictions.weight_T * loss_T).sum() + self.strength * divergence(predictions)
         return loss, measures | measure_targets(predictions, advantage_T)
 
     @property
     def strength(self) -> float:
         """lambda."""
         return self.lambda_max * math.expm1(self.growth * (self.progress or 0.0)) / math.expm1(self.growth)
-
-    def _distillation(self, predictions: Predictions) -> torch.Tensor:
-        """The sum over positions of KL(q || p), each times the sum of its second weights."""
-        views, share_T = predictions.views, predictions.second_T
-        unit_S, _ = views.units()
-        place_T = unit_S[predictions.view_T] * views.labels.shape[1] + predictions.column_T
-        _, place_T = place_T.unique(return_inverse=True)
-        _, token_T = torch.stack([place_T, predictions.labels_T]).unique(dim=1, return_inverse=True)
-        size = len(share_T)
-        of_token, of_place = (share_T.new_zeros(size).index_add(0, i, share_T)[i] for i in (token_T, place_T))
-        q_T = of_token / of_place.clamp(min=1e-30)
-        return (share_T * ((q_T + 1e-8).log() - predictions.logp())).sum()
 
     def normalizer(self, views: Views) -> float:
         """The number of edges with scored tokens."""

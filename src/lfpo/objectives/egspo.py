@@ -61,6 +61,7 @@ class EGSPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""
         entropies = trajectory.step_means(trajectory.entropy, self.after_eos)
         picked = [
             steps[entropy.argsort(descending=True, stable=True)[: self.steps].sort().values]

@@ -57,6 +57,7 @@ class ESPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """2 mc_samples views a rollout, S = 2 mc_samples B; they form a unit, so that a pass has whole ELBOs."""
         scored_BC = trajectory.scored(self.after_eos)
         return self.mask_views(trajectory, stratified_masks(scored_BC, seeds, inner, count=self.mc_samples, least=0))
 

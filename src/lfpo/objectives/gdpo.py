@@ -28,8 +28,8 @@ class GDPO:
     with n scored tokens and the ELBO E = sum over nodes i of w_i / t_i times the sum of log p at a random mask of
     floor(t_i n) of them; t_i, w_i are the Gauss-Legendre nodes and weights on (0, 1).
 
-    nodes: 3 is the authors' launch script, 2 their configuration's default. floor makes E too small in size: a node
-        at t = 0.113 masks nothing of 8 tokens. It is kept as published; it vanishes as n grows.
+    nodes: 3 is the authors' launch script, 2 their configuration's default. Rounding t_i n down makes |E| too small: of
+        8 tokens, a node at t = 0.113 masks none. Kept as published; the error falls as n grows.
     epsilon, epsilon_high: clip of the ratio. beta: weight of the KL, 0 as published: k3 of a whole completion's E grows
         exponentially. after_eos: also score what was revealed after the first EOS, as published.
 
@@ -57,6 +57,7 @@ class GDPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """At most `nodes` views a rollout; they form a unit, so that a pass has whole ELBOs."""
         points, _ = gauss_legendre(self.nodes)
         masks = subset_masks(trajectory.scored(self.after_eos), seeds, inner, lambda n, _: (points * n).long())
         return self.mask_views(trajectory, masks)

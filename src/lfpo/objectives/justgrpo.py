@@ -48,6 +48,7 @@ class JustGRPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """A view with one target for each token: S = T, the scored tokens of rollouts with an advantage."""
         scored_BC = trajectory.scored(self.after_eos) & (signal_B != 0)[:, None]
         row_S, column_S = scored_BC.nonzero().unbind(-1)
         column_C = torch.arange(scored_BC.shape[1], device=scored_BC.device)

@@ -69,6 +69,7 @@ class RLDF:
         return trajectory.step_means(-trajectory.confidence.double().clamp(min=1e-12).log())
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """`states` views a rollout, S = K B."""
         drawn = []
         for steps, score, seed in zip(trajectory.distinct_steps(), self.step_scores(trajectory), seeds, strict=True):
             rng, first = generator(seed, "states", inner), min(self.states, len(steps))

@@ -59,7 +59,8 @@ class StableDRL:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        """num_masks views a rollout; unless masks are shared, num_masks more for E_old, which `prepare` takes out."""
+        """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `prepare` takes
+        out."""
         masks = [block_masks(self, trajectory, seeds, inner)]
         if not self.shared_masks:
             masks.append(block_masks(self, trajectory, seeds, inner, "block masks of theta_old"))
