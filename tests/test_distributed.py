@@ -111,9 +111,10 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(
 
 
 def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
+    """With the adapter apart in one process, and merged for rollouts over split layers."""
     lora = ("--lora", "{r: 2, lora_alpha: 4}", "--max_steps", "2")
-    for name, ranks, fsdp in (("one", 1, "false"), ("split", 2, "true")):
-        process = run(tmp_path / name, model, ranks, "--fsdp", fsdp, *lora)
+    for name, ranks, more in (("one", 1, ()), ("split", 2, ("--fsdp", "true", "--merge_lora", "true"))):
+        process = run(tmp_path / name, model, ranks, *more, *lora)
         assert process.returncode == 0, process.stderr
     assert_same_run(tmp_path / "one", tmp_path / "split")
 

@@ -17,8 +17,9 @@ from lfpo.base.errors import UserError
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered
-from lfpo.models.lora import attach, inject
-from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.lora import attach, factors, inject
+from lfpo.models.placement import sampling
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked
 from lfpo.rollout.denoise import rollout
@@ -150,6 +151,30 @@ def test_copies_in_bfloat16_give_what_autocast_gives(group: None, checkpoint: Pa
         assert narrow == {n for n, p in plain.backbone.named_parameters() if "layers." in n and p.ndim == 2}
         assert torch.equal(whole.head_weight, plain.head_weight)
     assert all(p.is_meta for p in whole.parameters())  # freed
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_copies_with_a_merged_adapter_are_those_of_one_process(group: None, cast: bool, checkpoint: Path):
+    ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.ones(2, 4, dtype=torch.long)
+    plain, split = load_model(checkpoint), load_model(checkpoint, mesh=distributed.mesh())
+    plain.autocast = split.autocast = cast
+    for policy in (plain, split):
+        attach(policy, LORA)
+        for _, factor in factors(policy):
+            factor.data.copy_(torch.randn(factor.shape, generator=torch.Generator().manual_seed(len(factor))))
+    inject(split.unsplit[0], LORA)
+    with torch.no_grad():
+        with sampling(plain, cast=cast, move_to_device=False, merge=True):
+            expected = plain.hidden(ids, mask)
+            kinds = {name: p.dtype for name, p in plain.backbone.named_parameters()}
+        assert not torch.allclose(expected, plain.with_adapter(BASE).hidden(ids, mask))
+        for _ in range(2):  # what is freed is merged again
+            with gathered(split, cast=cast, merge=True) as whole:
+                assert torch.equal(whole.hidden(ids, mask), expected)
+                assert {name: p.dtype for name, p in whole.backbone.named_parameters()} == kinds
+            assert all(p.is_meta for p in whole.parameters())
+        with gathered(split, cast=cast) as whole:
+            assert torch.equal(whole.hidden(ids, mask), plain.hidden(ids, mask))
 
 
 def test_group_sizes_that_do_not_fit(group: None, tmp_path: Path):

@@ -154,6 +154,21 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, llad
         plain.train(resume=True)
 
 
+def test_training_with_merged_rollouts_is_the_same(llada: Path, tmp_path: Path):
+    rows = []
+    for merge in (False, True):
+        args = config(tmp_path / str(merge), llada, max_steps=2, eval_steps=1, merge_lora=merge, ema_decay=0.5)
+        trainer = LFPOTrainer(args=args)
+        trainer.train()
+        found = trainer.run.read_metrics()
+        rows.append([{k: v for k, v in row.items() if not k.startswith("time/")} for row in found])
+        assert trainer.model.adapter == "current"
+    assert rows[1][-1]["grad_norm"] > 0
+    assert rows[0] != rows[1]  # sums round otherwise than products
+    for apart, merged in zip(*rows, strict=True):
+        assert merged == pytest.approx(apart, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
 def test_gradient_checkpointing_changes_no_gradient(llada: Path, tmp_path: Path):
     losses = []
     for number, kept in enumerate((False, True)):

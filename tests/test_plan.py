@@ -151,8 +151,10 @@ def test_splitting_divides_all_weights():
     adapters = estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
     factors = adapters.trained
     assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
-    in_rollouts, in_updates = 2 * sizes.total + 4 * factors, 2 * head + 3 * 2 * sizes.layer
+    in_rollouts, in_updates = 2 * sizes.total + 8 * sizes.matrix, 2 * head + 3 * 2 * sizes.layer
     assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    apart = recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", merge_lora=False, **QUARTER)
+    assert estimate(apart, config, gpus=4).parts["gathered weights"][1] == 2 * sizes.total + 4 * factors
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from lfpo.base.distributed import whole
 from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
+from lfpo.models.placement import merged_adapter
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
@@ -100,28 +101,32 @@ def _with_local(like: DTensor, local: torch.Tensor) -> DTensor:
 
 
 @contextlib.contextmanager
-def gathered(policy: MaskedDiffusionLM, *, cast: bool) -> Iterator[MaskedDiffusionLM]:
+def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> Iterator[MaskedDiffusionLM]:
     """The same policy with whole weights on every rank, for forwards without gradients; ranks may run different numbers
     of them. A collective. The copies are freed at the end.
 
     cast: gather and hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them at
         every forward.
+    merge: add the policy's LoRA adapter to the matrices that it adapts, as lfpo.models.placement.sampling does.
     """
     (unsplit,) = policy.unsplit
     unsplit.adapter, unsplit.autocast, unsplit.head_precision = policy.adapter, policy.autocast, policy.head_precision
     empty = dict([*unsplit.backbone.named_parameters(), *saved_buffers(unsplit.backbone)])
-    state: dict[str, torch.Tensor] = dict(saved_buffers(policy.backbone))
     whole_precision = {id(router.weight) for router in routers(policy.backbone)}
-    with torch.no_grad():
-        for name, p in policy.backbone.named_parameters():
-            narrow = cast and "layers." in name and p.ndim >= 2 and id(p) not in whole_precision
-            state[name] = whole(p.to(torch.bfloat16) if narrow else p).detach()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: _assign(unsplit.backbone, empty))
+        if merge:
+            stack.enter_context(merged_adapter(policy, unsplit, cast=cast))
+        missing = {name for name, p in unsplit.backbone.named_parameters() if p.is_meta}
+        state: dict[str, torch.Tensor] = dict(saved_buffers(policy.backbone))
+        with torch.no_grad():
+            for name, p in policy.backbone.named_parameters():
+                if name in missing:
+                    narrow = cast and "layers." in name and p.ndim >= 2 and id(p) not in whole_precision
+                    state[name] = whole(p.to(torch.bfloat16) if narrow else p).detach()
         _assign(unsplit.backbone, state)
         del state
         yield unsplit
-    finally:
-        _assign(unsplit.backbone, empty)
 
 
 @contextlib.contextmanager

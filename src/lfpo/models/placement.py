@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import routers
+from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
@@ -68,46 +68,52 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
         forward then runs one product for each where it ran three. The sum is rounded to the copies' dtype once. No
         other policy of this backbone may run meanwhile.
     """
-    adapter = policy.adapter
     whole_precision = {id(router.weight) for router in routers(policy.backbone)}
-    replaced: list[tuple[dict[str, Any], str, nn.Module]] = []
     slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-    try:
-        if merge:
-            _merge(policy, cast, replaced)
-        slots = _slots(policy.backbone.model.layers)
-        for parameters, name, stored in slots:
-            weight = stored.detach().to(policy.device, non_blocking=True, copy=move_to_device)
-            if cast and stored.ndim >= 2 and stored.is_floating_point() and id(stored) not in whole_precision:
-                # A second call, so that the device casts; `to` with both arguments would cast on the CPU.
-                weight = weight.to(torch.bfloat16)
-            if weight.dtype != stored.dtype or move_to_device:
-                parameters[name] = _frozen(weight)
-        yield
-    finally:
-        for parameters, name, stored in slots:
-            parameters[name] = stored
-        for modules, name, layer in replaced:
-            modules[name] = layer
-        policy.adapter = adapter
+    with merged_adapter(policy, policy, cast=cast) if merge else contextlib.nullcontext():
+        try:
+            slots = _slots(policy.backbone.model.layers)
+            for parameters, name, stored in slots:
+                weight = stored.detach().to(policy.device, non_blocking=True, copy=move_to_device)
+                if cast and stored.ndim >= 2 and stored.is_floating_point() and id(stored) not in whole_precision:
+                    # A second call, so that the device casts; `to` with both arguments would cast on the CPU.
+                    weight = weight.to(torch.bfloat16)
+                if weight.dtype != stored.dtype or move_to_device:
+                    parameters[name] = _frozen(weight)
+            yield
+        finally:
+            for parameters, name, stored in slots:
+                parameters[name] = stored
 
 
-def _merge(policy: MaskedDiffusionLM, cast: bool, replaced: list[tuple[dict[str, Any], str, nn.Module]]) -> None:
-    """Replace the LoRA layers of a policy by plain linear layers with the sum of base and adapter; adds (module dict of
-    the parent, name, LoRA layer) of each to `replaced`."""
+@contextlib.contextmanager
+def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast: bool) -> Iterator[None]:
+    """In the block, the LoRA layers of `target` are plain linear layers with the sum of base and adapter of `policy`.
+
+    target: the policy itself, or one with the same layers. cast: hold the sums in bfloat16. Collective, if the policy's
+    weights are split.
+    """
     from peft.tuners.lora import LoraLayer
 
-    for path, layer in [(p, m) for p, m in policy.backbone.named_modules() if isinstance(m, LoraLayer)]:
-        weight = policy.merged(f"{path}.weight")
-        with torch.device("meta"):
-            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        linear.weight = _frozen(weight.to(torch.bfloat16) if cast else weight)
-        linear.bias = layer.get_base_layer().bias
-        parent, _, name = path.rpartition(".")
-        modules: Any = policy.backbone.get_submodule(parent)._modules
-        replaced.append((modules, name, modules[name]))
-        modules[name] = linear
-    policy.adapter = None  # a forward need not switch adapters, of which there are none left
+    adapter, replaced = target.adapter, list[tuple[dict[str, Any], str, nn.Module]]()
+    try:
+        for path, layer in [(p, m) for p, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]:
+            weight = policy.merged(f"{path}.weight")
+            with torch.device("meta"):
+                linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight = _frozen(weight.to(torch.bfloat16) if cast else weight)
+            if layer.get_base_layer().bias is not None:
+                linear.bias = _frozen(policy.merged(f"{path}.bias"))
+            parent, _, name = path.rpartition(".")
+            modules: Any = target.backbone.get_submodule(parent)._modules
+            replaced.append((modules, name, modules[name]))
+            modules[name] = linear
+        target.adapter = None  # a forward need not switch adapters, of which there are none left
+        yield
+    finally:
+        for modules, name, layer in replaced:
+            modules[name] = layer
+        target.adapter = adapter
 
 
 def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Parameter]]:

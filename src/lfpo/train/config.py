@@ -59,7 +59,7 @@ class LFPOConfig:
         tf32, or bfloat16 for `dtype` bfloat16.
     merge_lora: for rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight
         under bf16. A forward then costs what it does without LoRA, and rounds base plus adapter to bfloat16 where it
-        rounded their products. None: on a GPU, unless load_in_4bit, fsdp or rollout_compile is set.
+        rounded their products. None: on a GPU, unless load_in_4bit or rollout_compile is set.
     load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
     fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
         rank holds all of them. The result is the same.
@@ -168,12 +168,8 @@ class LFPOConfig:
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
         check_precision(self)
-        for name, why in (
-            ("fsdp", "which gathers base and adapter"),
-            ("rollout_compile", "whose weights stay where they are"),
-        ):
-            if self.merge_lora and getattr(self, name):
-                raise ValueError(f"'merge_lora' does not work with '{name}', {why}; leave it out")
+        if self.merge_lora and self.rollout_compile:
+            raise ValueError("'merge_lora' does not work with 'rollout_compile', whose weights stay where they are")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
         if self.load_in_4bit and self.fsdp:
@@ -215,7 +211,7 @@ class LFPOConfig:
         """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
         if self.lora is None or self.merge_lora is not None:
             return bool(self.merge_lora)
-        return device == "cuda" and not (self.load_in_4bit or self.fsdp or self.rollout_compile)
+        return device == "cuda" and not (self.load_in_4bit or self.rollout_compile)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

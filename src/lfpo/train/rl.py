@@ -223,14 +223,14 @@ class LFPOTrainer:
     @contextlib.contextmanager
     def _sampling(self, policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
         """The policy made ready for many forwards without gradients."""
+        merge = self.args.merges_lora(policy.device.type)
         if self.args.fsdp:
-            with gathered(policy, cast=policy.autocast) as whole:
+            with gathered(policy, cast=policy.autocast, merge=merge) as whole:
                 yield whole
             return
         # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
         cast = policy.autocast and not self.args.rollout_compile
         move = self.args.offload_reference and policy is self.reference
-        merge = self.args.merges_lora(policy.device.type)
         with sampling(policy, cast=cast, move_to_device=move, merge=merge):
             yield policy
 

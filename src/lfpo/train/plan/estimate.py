@@ -150,7 +150,8 @@ def _gathered(setup: _Setup) -> Phases:
     sizes, per_weight, lora = setup.sizes, setup.per_weight, setup.args.lora is not None
     cast = setup.autocast
     whole = (2 if cast else per_weight) * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
-    adapters = 2 * 2 * setup.adapter if cast else 0
+    merged = setup.args.merges_lora(setup.device)  # a sum is made in float32, one matrix at a time
+    adapters = 2 * 4 * sizes.matrix if merged else 2 * 2 * setup.adapter * cast
     heads = per_weight * setup.head * (1 if lora else 1 + setup.work.others)
     layers = sizes.layer * (3 * per_weight if lora else max(3 * per_weight, 2 * per_weight + 2 * 4))
     return (0, whole + adapters, heads + layers)

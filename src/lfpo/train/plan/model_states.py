@@ -37,9 +37,9 @@ def model_states(
         frozen = (outside,) * 3 if offloaded else (held,) * 3
 
     # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
-    # they are copied to the GPU. Merged adapters take a copy of every matrix.
+    # they are copied to the GPU. Merged adapters take a copy of every matrix. FSDP gathers all of them.
     copies = 0
-    if args.merges_lora(device):
+    if args.merges_lora(device) and not args.fsdp:
         copies = (2 if autocast else per_weight) * sizes.matrices
     elif autocast and not args.fsdp and not args.rollout_compile:
         copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
