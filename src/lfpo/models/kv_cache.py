@@ -1,4 +1,5 @@
-"""Keys and values kept between forwards, for the approximate samplers `cache: prefix` and `cache: dual`."""
+"""Keys and values kept between forwards: for the approximate samplers `cache: prefix` and `cache: dual`, and for models
+that attend block by block, where they are exact."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ class KeyValueCache:
     on the device of the forward, without gradients, that computes them. Column L is scratch space.
 
     In a bidirectional model every state depends on every token, so cached values are out of date after the next reveal.
+    In a model that attends block by block those of finished blocks stay right.
     transformers' attention layers call `update`, the only method they use of a cache.
 
     The memory of a layer is allocated once, for `capacity` tokens (rows x `columns_for`), and `layers` are views of it:
@@ -78,6 +80,16 @@ class KeyValueCache:
         """
         self.columns, self._filling, self._fresh = None, (rows, source), {} if later else None
 
+    def put(self, layers: dict[int, Pair], rows: torch.Tensor, after: int) -> None:
+        """Write the same keys and values [1, H_kv, n, D] in rows `rows`, at the n columns that `after` columns follow.
+        `fit` must have been called."""
+        for i, pair in layers.items():
+            self._allocate(i, pair[0])
+            for mine, new in zip(self.layers[i], pair, strict=True):
+                end = mine.shape[2] - 1 - after
+                place = mine[:, :, end - new.shape[2] : end]
+                place.index_copy_(0, rows, new.expand(len(rows), -1, -1, -1))
+
     def store(self) -> None:
         """Write what a forward after `fill(..., later=True)` has computed."""
         fresh, self._fresh = self._fresh or {}, None
@@ -102,13 +114,10 @@ class KeyValueCache:
         return keys, values
 
     def _store(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        size, heads, width, dim = key.shape
+        size, width = key.shape[0], key.shape[2]
         if self._filling is None:
             self.fit(size, width)
-        if layer_idx not in self.layers:
-            numbers = self._room[0] * self._room[1] * heads * dim
-            self._memory[layer_idx] = key.new_zeros(numbers), key.new_zeros(numbers)
-            self.layers[layer_idx] = self._views(layer_idx, key)
+        self._allocate(layer_idx, key)
         width = min(width, self._size[1] - 1)  # a padded forward may have more columns, of padding
         for mine, new in zip(self.layers[layer_idx], (key, value), strict=True):
             new, place = new[:, :, key.shape[2] - width :], mine[:, :, -1 - width : -1]
@@ -117,6 +126,13 @@ class KeyValueCache:
             else:
                 rows, source = self._filling
                 place.index_copy_(0, rows, new[source])
+
+    def _allocate(self, layer: int, like: torch.Tensor) -> None:
+        """Make this layer's memory if there is none. like: [_, H_kv, _, D]."""
+        if layer not in self.layers:
+            numbers = self._room[0] * self._room[1] * like.shape[1] * like.shape[3]
+            self._memory[layer] = like.new_zeros(numbers), like.new_zeros(numbers)
+            self.layers[layer] = self._views(layer, like)
 
     def keep(self, rows: torch.Tensor) -> None:
         """Hold only these rows from now on, in this order."""

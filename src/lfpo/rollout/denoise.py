@@ -15,7 +15,6 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.masked_lm import refuse_blocks
 from lfpo.prompts.encoding import misfit
 from lfpo.rollout.draw import draw
 from lfpo.rollout.forward import BlockForward, rows_in_flight
@@ -23,8 +22,9 @@ from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
 from lfpo.rollout.reveal.rule import TOKENS, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
-from lfpo.rollout.rows import ActiveRows, finished_trajectory, join, unstarted
+from lfpo.rollout.rows import ActiveRows, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.stored_blocks import StoredBlocks
 from lfpo.rollout.trajectory import Trajectory
 
 DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
@@ -48,6 +48,7 @@ def rollout(
     share_first: bool = True,
     compiled: bool = False,
     keep_steps: Sequence[int] = (),
+    store_blocks: bool = True,
 ) -> Trajectory:
     """Denoise one completion for each of B prompts.
 
@@ -61,6 +62,8 @@ def rollout(
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
     share_first: rows with the same prompt share their first forward. False is for measuring what that saves.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
+    store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
+        before it, which is exact. False computes whole rows, for measuring what that saves.
     keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
         token, but the head then runs at all masked positions, not at those of the active block alone.
 
@@ -70,13 +73,17 @@ def rollout(
     Raises UserError for prompts that check_prompts refuses, for a reveal rule that reveals nothing, and for keep_steps
     with a cache.
     """
-    sampler = sampler.for_length(DEFAULT_LENGTH)
+    sampler = fill_lengths(sampler, model, DEFAULT_LENGTH)
     assert sampler.gen_length is not None
     check_prompts(prompts, model, sampler.gen_length)
     kept = None
     if keep_steps:
         if sampler.cache != "none":
             raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
+        if model.block_length:
+            raise UserError(
+                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
+            )
         kept = KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device)
     ended = denoise(
         model,
@@ -89,6 +96,7 @@ def rollout(
         share_first=share_first,
         compiled=compiled,
         kept=kept,
+        store_blocks=store_blocks,
     )
     return _trajectory(ended, sampler, model, kept)
 
@@ -107,30 +115,44 @@ def denoise(
     share_first: bool = True,
     compiled: bool = False,
     kept: KeptPredictions | None = None,
+    store_blocks: bool = True,
 ) -> ActiveRows:
     """Denoise rows from where they stand to their end, or to the scheduled step `until`; returns them, in any order.
 
     every: the rows, of prompts `prompts`, numbered by `row`. until: rows that reach this step are done too; a schedule
         must reveal something at every step. kept: takes predictions. The other arguments are those of `rollout`.
     """
-    assert sampler.gen_length is not None
-    refuse_blocks(model, "sampling")
+    stores = bool(model.block_length) and store_blocks
     # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
     passes = 2 if sampler.cfg_scale else 1  # nfe counts both forwards of guidance
-    pace = Pace(rule, sampler, counts.tolist(), every.seed.tolist(), (every.nfe // passes).tolist())
-    forward = BlockForward(
-        model,
+    pace = Pace(
+        rule,
         sampler,
-        prompts,
-        share_first,
-        compiled,
-        pace,
-        rollout_tokens=rollout_tokens,
-        shown=every.tokens,
-        whole=kept is not None,
+        counts.tolist(),
+        every.seed.tolist(),
+        (every.nfe // passes).tolist(),
+        [block_sizes(len(prompt), sampler, model) for prompt in prompts],
+        stops=sampler.stops_at_eos or bool(model.block_length),
+        stores=stores,
     )
+    forward: BlockForward | StoredBlocks
+    if stores:
+        forward = StoredBlocks(model, sampler, prompts, share_first, compiled, rollout_tokens=rollout_tokens)
+    else:
+        forward = BlockForward(
+            model,
+            sampler,
+            prompts,
+            share_first,
+            compiled,
+            pace,
+            rollout_tokens=rollout_tokens,
+            shown=every.tokens,
+            whole=kept is not None,
+        )
+    columns = every.tokens.shape[1]
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     look_every = LOOK_EVERY.get(model.device.type, 1)
@@ -139,8 +161,8 @@ def denoise(
     was_training = model.training
     model.eval()
     while waiting or row_ids:
-        longest = len(prompts[(row_ids or waiting)[0]]) + sampler.gen_length
-        room = rows_in_flight(longest, sampler, rollout_tokens) - len(row_ids)
+        longest = len(prompts[(row_ids or waiting)[0]]) + columns
+        room = rows_in_flight(longest, sampler, rollout_tokens, stores) - len(row_ids)
         if waiting and room > 0:
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, every.select(entering)])
@@ -148,7 +170,7 @@ def denoise(
             live = ~active.done
             observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
         hidden = forward.hidden(active, row_ids)
-        _step(model, active, hidden, sampler, rule, counts, kept, pace.masked(row_ids))
+        _step(model, active, hidden, sampler, rule, counts, kept, pace.masked(row_ids), stores=stores)
         pace.advance(row_ids)
         if until is not None:
             active.done |= active.clock >= until
@@ -166,8 +188,8 @@ def denoise(
             active, row_ids = active.select(stay), [row_ids[i] for i in stay]
             forward.keep(stay)
             last_finish = step
-        # A row needs at most gen_length forwards, because each reveals at least one token.
-        if step - last_finish >= sampler.gen_length + look_every:
+        # A row needs at most one forward a token, because each reveals at least one or stores a block.
+        if step - last_finish >= columns + stores * max(pace.blocks) + look_every:
             raise UserError(
                 f"reveal rule {sampler.rule_name!r}: no row was finished in {step - last_finish} forwards; the rule "
                 "must reveal at least one eligible position of every row that has any"
@@ -181,6 +203,14 @@ def _trajectory(
 ) -> Trajectory:
     trajectory = finished_trajectory(ended, sampler, model)
     return trajectory if kept is None else kept.added_to(trajectory, ended.row.sort().values)
+
+
+def fill_lengths(sampler: SamplerConfig, model: MaskedDiffusionLM, default: int) -> SamplerConfig:
+    """SamplerConfig.for_length for a model. Raises UserError."""
+    try:
+        return sampler.for_length(default, model.block_length)
+    except ValueError as error:
+        raise UserError(f"sampler: {error}") from error
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
@@ -214,17 +244,21 @@ def _step(
     counts: torch.Tensor,
     kept: KeptPredictions | None,
     count: int,
+    *,
+    stores: bool,
 ) -> None:
-    """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change.
+    """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change, and
+    rows whose forward stored a block only become ready for the next one.
 
     hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or of the
         whole completion if predictions are kept.
     count: the masked positions of all active blocks, or an upper bound.
+    stores: whether a forward that stores the finished block comes between two blocks.
     """
-    assert sampler.gen_length and sampler.block_length
-    alive = ~active.done
-    column = torch.arange(sampler.gen_length, device=alive.device)
-    in_block = (column // sampler.block_length == active.block[:, None]) & alive[:, None]
+    assert sampler.block_length
+    alive = ~active.done & ~active.storing
+    place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in the row's blocks
+    in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
     masked = (active.tokens == model.mask_id) & alive[:, None]
     eligible = in_block & masked
     drawn = eligible if kept is None else masked
@@ -264,9 +298,11 @@ def _step(
     active.block_step += alive
 
     complete = alive & ((eligible & ~reveal).sum(-1) == 0)
-    # With the confidence stop the next block starts at once; otherwise the schedule's remaining steps are spent first.
-    remaining = len(counts) - active.block_step if scheduled and not sampler.stops_at_confidence else 0
-    _next_block(model, active, complete, remaining, sampler)
+    # With the confidence stop the next block starts at once, and in the published samplers of models that attend block
+    # by block; otherwise the schedule's remaining steps are spent first.
+    at_once = not scheduled or sampler.stops_at_confidence or model.block_length
+    _next_block(model, active, complete, 0 if at_once else len(counts) - active.block_step, sampler)
+    active.storing = complete & ~active.done & stores
 
 
 def _draw_at(
@@ -289,7 +325,8 @@ def _draw_at(
     else:
         row_T, column_T = eligible.nonzero().unbind(-1)
     noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
-    drawn = draw(model, [h[row_T, column_T % size] for h in hidden], sampler, noise_T)
+    within_T = (column_T + active.offset[row_T]) % size
+    drawn = draw(model, [h[row_T, within_T] for h in hidden], sampler, noise_T)
     found = []
     for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
         whole = torch.zeros(eligible.shape, dtype=value.dtype, device=value.device)
@@ -309,13 +346,14 @@ def _next_block(
 
     complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64 or one number.
     """
-    assert sampler.gen_length and sampler.block_length
     stopped = stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
+    if model.block_length:  # as published: no block follows one with an EOS, on which nothing before it depends
+        stopped |= complete & (active.tokens == model.eos_id).any(-1)
     active.clock += torch.where(complete & ~stopped, remaining, 0)
     active.block += complete
     active.block_step = torch.where(complete, 0, active.block_step)
     active.age = torch.where(complete, -1, active.age)
-    active.done |= stopped | (active.block * sampler.block_length >= sampler.gen_length)
+    active.done |= stopped | (active.block >= active.blocks)
 
 
 def stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:

@@ -39,7 +39,7 @@ def draw(
     """Draw a token at each of T positions; the mask token is never drawn.
 
     hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
-    uniform_T: float64 in [0, 1), the only randomness.
+    uniform_T: float64 in [0, 1), the only randomness. T may be 0.
     The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
     where products with the head are exact, else float32.
     """
@@ -49,7 +49,7 @@ def draw(
         max(1, elements.get(kind, elements["cpu"]) // model.vocab_size) for elements in (LOGIT_ELEMENTS, CHUNK_ELEMENTS)
     )
     parts = []
-    for start in range(0, len(uniform_T), head_rows):
+    for start in range(0, max(1, len(uniform_T)), head_rows):
         piece = slice(start, start + head_rows)
         logits = model.head(hidden_TD[0][piece])
         if sampler.cfg_scale:

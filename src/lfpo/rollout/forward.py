@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, columns_for
+from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.pace import Pace
 from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
@@ -24,20 +25,21 @@ FORWARD_TOKENS = 256
 CACHED = 4
 
 
-def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int) -> int:
-    """Rows of `length` tokens that run at once."""
-    if sampler.cache == "none":
+def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (lfpo.rollout.stored_blocks)."""
+    if sampler.cache == "none" and not stores:
         return max(1, rollout_tokens // length)
-    window = sampler.block_length if sampler.cache == "dual" else sampler.gen_length
+    window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length
     assert window
     return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
-def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int) -> int:
-    """Tokens that a cache must hold for rows of these lengths, which are run longest first."""
+def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+    """Tokens that a cache must hold for rows of these lengths, which are run longest first. stores: see
+    `rows_in_flight`."""
     longest_first = enumerate(sorted(lengths, reverse=True))
     return max(
-        min(rows_in_flight(length, sampler, rollout_tokens), len(lengths) - i) * columns_for(length)
+        min(rows_in_flight(length, sampler, rollout_tokens, stores), len(lengths) - i) * columns_for(length)
         for i, length in longest_first
     )
 
@@ -74,7 +76,8 @@ class BlockForward:
         starts = [()] * len(prompts) if shown is None else [tuple(row) for row in shown.tolist()]
         self.first_input = list(zip(self.prompts, starts, strict=True))
         self.block_length = sampler.gen_length if whole else sampler.block_length
-        self.blocks = sampler.gen_length // self.block_length
+        self.blocks, self.whole = sampler.gen_length // self.block_length, whole
+        self.structure = Structure(sampler.block_length) if model.block_length else FULL
         self.started: set[int] = set()  # rows that have had their first forward
         totals = [len(p) + sampler.gen_length for p in prompts]
         self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens))
@@ -126,7 +129,8 @@ class BlockForward:
             if self.compiled:
                 hidden = self._bucketed(ids[index, start:], mask[index, start:])
             else:
-                hidden = self.model.hidden(ids[index, start:], mask[index, start:] if padded else None)
+                real = mask[index, start:] if padded else None
+                hidden = self.model.hidden(ids[index, start:], real, structure=self.structure)
             states.append(hidden.gather(1, (columns[index] - start)[..., None].expand(-1, -1, hidden.shape[-1])))
         return torch.cat(states)
 
@@ -142,14 +146,8 @@ class BlockForward:
         """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
         size, length = ids.shape
         left = -length % LENGTH_BUCKET
-        ids, mask = self._padded(ids, mask, bucket(size), left)
-        return self.model.hidden(ids, mask, cache, compiled=True)[:size, left:]
-
-    def _padded(self, ids: torch.Tensor, mask: torch.Tensor, rows: int, left: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs with `rows` rows, the added ones copies of the first, and `left` columns of padding on the left."""
-        extra = rows - len(ids)
-        ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=self.model.pad_id)
-        return ids, F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
+        ids, mask = padded(ids, mask, bucket(size), left, self.model.pad_id)
+        return self.model.hidden(ids, mask, cache, structure=self.structure, compiled=True)[:size, left:]
 
     def _shared(
         self, places: Sequence[int], row_ids: Sequence[int], fresh: Sequence[bool]
@@ -171,7 +169,8 @@ class BlockForward:
 
     def _block_columns(self, active: ActiveRows) -> torch.Tensor:
         """Columns of each row's active block, [A, block_length]; of its last block if the row is done."""
-        start = self.width + active.block.clamp(max=self.blocks - 1) * self.block_length
+        block = torch.minimum(active.block, active.blocks - 1) * (not self.whole)
+        start = self.width - active.offset + block * self.block_length
         return start[:, None] + torch.arange(self.block_length, device=start.device)
 
     def _cached(
@@ -189,7 +188,7 @@ class BlockForward:
             flags, blocks = torch.stack([due.long(), active.block.clamp(max=self.blocks - 1)]).tolist()
             renewed = [bool(flag) for flag in flags]
         whole = [i for i, r in enumerate(renewed) if r]
-        self.cache.fit(*self._held(len(row_ids), ids.shape[1]))
+        self.cache.fit(*held(self.cache, len(row_ids), ids.shape[1], self.compiled))
         columns = self._block_columns(active)
         hidden = self._renewed(whole, columns, row_ids, fresh, ids, mask) if whole else None
         if not all(renewed):
@@ -202,29 +201,11 @@ class BlockForward:
             start = columns[:, 0]
             if whole:
                 start = start.index_fill(0, self._tensor(whole), ids.shape[1] + 1)
-            found = self._window(ids, mask, start, window)
+            found = run_window(self.model, self.cache, ids, mask, start, window, self.compiled)[:, : self.block_length]
             hidden = found if hidden is None else found.index_copy(0, self._tensor(whole), hidden)
         assert hidden is not None
         self._count(active, due, columns[:, 0], mask)
         return hidden
-
-    def _held(self, size: int, length: int) -> tuple[int, int]:
-        """Rows and tokens a row that the cache holds for these; compiled windows have few shapes."""
-        if not self.compiled:
-            return size, length
-        columns = columns_for(length)
-        return max(size, min(bucket(size), self.cache.capacity // columns)), columns - 1
-
-    def _window(self, ids: torch.Tensor, mask: torch.Tensor, start: torch.Tensor, width: int) -> torch.Tensor:
-        """Hidden states [A, block_length, D] of windows of `width` tokens, from columns `start` on."""
-        size, length = ids.shape
-        if self.compiled:
-            rows, padded = self._held(size, length)
-            left = padded - length
-            ids, mask = self._padded(ids, mask, rows, left)
-            start = F.pad(start + left, (0, rows - size), value=padded + 1)  # added rows write scratch columns only
-        found = self.model.window_hidden(ids, mask, start, width, self.cache, compiled=self.compiled)
-        return found[:size, : self.block_length]
 
     def _renewed(
         self,
@@ -267,6 +248,42 @@ class BlockForward:
         """Indices [n] int64 on the model's device. Pinned memory lets a GPU copy them without a wait."""
         on_gpu = self.model.device.type == "cuda"
         return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(self.model.device, non_blocking=on_gpu)
+
+
+def padded(
+    ids: torch.Tensor, mask: torch.Tensor, rows: int, left: int, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs with `rows` rows, the added ones copies of the first, and `left` columns of padding on the left."""
+    extra = rows - len(ids)
+    ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=pad_id)
+    return ids, F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
+
+
+def held(cache: KeyValueCache, size: int, length: int, compiled: bool) -> tuple[int, int]:
+    """Rows and tokens a row that a cache holds for `size` rows of `length` tokens; compiled windows have few shapes."""
+    if not compiled:
+        return size, length
+    columns = columns_for(length)
+    return max(size, min(bucket(size), cache.capacity // columns)), columns - 1
+
+
+def run_window(
+    model: MaskedDiffusionLM,
+    cache: KeyValueCache,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    start: torch.Tensor,
+    width: int,
+    compiled: bool,
+) -> torch.Tensor:
+    """Hidden states [A, width, D] of windows of `width` tokens, from columns `start` on, in a cache that fits `held`."""
+    size, length = ids.shape
+    if compiled:
+        rows, columns = held(cache, size, length, compiled)
+        left = columns - length
+        ids, mask = padded(ids, mask, rows, left, model.pad_id)
+        start = F.pad(start + left, (0, rows - size), value=columns + 1)  # added rows write scratch columns only
+    return model.window_hidden(ids, mask, start, width, cache, compiled=compiled)[:size]
 
 
 def bucket(rows: int) -> int:

@@ -12,24 +12,36 @@ class Pace:
     """The forwards of rows whose reveal rule follows a plan (Rule.plan): masked positions and active block of each.
 
     known: False where the rule has no plan, or where early_stop "confidence" commits blocks ahead of it.
-    exact: whether the end of a row is known too; with early_stop "eos" a row may end sooner.
+    exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
     """
 
     def __init__(
-        self, rule: Rule, sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], forwards: Sequence[int]
+        self,
+        rule: Rule,
+        sampler: SamplerConfig,
+        counts: Sequence[int],
+        seeds: Sequence[int],
+        forwards: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        *,
+        stops: bool,
+        stores: bool = False,
     ):
-        """counts: reveal_schedule(sampler). seeds, forwards: of each row, its seed and the forwards it has had."""
-        assert sampler.gen_length and sampler.block_length
+        """counts: reveal_schedule(sampler). seeds, forwards, sizes: of each row, its seed, the forwards it has had, and
+        the masked positions of each block at its start. stops: whether rows stop at EOS. stores: whether each block but
+        the last is followed by a forward that stores it."""
+        assert sampler.block_length
         self.sampler, self.size = sampler, sampler.block_length
-        self.blocks = sampler.gen_length // self.size
+        self.blocks = [len(row) for row in sizes]
         self.known = rule.plan is not None and not sampler.stops_at_confidence
-        self.exact = self.known and not sampler.stops_at_eos
+        self.exact = self.known and not stops
         self.forwards = list(forwards)
         self.age = [-1] * len(seeds)  # forwards since all keys and values of a row were computed
         self.steps: list[list[tuple[int, int]]] = []
         if self.known:
             assert rule.plan is not None
-            self.steps = [_steps(plan, self.size) for plan in rule.plan(sampler, counts, seeds)]
+            plans = rule.plan(sampler, counts, seeds, sizes)
+            self.steps = [_steps(plan, row, stores) for plan, row in zip(plans, sizes, strict=True)]
 
     def masked(self, rows: Sequence[int]) -> int:
         """The masked positions in the active blocks of these rows, or an upper bound."""
@@ -39,7 +51,8 @@ class Pace:
 
     def active(self, rows: Sequence[int]) -> list[int]:
         """The active block of each row, its last block if it has ended."""
-        return [steps[n][0] if n < len(steps) else self.blocks - 1 for steps, n in self._at(rows)]
+        at = zip(rows, self._at(rows), strict=True)
+        return [steps[n][0] if n < len(steps) else self.blocks[row] - 1 for row, (steps, n) in at]
 
     def due(self, rows: Sequence[int]) -> list[bool]:
         """Whether each row's keys and values are computed anew in the next forward; counts that forward's age."""
@@ -64,12 +77,13 @@ class Pace:
         return [(self.steps[row], self.forwards[row]) for row in rows]
 
 
-def _steps(plan: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]:
+def _steps(plan: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
     """(active block, masked positions in it) before each forward of a row, from the positions that each forward of each
-    block reveals."""
+    block reveals. stores: a forward that reveals nothing comes between two blocks."""
     found = []
-    for block, revealed in enumerate(plan):
-        masked = size
+    for block, (revealed, masked) in enumerate(zip(plan, sizes, strict=True)):
+        if stores and block:
+            found.append((block, 0))
         for count in revealed:
             found.append((block, masked))
             masked -= count

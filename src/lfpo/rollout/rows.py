@@ -13,6 +13,31 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
+def completion_columns(sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
+    """C: gen_length, and block_length - 1 more for a model that attends block by block, whose rows end with a whole
+    block."""
+    assert sampler.gen_length and sampler.block_length
+    return sampler.gen_length + (sampler.block_length - 1 if model.block_length else 0)
+
+
+def first_offset(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
+    """Prompt tokens in a row's first block.
+
+    A model that attends block by block counts blocks from the prompt's first token; for others they count from the
+    completion's.
+    """
+    assert sampler.block_length
+    return prompt_length % sampler.block_length if model.block_length else 0
+
+
+def block_sizes(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> list[int]:
+    """Completion positions in each block of a row. Its last block is the one that holds position gen_length - 1."""
+    assert sampler.gen_length and sampler.block_length
+    offset, size = first_offset(prompt_length, sampler, model), sampler.block_length
+    blocks = -(-(offset + sampler.gen_length) // size)
+    return [size - offset, *[size] * (blocks - 1)]
+
+
 @dataclass
 class ActiveRows:
     """The A rows in flight: entered and not yet removed. All fields are per row, on the model's device.
@@ -25,6 +50,9 @@ class ActiveRows:
         unrevealed positions hold the mask token.
     clock [A] int64: scheduled steps spent. block [A] int64: index of the active block. block_step [A] int64: steps of
         the active block spent.
+    offset [A] int64: prompt tokens in the row's first block, 0 unless the model attends block by block. blocks [A]
+        int64: blocks of the row.
+    storing [A] bool: whether the row's next forward stores the block before the active one and reveals nothing.
     nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
     age [A] int64: forwards since all keys and values of the row were computed; -1 if they must be computed next.
     done [A] bool: whether the row is finished.
@@ -41,6 +69,9 @@ class ActiveRows:
     clock: torch.Tensor
     block: torch.Tensor
     block_step: torch.Tensor
+    offset: torch.Tensor
+    blocks: torch.Tensor
+    storing: torch.Tensor
     nfe: torch.Tensor
     queries: torch.Tensor
     age: torch.Tensor
@@ -61,11 +92,11 @@ def join(parts: Sequence[ActiveRows]) -> ActiveRows:
 def unstarted(
     prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: SamplerConfig, model: MaskedDiffusionLM
 ) -> ActiveRows:
-    """All rows before their first step, with nothing revealed. sampler.gen_length must be set."""
+    """All rows before their first step, with nothing revealed. sampler: with its lengths filled in."""
     device, size = model.device, len(prompts)
-    assert sampler.gen_length is not None
     ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
-    shape = (size, sampler.gen_length)
+    shape = (size, completion_columns(sampler, model))
+    sizes = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
 
     def whole(value: int) -> torch.Tensor:
         return torch.full((size,), value, dtype=torch.long, device=device)
@@ -82,6 +113,9 @@ def unstarted(
         clock=whole(0),
         block=whole(0),
         block_step=whole(0),
+        offset=torch.tensor([first_offset(len(p), sampler, model) for p in prompts], device=device),
+        blocks=torch.tensor([len(s) for s in sizes], device=device),
+        storing=torch.zeros(size, dtype=torch.bool, device=device),
         nfe=whole(0),
         queries=whole(0),
         age=whole(-1),

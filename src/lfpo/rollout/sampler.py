@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
@@ -9,8 +11,15 @@ from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.config import check_types
 from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
 
+logger = logging.getLogger(__name__)
+
 # Keys that select a reveal rule when they are given, besides `rule` and `remasking`.
 SELECTORS = ("alg", "threshold", "factor", "entropy_bound")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 @dataclass(frozen=True)
@@ -147,14 +156,39 @@ class SamplerConfig:
                 "(a divisor of gen_length below it) or cache_refresh"
             )
 
-    def for_length(self, default: int) -> SamplerConfig:
+    def for_length(self, default: int, trained_block: int | None = None) -> SamplerConfig:
         """The same settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
 
-        default: gen_length if that is None. Raises ValueError if block_length or steps do not go with it.
+        default: gen_length if that is None. trained_block: the block length of a model that attends block by block
+        (MaskedDiffusionLM.block_length); gen_length is then rounded up to whole blocks, and a warning says if
+        block_length is another. Raises ValueError if block_length or steps do not go with gen_length, or a setting does
+        not go with such a model.
         """
-        length = self.gen_length or default
+        length, block = self.gen_length or default, self.block_length
+        if trained_block is not None:
+            self._check_causal_blocks()
+            if block not in (None, trained_block):
+                _warn_once(
+                    f"sampler: block_length {block} is not the {trained_block} that the model was trained with; leave "
+                    "it out"
+                )
+            block = block or trained_block
+            length += -length % block
         steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
-        return replace(self, gen_length=length, block_length=self.block_length or length, steps=steps)
+        return replace(self, gen_length=length, block_length=block or length, steps=steps)
+
+    def _check_causal_blocks(self) -> None:
+        """Raise ValueError for settings of models with full attention."""
+        if self.cache != "none":
+            raise ValueError(
+                f"cache {self.cache!r} is an approximation for models with full attention; this model attends block by "
+                "block, and its finished blocks are stored without it; leave it out"
+            )
+        if self.cfg_scale:
+            raise ValueError(
+                f"cfg_scale {self.cfg_scale} does not go with a model that attends block by block: guidance without "
+                "the prompt would need stored blocks of its own; leave it out"
+            )
 
     @property
     def rule_name(self) -> str:

@@ -36,13 +36,16 @@ def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
     return ((1 - uniform) / (1 - eps) * steps).long().clamp(max=steps - 1)
 
 
-def plan(sampler: Any, counts: Sequence[int], seeds: Sequence[int]) -> list[list[list[int]]]:
+def plan(
+    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> list[list[list[int]]]:
     """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
     import torch
 
-    noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(sampler.gen_length))
-    due = origin_steps(noise, len(counts), sampler.eps).view(len(seeds), -1, sampler.block_length)
-    return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in due]
+    noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(max(sum(row) for row in sizes)))
+    due = origin_steps(noise, len(counts), sampler.eps)
+    rows = [own[: sum(row)].split(list(row)) for own, row in zip(due, sizes, strict=True)]
+    return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in rows]
 
 
 ORIGIN = Rule(reveal, check, schedule="dream", plan=plan)

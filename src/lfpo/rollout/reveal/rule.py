@@ -90,8 +90,8 @@ class Rule:
     schedule: the schedule followed unless the sampler's `schedule` names another. None: the rule decides how many
         positions a step reveals, so `steps` and `schedule` must be left out.
     plan: how many positions each forward reveals, where that is known before a rollout: from the sampler, the counts of
-        the schedule (a list) and the seeds of B rows, for each row, each block and each of its forwards, a number above
-        0. The device then need not be asked while it runs. None: not known.
+        the schedule (a list), and of B rows the seeds and the masked positions of each block, for each row, each block
+        and each of its forwards, a number above 0. The device then need not be asked while it runs. None: not known.
     score: scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and
         top_p; float64) and the tokens [T]. None: the score is the confidence.
     """
@@ -101,10 +101,21 @@ class Rule:
     reads: tuple[str, ...] = ()
     schedule: str | None = "llada"
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    plan: Callable[[Any, Sequence[int], Sequence[int]], list[list[list[int]]]] | None = None
+    plan: Callable[[Any, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]] | None = None
 
 
-def scheduled_plan(sampler: Any, counts: Sequence[int], seeds: Sequence[int]) -> list[list[list[int]]]:
-    """Rule.plan of rules that reveal exactly what the schedule says: the same for all rows and blocks."""
-    row = [[count for count in counts if count]] * (sampler.gen_length // sampler.block_length)
-    return [row] * len(seeds)
+def scheduled_plan(
+    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> list[list[list[int]]]:
+    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
+    of_size = {size: _spent(counts, size) for row in sizes for size in row}
+    return [[of_size[size] for size in row] for row in sizes]
+
+
+def _spent(counts: Sequence[int], size: int) -> list[int]:
+    revealed = []
+    for count in counts:
+        if count and size:
+            revealed.append(min(count, size))
+            size -= revealed[-1]
+    return revealed

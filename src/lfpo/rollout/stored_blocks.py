@@ -1,0 +1,154 @@
+"""The forwards of rollouts of a model that attends block by block. Keys and values of finished blocks are stored.
+
+In such a model no token sees a later block, so what is stored stays right: the cache is exact. A row's first forward
+runs its prompt and its first block; the whole blocks of the prompt are stored. Every later forward runs one block: the
+active one, or, when it is full, once more to store it. The last block of a row is not stored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.kv_cache import KeyValueCache, Pair
+from lfpo.models.structure import Structure
+from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, held, pieces, run_window
+from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
+from lfpo.rollout.sampler import SamplerConfig
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A prompt's first forward: keys and values of its n whole-block tokens, [1, H_kv, n, D] for each layer, and hidden
+    states of the first block [block_length, D]."""
+
+    layers: dict[int, Pair]
+    hidden: torch.Tensor
+
+    def copied(self) -> Start:
+        """One that does not keep alive the tensors that it is cut from."""
+        return Start({i: (k.clone(), v.clone()) for i, (k, v) in self.layers.items()}, self.hidden.clone())
+
+
+class StoredBlocks:
+    """Runs the model for the rows in flight, and holds the keys and values of their finished blocks.
+
+    share_first: the first forward of a prompt is run once for all its rollouts, whenever they enter.
+    compiled: run the forwards of blocks through torch.compile, padded to few shapes; first forwards are not compiled.
+    Rows must enter in an order in which no new row is longer than the longest row in flight.
+    """
+
+    def __init__(
+        self,
+        model: MaskedDiffusionLM,
+        sampler: SamplerConfig,
+        prompts: Sequence[Sequence[int]],
+        share_first: bool,
+        compiled: bool,
+        *,
+        rollout_tokens: int,
+    ):
+        assert sampler.block_length
+        self.model, self.sampler, self.block_length = model, sampler, sampler.block_length
+        self.structure = Structure(self.block_length)
+        self.prompts: list[Prompt] = [tuple(p) for p in prompts]
+        self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
+        self.share_first, self.compiled = share_first, compiled
+        self.started: set[int] = set()
+        self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
+        self.starts: dict[Prompt, Start] = {}  # of prompts that have such rollouts
+        totals = [len(p) + completion_columns(sampler, model) for p in prompts]
+        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens, stores=True))
+        self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
+
+    def keep(self, index: list[int]) -> None:
+        """Drop what is stored of all rows in flight but those at these places."""
+        self.cache.keep(self._tensor(index))
+
+    def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Hidden states [A, block_length, D] of the active blocks, in a list; meaningless for rows that are storing.
+
+        row_ids: active.row as a list, so that the device need not be asked. Updates active.queries.
+        """
+        width = self.width = max(len(self.prompts[r]) for r in row_ids)
+        skip = self.longest - width
+        ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
+        mask = torch.cat([active.prompt_mask[:, skip:], torch.ones_like(active.tokens)], dim=1)
+        entering = [i for i, r in enumerate(row_ids) if r not in self.started]
+        self.started.update(row_ids)
+        self.cache.fit(*held(self.cache, len(row_ids), ids.shape[1], self.compiled))
+        block = torch.minimum(active.block, active.blocks - 1) - active.storing.long()
+        start = width - active.offset + block * self.block_length
+        end = start + self.block_length
+        computed = torch.full_like(start, self.block_length)
+        found = self._enter(entering, row_ids, ids, mask) if entering else None
+        if len(entering) < len(row_ids):
+            # All rows take part, so that the cache is read and written in place. Rows that are entering read and write
+            # its scratch column only.
+            if entering:
+                start = start.index_fill(0, self._tensor(entering), ids.shape[1] + 1)
+            seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
+            states = run_window(self.model, self.cache, ids, seen, start, self.block_length, self.compiled)
+            found = states if found is None else states.index_copy(0, self._tensor(entering), found)
+        assert found is not None
+        if entering:
+            index = self._tensor(entering)
+            computed = computed.index_copy(
+                0, index, mask[index, :width].sum(-1) - active.offset[index] + self.block_length
+            )
+        active.queries += torch.where(active.done, 0, computed)
+        return [found]
+
+    def _enter(
+        self, entering: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states of the first blocks of the rows at the places `entering`, whose prompts are stored."""
+        rows: dict[Prompt | int, list[int]] = {}  # places of rows that share a first forward
+        for place in entering:
+            prompt = self.prompts[row_ids[place]]
+            self.to_start[prompt] -= 1
+            rows.setdefault(prompt if self.share_first else place, []).append(place)
+        first = [places[0] for key, places in rows.items() if key not in self.starts]
+        computed = dict(zip(first, self._starts(first, row_ids, ids, mask), strict=True))
+        states, order = [], []
+        for key, places in rows.items():
+            prompt = self.prompts[row_ids[places[0]]]
+            start = self.starts[prompt] if key in self.starts else computed[places[0]]
+            offset = first_offset(len(prompt), self.sampler, self.model)
+            self.cache.put(start.layers, self._tensor(places), ids.shape[1] - self.width + offset)
+            states.append(start.hidden.expand(len(places), -1, -1))
+            order += places
+            if not self.to_start[prompt]:
+                self.starts.pop(prompt, None)
+            elif self.share_first and prompt not in self.starts:
+                self.starts[prompt] = start.copied()
+        return torch.cat(states)[self._tensor(order).argsort()]
+
+    def _starts(
+        self, places: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
+    ) -> list[Start]:
+        """The first forwards of the rows at these places, block by block, in pieces of rows of similar length."""
+        size, found = self.block_length, []
+        prompts = [self.prompts[row_ids[i]] for i in places]
+        offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
+        for piece in pieces([len(p) + size for p in prompts], self.piece_tokens):
+            longest = max(len(p) for p in prompts[piece])
+            begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
+            index, cache = self._tensor(places[piece]), KeyValueCache()
+            hidden = self.model.hidden(ids[index, begin:end], mask[index, begin:end], cache, structure=self.structure)
+            for i, (prompt, offset) in enumerate(zip(prompts[piece], offsets[piece], strict=True)):
+                stored = slice(longest - len(prompt), longest - offset)
+                layers = {n: (k[i : i + 1, :, stored], v[i : i + 1, :, stored]) for n, (k, v) in cache.layers.items()}
+                found.append(Start(layers, hidden[i, stored.stop : stored.stop + size]))
+        return found
+
+    def _tensor(self, index: Sequence[int]) -> torch.Tensor:
+        """Indices [n] int64 on the model's device. Pinned memory lets a GPU copy them without a wait."""
+        on_gpu = self.model.device.type == "cuda"
+        return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(self.model.device, non_blocking=on_gpu)
