@@ -186,9 +186,9 @@ def count_forwards(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) ->
     shapes: list[tuple[int, ...]] = []
     hidden = model.hidden
 
-    def counting(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(ids: torch.Tensor, *rest: Any, **how: Any) -> torch.Tensor:
         shapes.append(tuple(ids.shape))
-        return hidden(ids, *rest)
+        return hidden(ids, *rest, **how)
 
     monkeypatch.setattr(model, "hidden", counting)
     return shapes

@@ -99,9 +99,9 @@ def test_shared_forwards_of_a_tree_run_once(llada: Path, monkeypatch: pytest.Mon
     model, sampler = load_model(llada), SamplerConfig(gen_length=4, steps=4, temperature=1.0).for_length(4)
     rows, hidden = [], model.hidden
 
-    def counted(ids: torch.Tensor, mask: Any) -> torch.Tensor:
+    def counted(ids: torch.Tensor, mask: Any, **how: Any) -> torch.Tensor:
         rows.append(len(ids))
-        return hidden(ids, mask)
+        return hidden(ids, mask, **how)
 
     monkeypatch.setattr(model, "hidden", counted)
     tree_rollout(model, [PROMPTS[0]] * 6, sampler, list(range(6)), [2, 3])

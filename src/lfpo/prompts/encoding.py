@@ -83,7 +83,10 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
         return "it has no tokens"
     if model.mask_id in ids:
         return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
-    if len(ids) + gen_length > model.max_length:
+    end = len(ids) + gen_length
+    if model.block_length:
+        end += -end % model.block_length  # the last block is whole
+    if end > model.max_length:
         return (
             f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
             f"{model.max_length}; shorten it or gen_length"

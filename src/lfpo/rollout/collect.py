@@ -278,7 +278,7 @@ def _sum_and_count(values: Sequence[float | None]) -> tuple[float, int]:
 
 def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
     """Metric -> (sum, count) over a trajectory's rows; the entropy over their tokens up to the first EOS."""
-    lengths, has_eos = t.lengths, (t.tokens == t.eos_id).any(-1)
+    lengths, has_eos = t.lengths, t.has_eos
     per_row = {
         "completions/mean_length": lengths,
         "completions/clipped_ratio": ~has_eos,

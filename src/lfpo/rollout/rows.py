@@ -9,6 +9,7 @@ import torch
 
 from lfpo.base.batching import left_pad, tensor_fields
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -139,4 +140,5 @@ def finished_trajectory(finished: ActiveRows, sampler: SamplerConfig, model: Mas
         sampler=sampler,
         mask_id=model.mask_id,
         eos_id=model.eos_id,
+        structure=Structure(sampler.block_length) if model.block_length else FULL,
     )

@@ -36,20 +36,24 @@ class SamplerConfig:
     cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a step.
 
     One of the next keys selects the rule that decides which positions a step reveals.
-    remasking: LLaDA's: the most confident drawn tokens, or random positions.
+    remasking: LLaDA's: the most confident drawn tokens, or random positions. SDAR's, by the confidence after
+        temperature, top_p and top_k: "low_confidence_static": the best, as many as `steps` require;
+        "low_confidence_dynamic": all above `threshold`, and at least as many as `steps` require (so does LLaDA2);
+        "sequential": the leftmost.
     alg: Dream's. "origin": each position independently, with the schedule's probability. The others reveal the
         positions with the best score after temperature, top_p and top_k: "maskgit_plus": the drawn token's probability,
         "topk_margin": the probability of the first token minus that of the second, "entropy": the least entropy.
     alg_temp: draw the positions of `alg` from softmax(score / alg_temp), without replacement; 0 takes the best.
     threshold: every position whose drawn token is at least this probable, and always the most probable one
-        (Fast-dLLM, arXiv 2505.22618).
+        (Fast-dLLM, arXiv 2505.22618); or the threshold of "low_confidence_dynamic".
     factor: the n most confident, for the largest n with (n + 1)(1 - confidence of the n-th) <= factor, at least one
         (Fast-dLLM; its code also takes a last candidate that fails).
     entropy_bound: the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at
         most this (EB-Sampler, arXiv 2505.24857).
     rule: a name in lfpo.rollout.reveal.REVEAL_RULES, or the dotted path of a rule of your own, my_module:my_rule (None:
         the rule that the keys above select).
-    threshold, factor and entropy_bound decide how many positions a step reveals; leave out `steps` and `schedule`.
+    Without `remasking`, threshold, factor and entropy_bound decide how many positions a step reveals; leave out `steps`
+    and `schedule`.
 
     schedule: how many positions each step reveals. "llada": as many as `steps` require, as early as possible, then none
         until the block's steps are spent. "uniform": spread over the block's steps. "dream": the share
@@ -71,7 +75,9 @@ class SamplerConfig:
     top_k: int | None = None
     top_p: float | None = None
     cfg_scale: float = 0.0
-    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    remasking: Literal["low_confidence", "random", "low_confidence_static", "low_confidence_dynamic", "sequential"] = (
+        "low_confidence"
+    )
     alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None = None
     alg_temp: float = 0.0
     eps: float = 1e-3
@@ -89,6 +95,8 @@ class SamplerConfig:
         "max_completion_length": "gen_length",  # TRL
         "diffusion_steps": "steps",  # d1
         "block_size": "block_length",  # dllm
+        "remasking_strategy": "remasking",  # SDAR
+        "confidence_threshold": "threshold",  # SDAR
     }
 
     def __post_init__(self) -> None:
@@ -114,11 +122,12 @@ class SamplerConfig:
 
     def _check_rule(self) -> None:
         """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
+        name, rule = self.rule_name, self.reveal_rule
         given = [key for key in SELECTORS if getattr(self, key) is not None]
-        given += ["remasking 'random'"] if self.remasking == "random" else []
+        if self.remasking != "low_confidence":
+            given = [key for key in given if key not in rule.reads] + [f"remasking {self.remasking!r}"]
         if self.rule is None and len(given) > 1:
             raise ValueError(f"{' and '.join(given)} each select a reveal rule; give one of them")
-        name, rule = self.rule_name, self.reveal_rule
         for field in fields(self):
             value = getattr(self, field.name)
             if value == field.default or field.name in rule.reads:
@@ -195,6 +204,8 @@ class SamplerConfig:
         """The selected reveal rule: a name in REVEAL_RULES or a dotted path."""
         if self.rule is not None:
             return self.rule
+        if self.remasking != "low_confidence":
+            return self.remasking
         given = next((key for key in SELECTORS if getattr(self, key) is not None), None)
         return self.alg or given or self.remasking
 

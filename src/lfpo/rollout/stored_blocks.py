@@ -99,9 +99,8 @@ class StoredBlocks:
         assert found is not None
         if entering:
             index = self._tensor(entering)
-            computed = computed.index_copy(
-                0, index, mask[index, :width].sum(-1) - active.offset[index] + self.block_length
-            )
+            prompt_tokens = mask[index, :width].sum(-1) - active.offset[index]
+            computed = computed.index_add(0, index, prompt_tokens)
         active.queries += torch.where(active.done, 0, computed)
         return [found]
 
@@ -137,7 +136,7 @@ class StoredBlocks:
         size, found = self.block_length, []
         prompts = [self.prompts[row_ids[i]] for i in places]
         offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
-        for piece in pieces([len(p) + size for p in prompts], self.piece_tokens):
+        for piece in pieces([len(p) + size for p in prompts], self.piece_tokens) if places else []:
             longest = max(len(p) for p in prompts[piece])
             begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
             index, cache = self._tensor(places[piece]), KeyValueCache()

@@ -23,15 +23,19 @@ from lfpo.rollout.sampler import SamplerConfig
 class Trajectory:
     """B rollouts. Prompts are left-padded to P tokens; completions are C = gen_length tokens.
 
+    With blocks (`structure`) C is gen_length + block_length - 1: a row ends with the whole block that holds its
+    gen_length-th token, or the one with its first EOS.
+
     prompt_ids, prompt_mask [B, P] int64: prompt tokens; the mask is 0 at padding.
-    tokens [B, C] int64: final tokens. A position never revealed (its row stopped at EOS) holds the pad token.
+    tokens [B, C] int64: final tokens. A position never revealed (its row ended before it) holds the pad token.
     reveal_step [B, C] int64: the scheduled step that revealed the position, counted from 0 in each row; -1 for never.
     confidence [B, C] float32: probability of the token at temperature 1 when it was revealed; 0 for never.
     entropy [B, C] float32: entropy in nats, at temperature 1, of the prediction that the token was drawn from; 0 for
         never.
     scheduled_steps [B] int64: scheduled steps spent ("inference steps" in the paper), also those that reveal nothing.
-    nfe [B] int64: forwards run for the row; guidance counts two a step.
-    queries [B] int64: tokens that went through those forwards: prompt and completion each time, fewer with a cache.
+    nfe [B] int64: forwards run for the row; guidance counts two a step. Those that only store a block are not counted.
+    queries [B] int64: tokens that went through the row's forwards: prompt and completion each time, fewer with a cache
+        or stored blocks. Tokens of forwards that store a block are counted.
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
     structure: how tokens attended to each other. With blocks, these count from the prompt's first token, and the tokens
         of a block, after an EOS too, are all that the sampler saw there.
@@ -73,11 +77,21 @@ class Trajectory:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     @property
+    def is_eos(self) -> torch.Tensor:
+        """Positions where an EOS was revealed, [B, C] bool; padding may be the same token."""
+        return (self.tokens == self.eos_id) & (self.reveal_step >= 0)
+
+    @property
+    def has_eos(self) -> torch.Tensor:
+        """Rows with an EOS, [B] bool."""
+        return self.is_eos.any(-1)
+
+    @property
     def lengths(self) -> torch.Tensor:
-        """Completion length of each row, [B] int64: up to and including its first EOS, or C."""
-        is_eos = self.tokens == self.eos_id
-        first = is_eos.int().argmax(-1)
-        return torch.where(is_eos.any(-1), first + 1, self.tokens.shape[1])
+        """Completion length of each row, [B] int64: up to and including its first EOS, or all that was revealed."""
+        first = self.is_eos.int().argmax(-1)
+        # Without an EOS all positions of a row are revealed, but for those after its last block.
+        return torch.where(self.has_eos, first + 1, (self.reveal_step >= 0).sum(-1))
 
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""

@@ -24,7 +24,8 @@ from lfpo.rollout.trajectory import Trajectory
 def check_tree(tree: Sequence[int], sampler: SamplerConfig) -> None:
     """Raise UserError where rollouts of a sampler cannot branch as `tree` says. sampler: with its lengths filled in."""
     levels = len(tree)
-    if sampler.steps is None or sampler.alg == "origin" or sampler.stops_at_confidence:
+    own_pace = sampler.alg == "origin" or sampler.remasking == "low_confidence_dynamic"
+    if sampler.steps is None or own_pace or sampler.stops_at_confidence:
         raise UserError(
             f"tree {list(tree)} needs a schedule that says how many positions each step reveals, which the reveal rule "
             f"{sampler.rule_name!r} with early_stop {sampler.early_stop!r} does not follow"
@@ -58,6 +59,11 @@ def tree_rollout(
     `node` says which leaves share what. nfe and queries count a forward once for each leaf that goes through it.
     """
     assert sampler.gen_length and sampler.steps
+    if model.block_length:
+        raise UserError(
+            f"tree {list(tree)} branches at the same steps in all rollouts, which depend on the prompt's length in a "
+            "model that attends block by block; leave it out"
+        )
     check_prompts(prompts, model, sampler.gen_length)
     per_level = sampler.steps // len(tree)
     rows: ActiveRows | None = None

@@ -10,6 +10,9 @@ from lfpo.rollout.reveal.rule import Reveal, Rule, Step
 REVEAL_RULES: dict[str, str] = {
     "low_confidence": "lfpo.rollout.reveal.llada:LOW_CONFIDENCE",
     "random": "lfpo.rollout.reveal.llada:RANDOM",
+    "low_confidence_static": "lfpo.rollout.reveal.block_diffusion:STATIC",
+    "low_confidence_dynamic": "lfpo.rollout.reveal.block_diffusion:DYNAMIC",
+    "sequential": "lfpo.rollout.reveal.block_diffusion:SEQUENTIAL",
     "origin": "lfpo.rollout.reveal.origin:ORIGIN",
     "maskgit_plus": "lfpo.rollout.reveal.dream:MASKGIT_PLUS",
     "topk_margin": "lfpo.rollout.reveal.dream:TOPK_MARGIN",

@@ -1,0 +1,283 @@
+"""Rollouts of models that attend block by block: stored blocks change nothing, and what is stored is computed once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from lfpo.base.errors import UserError
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.structure import Structure
+from lfpo.rollout import sampler as sampler_module
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.reveal import Step
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.tree import tree_rollout
+
+# Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
+PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8]]
+SEEDS = [11, 12, 13, 14, 15]
+INTEGERS = ("tokens", "reveal_step", "scheduled_steps", "nfe", "queries")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> MaskedDiffusionLM:
+    """A random LLaDA that attends in blocks of 4, in float64, with sharpened predictions."""
+    found = load_model(tiny.write_llada(tmp_path / "blocks", block_length=4), dtype=torch.float64)
+    found.backbone.lm_head.weight.data *= 4
+    return found
+
+
+def assert_same(found: Trajectory, expected: Trajectory, rows: list[int], *, but: tuple[str, ...] = ()) -> None:
+    """Row i of `found` is row rows[i] of `expected`: integers exactly, the others up to the last bits."""
+    for name in INTEGERS:
+        if name not in but:
+            assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
+    for name in ("confidence", "entropy"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name)[rows])
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"remasking": "random", "steps": 24},
+    {"remasking": "low_confidence_static", "steps": 6, "top_k": 20},
+    {"remasking": "low_confidence_dynamic", "threshold": 0.3, "steps": 6},
+    {"remasking": "sequential", "temperature": 0.7},
+    {"threshold": 0.3},
+    {"alg": "origin", "steps": 24},
+    {"alg": "entropy", "alg_temp": 0.5},
+    {"early_stop": "eos"},
+    {"early_stop": "both", "early_stop_threshold": 0.15},
+]
+
+
+def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
+    """Make a token of the second block of some rollouts the EOS, so that rows end at different blocks."""
+    whole = rollout(model, PROMPTS, sampler, SEEDS)
+    model.eos_id = int(whole.tokens[0, 5])
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
+    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+):
+    sampler = SamplerConfig(**{"gen_length": 12, "temperature": 1.0, **settings})
+    make_eos_common(model, sampler)
+    together = rollout(model, PROMPTS, sampler, SEEDS)
+    assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
+    plain = rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False)
+    assert_same(together, plain, [0, 1, 2, 3, 4], but=("queries",))
+    assert bool((together.queries < plain.queries).all())
+    # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
+    assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
+    backwards = rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17, share_first=False)
+    assert_same(backwards, together, [4, 3, 2, 1, 0])
+    assert_same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), together, [2])
+    # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
+    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr("lfpo.models.structure.HALF", ())
+    assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
+
+
+def test_float32_gives_the_same_tokens_with_and_without_stored_blocks(tmp_path: Path):
+    model = load_model(tiny.write_llada(tmp_path / "blocks", block_length=4))
+    sampler = SamplerConfig(gen_length=16, temperature=1.0)
+    stored, plain = (rollout(model, PROMPTS, sampler, SEEDS, store_blocks=s) for s in (True, False))
+    assert torch.equal(stored.tokens, plain.tokens)
+    assert torch.equal(stored.reveal_step, plain.reveal_step)
+    torch.testing.assert_close(stored.confidence, plain.confidence, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_end_with_the_whole_block_that_holds_gen_length(model: MaskedDiffusionLM):
+    model.eos_id = model.pad_id = 263  # padding of the embedding matrix: its row is random, and it is never the best
+    t = rollout(model, PROMPTS, SamplerConfig(gen_length=8), SEEDS)
+    assert t.tokens.shape == (5, 8 + 3)
+    assert t.structure == Structure(4)
+    assert t.sampler.gen_length == 8
+    assert t.sampler.block_length == 4
+    # Prompt and completion end at place 12, 12, 20, 12 and 12.
+    assert t.lengths.tolist() == [8, 10, 11, 11, 8]
+    assert not bool(t.has_eos.any())
+    assert (t.reveal_step >= 0).sum(-1).tolist() == t.lengths.tolist()
+    assert bool((t.tokens[0, 8:] == model.pad_id).all())
+    assert t.nfe.tolist() == t.scheduled_steps.tolist() == t.lengths.tolist()
+    odd = rollout(model, PROMPTS[:1], SamplerConfig(gen_length=5), [0])
+    assert odd.sampler.gen_length == 8  # rounded up to whole blocks
+
+
+def test_a_row_ends_after_the_block_with_an_eos_and_keeps_what_was_sampled_there(model: MaskedDiffusionLM):
+    sampler = SamplerConfig(gen_length=12)
+    whole = rollout(model, PROMPTS[:1], sampler, [0])
+    first_of = {token: place for place, token in reversed(list(enumerate(whole.tokens[0].tolist())))}
+    model.eos_id, place = next((t, p) for t, p in first_of.items() if p in (4, 5, 6))
+    ended = rollout(model, PROMPTS[:1], sampler, [0])
+    assert ended.lengths.tolist() == [place + 1]
+    assert ended.tokens[0, :8].tolist() == whole.tokens[0, :8].tolist()
+    assert ended.reveal_step[0].tolist() == whole.reveal_step[0, :8].tolist() + [-1] * 7
+    assert ended.completion_ids()[0] == whole.tokens[0, : place + 1].tolist()
+    assert bool(ended.scored(after_eos=True)[0, :8].all())
+    # `early_stop: eos` ends it inside the block, once all before the EOS is revealed.
+    inside = rollout(model, PROMPTS[:1], SamplerConfig(gen_length=12, early_stop="eos"), [0])
+    shown = inside.reveal_step[0] >= 0
+    assert inside.lengths.tolist() == [place + 1]
+    assert inside.tokens[0][shown].tolist() == whole.tokens[0][shown].tolist()
+    assert int(inside.nfe[0]) <= int(ended.nfe[0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"threshold": 0.3}, {"early_stop": "eos"}])
+def test_states_replay_to_the_recorded_probabilities(model: MaskedDiffusionLM, settings: dict[str, Any]):
+    """Each token's probability in the state before its step, under the trajectory's structure, is what was recorded;
+    tokens after an EOS included."""
+    sampler = SamplerConfig(gen_length=12, temperature=1.0, **settings)
+    make_eos_common(model, sampler)
+    t = rollout(model, PROMPTS, sampler, SEEDS)
+    assert bool((t.scored(True) & ~t.counted).any())
+    mask = torch.cat([t.prompt_mask, torch.ones_like(t.tokens)], dim=1)
+    for step in range(int(t.reveal_step.max()) + 1):
+        now = t.reveal_step == step
+        state = torch.cat([t.prompt_ids, t.state_before(torch.full((5,), step))], dim=1)
+        hidden = model.hidden(state, mask, structure=t.structure)[:, t.prompt_ids.shape[1] :]
+        p = model.head(hidden[now]).softmax(-1).gather(1, t.tokens[now][:, None])[:, 0]
+        torch.testing.assert_close(p.float(), t.confidence[now], rtol=1e-5, atol=1e-7)
+
+
+def count_tokens(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """A list that grows by the shape of each forward's input."""
+    shapes: list[tuple[int, ...]] = []
+    body = model.backbone.model.forward
+
+    def counting(input_ids: torch.Tensor, **rest: Any) -> Any:
+        shapes.append(tuple(input_ids.shape))
+        return body(input_ids=input_ids, **rest)
+
+    monkeypatch.setattr(model.backbone.model, "forward", counting)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps", "expected"),
+    [
+        # The prompt's two blocks and the first forward of the completion's first, then 3 more and one that stores it,
+        # and 4 of the last block.
+        (8, 8, [12, 4, 4, 4, 4, 4, 4, 4, 4]),
+        # Of 5 prompt tokens one is in the first block: 3 forwards of it, the prompt's block stored with the first.
+        (5, 8, [8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
+        (8, 4, [12, 4, 4, 4, 4]),  # two tokens a step
+        (8, 2, [12, 4, 4]),  # a block a step
+    ],
+)
+def test_queries_by_hand_and_as_the_model_saw_them(
+    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, prompt: int, steps: int, expected: list[int]
+):
+    model.eos_id = 263
+    shapes = count_tokens(model, monkeypatch)
+    t = rollout(model, [list(range(prompt))], SamplerConfig(gen_length=8, steps=steps), [0])
+    assert shapes == [(1, n) for n in expected]
+    assert t.queries.tolist() == [sum(expected)]
+    stored = int(t.structure.block_length or 0) and -(-(prompt % 4 + 8) // 4) - 1
+    assert t.nfe.tolist() == [len(expected) - stored]
+
+
+def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+    model.eos_id = 263
+    shapes = count_tokens(model, monkeypatch)
+    sampler = SamplerConfig(gen_length=4, temperature=1.0, steps=2)
+    prompts = [list(range(10))] * 6 + [list(range(50, 60))] * 2
+    t = rollout(model, prompts, sampler, range(8))
+    assert shapes[0] == (2, 12)  # both prompts' two blocks, and the block that prompt and completion share
+    assert set(shapes[1:]) == {(8, 4)}
+    assert len({tuple(row) for row in t.tokens.tolist()}) > 2  # each row still draws its own tokens
+    # One row at a time: rollouts that enter later find their prompt stored.
+    shapes.clear()
+    one_by_one = rollout(model, prompts, sampler, range(8), rollout_tokens=4)
+    assert_same(one_by_one, t, list(range(8)))
+    assert [shape for shape in shapes if shape != (1, 4)] == [(1, 12), (1, 12)]
+    shapes.clear()
+    rollout(model, prompts, sampler, range(8), share_first=False)
+    assert shapes[0] == (8, 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cache": "dual", "cache_refresh": 2}, "cache 'dual' is an approximation for models with full attention"),
+        ({"cache": "prefix", "block_length": 4}, "cache 'prefix' is an approximation"),
+        ({"cfg_scale": 1.0}, "cfg_scale 1.0 does not go with a model that attends block by block"),
+        ({"steps": 3}, "steps 3 is not a multiple of the number of blocks, 2"),
+    ],
+)
+def test_settings_of_full_attention_are_refused_in_a_sentence(
+    model: MaskedDiffusionLM, settings: dict[str, Any], said: str
+):
+    with pytest.raises(UserError, match=said) as caught:
+        rollout(model, [[1, 2]], SamplerConfig(gen_length=8, **settings), [0])
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_predictions_and_trees_are_refused(model: MaskedDiffusionLM):
+    with pytest.raises(UserError, match="predicts one block at a time"):
+        rollout(model, [[1, 2]], SamplerConfig(gen_length=8), [0], keep_steps=[7])
+    sampler = SamplerConfig(gen_length=8).for_length(8, 4)
+    with pytest.raises(UserError, match=r"tree \[2, 2\] branches at the same steps"):
+        tree_rollout(model, [[1, 2]] * 4, sampler, range(4), [2, 2])
+
+
+def test_another_block_length_is_used_and_warned_of_once(model: MaskedDiffusionLM, caplog: pytest.LogCaptureFixture):
+    sampler_module._warn_once.cache_clear()
+    model.eos_id = 263
+    sampler = SamplerConfig(gen_length=8, block_length=2)
+    with caplog.at_level(logging.WARNING):
+        first, again = (rollout(model, PROMPTS, sampler, SEEDS, store_blocks=s) for s in (True, False))
+    assert [r.getMessage() for r in caplog.records] == [
+        "sampler: block_length 2 is not the 4 that the model was trained with; leave it out"
+    ]
+    assert first.structure == Structure(2)
+    assert_same(first, again, [0, 1, 2, 3, 4], but=("queries",))
+
+
+def test_a_prompt_must_leave_room_for_whole_blocks(model: MaskedDiffusionLM):
+    rollout(model, [[1] * 504], SamplerConfig(gen_length=8), [0])
+    with pytest.raises(UserError, match="exceeds the model's context of 512"):
+        rollout(model, [[1] * 505], SamplerConfig(gen_length=8), [0])
+
+
+def reveal(score: list[float], eligible: list[bool], block_step: int = 0, **fields: Any) -> list[bool]:
+    """What a rule reveals of one row. score: of the rule and the confidence."""
+    sampler = SamplerConfig(**fields)
+    counts = torch.tensor([2, 1, 1])
+    value, open_ = torch.tensor([score], dtype=torch.float64), torch.tensor([eligible])
+    zero = torch.zeros(1, dtype=torch.long)
+    step = Step(open_, zero[:, None], value, value, value, zero + block_step, counts, zero, zero, sampler)
+    return sampler.reveal_rule.reveal(step).positions[0].tolist()
+
+
+def test_the_rules_of_sdar_and_llada2_by_hand():
+    score, every = [0.2, 0.9, 0.6, 0.95], [True] * 4
+    dynamic: dict[str, Any] = {"remasking": "low_confidence_dynamic"}
+    assert reveal(score, every, remasking="low_confidence_static") == [False, True, False, True]
+    assert reveal(score, every, block_step=1, remasking="low_confidence_static") == [False, False, False, True]
+    assert reveal(score, every, remasking="sequential") == [True, True, False, False]
+    assert reveal(score, [False, True, False, True], 1, remasking="sequential") == [False, True, False, False]
+    assert reveal(score, every, threshold=0.5, **dynamic) == [
+        False,
+        True,
+        True,
+        True,
+    ]  # three exceed it, the quota is 2
+    assert reveal(score, every, threshold=0.93, **dynamic) == [False, True, False, True]  # one does: the two best
+    assert reveal(score, every, 1, threshold=0.95, **dynamic) == [False, False, False, True]  # equal does not exceed
+    # A quota above the masks left takes what is left.
+    for remasking in ("low_confidence_static", "sequential"):
+        assert reveal(score, [True, False, False, False], remasking=remasking) == [True, False, False, False]
+    assert reveal(score, [True, False, False, False], threshold=0.9, **dynamic) == [True, False, False, False]
+    with pytest.raises(ValueError, match="threshold None must be above 0"):
+        SamplerConfig(remasking="low_confidence_dynamic")
+    with pytest.raises(ValueError, match="alg and remasking 'sequential' each select a reveal rule"):
+        SamplerConfig(remasking="sequential", alg="entropy")
