@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 import tiny
 from lfpo.base.errors import UserError
+from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.rollout import sampler as sampler_module
@@ -82,7 +84,6 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr("lfpo.models.structure.HALF", ())
     assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
 
 
@@ -246,6 +247,20 @@ def test_a_prompt_must_leave_room_for_whole_blocks(model: MaskedDiffusionLM):
     rollout(model, [[1] * 504], SamplerConfig(gen_length=8), [0])
     with pytest.raises(UserError, match="exceeds the model's context of 512"):
         rollout(model, [[1] * 505], SamplerConfig(gen_length=8), [0])
+
+
+def test_sample_and_eval_take_the_models_block_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = tiny.write_llada(tmp_path / "blocks", block_length=4)
+    settings = ["--sampler.gen_length", "6", "--sampler.remasking", "sequential", "--show_steps"]
+    assert main(["sample", "--model", str(source), "--prompt", "abcde", *settings]) == 0
+    assert "forwards, " in capsys.readouterr().out
+    output = tmp_path / "eval.json"
+    assert main(["eval", "--model", str(source), "--task", "words", "--n", "2", "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert found["sampler"]["block_length"] == 4
+    assert found["sampler"]["gen_length"] % 4 == 0
+    assert main(["sample", "--model", str(source), "--prompt", "a", "--sampler.cache", "dual"]) == 2
+    assert "cache 'dual' is an approximation for models with full attention" in capsys.readouterr().err
 
 
 def reveal(score: list[float], eligible: list[bool], block_step: int = 0, **fields: Any) -> list[bool]:

@@ -18,8 +18,6 @@ from lfpo.cli import main
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import load_model, load_tokenizer, save_model
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import BLOCK_SAMPLER, SAMPLER
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
@@ -220,7 +218,6 @@ def test_a_block_length_in_config_json(tmp_path: Path) -> None:
 def test_block_models_are_not_run_with_full_attention(tmp_path: Path) -> None:
     source = golden("sdar", tmp_path / "sdar")
     model = load_model(source)
-    fails(lambda: rollout(model, [[1, 2]], SamplerConfig(gen_length=8), [0]), str(source), "blocks of 4", "sampling")
     fails(lambda: likelihood_bounds(model, [Pair([1], [2], 0)], LikelihoodConfig()), "blocks of 4", "likelihood")
     common: dict[str, Any] = {"model": str(source), "output_dir": str(tmp_path / "run")}
     fails(lambda: LFPOTrainer(args=LFPOConfig(**common, task="choice")), "blocks of 4", "training")

@@ -43,7 +43,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
         if config.chat:
             prompt = [{"role": "user", "content": prompt}]
     try:
-        sampler = config.sampler.for_length(default_length)
+        sampler = config.sampler.for_length(default_length, model.block_length)
     except ValueError as error:
         raise UserError(f"lfpo sample: sampler: {error}") from error
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)

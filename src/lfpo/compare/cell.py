@@ -104,7 +104,7 @@ def _evaluate(
     seed: int = 0,
 ) -> EvalResult:
     task, tokens = _task(config), config.rollout_tokens
-    sampler = sampler.for_length(task.gen_length)
+    sampler = sampler.for_length(task.gen_length, model.block_length)
     return evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=seed, rollout_tokens=tokens)
 
 

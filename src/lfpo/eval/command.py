@@ -20,7 +20,7 @@ from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import data_sha256, file_sha256, find
 from lfpo.eval.table import open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.loading import resolve
+from lfpo.models.loading import resolve, trained_block_length
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 
@@ -36,7 +36,8 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     if config.threads:
         torch.set_num_threads(config.threads)
     weights = distributed.together(lambda: file_sha256(resolve(config.model)) if rank == 0 else "")[0]
-    jobs = [prepare(name, config, weights) for name in config.task_names]
+    block_length = trained_block_length(config.model)
+    jobs = [prepare(name, config, weights, block_length) for name in config.task_names]
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
     finished = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
@@ -57,8 +58,8 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     return results
 
 
-def prepare(name: str, config: EvalConfig, weights: str) -> Job:
-    """The job of one task. weights: SHA-256 of the model."""
+def prepare(name: str, config: EvalConfig, weights: str, block_length: int | None = None) -> Job:
+    """The job of one task. weights: SHA-256 of the model. block_length: the model's."""
     task = get_task(name)
     rows = task.test_rows(config.n)
     solved = examples(task, config.num_fewshot)
@@ -71,7 +72,7 @@ def prepare(name: str, config: EvalConfig, weights: str) -> Job:
     else:
         prompt_format = config.prompt_format or "chat"
         try:
-            sampler = config.sampler.for_length(task.gen_length)
+            sampler = config.sampler.for_length(task.gen_length, block_length)
         except ValueError as error:
             raise UserError(f"lfpo eval: task {task.name!r}: sampler: {error}") from error
         asked_rows = asked(rows, solved, prompt_format)

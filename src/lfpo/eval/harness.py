@@ -158,7 +158,8 @@ class LfpoLM(LM):
             if name not in SAMPLER_FIELDS:
                 raise UserError(f"lm-eval: unknown generation setting {name!r}{nearest(name, SAMPLER_FIELDS)}")
         try:
-            sampler = SamplerConfig(**{**values, **options, **self.sampler}).for_length(DEFAULT_LENGTH)
+            sampler = SamplerConfig(**{**values, **options, **self.sampler})
+            sampler = sampler.for_length(DEFAULT_LENGTH, self.model.block_length)
         except ValueError as error:
             raise UserError(f"lm-eval: sampler: {error}") from error
         return sampler, (until,) if isinstance(until, str) else tuple(until)
@@ -207,7 +208,7 @@ class LfpoLM(LM):
             prompts, seeds = [pairs[i].prompt for i in index], [0] * len(index)
             trajectory = rollout(self.model, prompts, sampler, seeds, rollout_tokens=self.rollout_tokens)
             for i, found in zip(index, trajectory.tokens.tolist(), strict=True):
-                equal[i] = found == pairs[i].answer
+                equal[i] = found[:length] == pairs[i].answer
         return equal
 
 

@@ -94,6 +94,15 @@ def family_of(config: dict[str, Any], where: object) -> Family:
     raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
 
 
+def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
+    """MaskedDiffusionLM.block_length of a model; that of a checkpoint from its config.json alone."""
+    if isinstance(model, MaskedDiffusionLM):
+        return model.block_length
+    source = resolve(model)
+    config = read_json(source / "config.json")
+    return family_of(config, source / "config.json").block_length(config)
+
+
 def load_model(
     name: str | Path,
     *,

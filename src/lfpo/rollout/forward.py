@@ -26,7 +26,8 @@ CACHED = 4
 
 
 def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
-    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (lfpo.rollout.stored_blocks)."""
+    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see
+    lfpo.rollout.stored_blocks)."""
     if sampler.cache == "none" and not stores:
         return max(1, rollout_tokens // length)
     window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length
@@ -276,7 +277,8 @@ def run_window(
     width: int,
     compiled: bool,
 ) -> torch.Tensor:
-    """Hidden states [A, width, D] of windows of `width` tokens, from columns `start` on, in a cache that fits `held`."""
+    """Hidden states [A, width, D] of windows of `width` tokens, from columns `start` on, in a cache that
+    fits `held`."""
     size, length = ids.shape
     if compiled:
         rows, columns = held(cache, size, length, compiled)

@@ -16,6 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import gathered
+from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.placement import sampling
 from lfpo.models.roles import CURRENT, OLD
@@ -76,7 +77,8 @@ class LFPOTrainer:
         self.objective = make_objective(args.objective)
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = reward_weights(args, self.source)
-        self.sampler, self.eval_samplers = samplers(args, self.source, self.objective)
+        block_length = trained_block_length(model or args.model)
+        self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
         check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)

@@ -168,15 +168,16 @@ def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:
 
 
 def samplers(
-    args: LFPOConfig, source: PromptSource, objective: Objective
+    args: LFPOConfig, source: PromptSource, objective: Objective, block_length: int | None
 ) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
     """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
 
-    Raises UserError where a length does not fit, or the objective cannot learn from such rollouts.
+    block_length: the model's. Raises UserError where a length does not fit, or the objective cannot learn from such
+    rollouts.
     """
     try:
-        sampler = args.sampler.for_length(source.gen_length)
-        evaluated = {name: s.for_length(sampler.gen_length or 0) for name, s in args.eval_samplers.items()}
+        sampler = args.sampler.for_length(source.gen_length, block_length)
+        evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
     check_rollouts(objective, sampler, args.tree)
