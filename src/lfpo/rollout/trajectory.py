@@ -88,10 +88,11 @@ class Trajectory:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Completion length of each row, [B] int64: up to and including its first EOS, or all that was revealed."""
+        """Completion length of each row, [B] int64: up to and including its first EOS, or the last revealed position
+        where there is none (C, but for rows whose last block ends before it)."""
         first = self.is_eos.int().argmax(-1)
-        # Without an EOS all positions of a row are revealed, but for those after its last block.
-        return torch.where(self.has_eos, first + 1, (self.reveal_step >= 0).sum(-1))
+        after_last = (self.reveal_step >= 0).flip(-1).int().argmax(-1)
+        return torch.where(self.has_eos, first + 1, self.tokens.shape[1] - after_last)
 
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""
