@@ -230,8 +230,8 @@ def test_the_nonce_is_not_in_arguments_environment_or_files(sandbox):
     search += "found += [name for name in files if set(name) <= set('0123456789abcdef')]\n"
     search += "assert not [text for text in found if len(text) in (16, 32) and text[0] != '/'], found\n"
     assert sandbox.judge(Job(search + DOUBLE, tests=[TOGETHER], unittest=True, together=True)).passed
-    with pytest.raises(UserError, match="needs tests and unittest=True"):
-        Job(DOUBLE, tests=["assert double(1) == 2"], together=True)
+    with pytest.raises(UserError, match="together=True in a sandbox job needs tests"):
+        Job(DOUBLE, "double", calls=[Call((1,), 2)], together=True)
 
 
 def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lfpo.base.errors import UserError
@@ -36,7 +37,9 @@ _PROCESSES = re.compile(
     r"\b(?:subprocess|multiprocessing|ProcessPoolExecutor|create_subprocess_\w+|shutil\.(?:copy|copy2|copytree|move)"
     r"|os\.(?:system|popen|fork|spawn\w+|kill|chmod|chown|utime))\b"
 )
+_TEST_CASE = re.compile(r"^class +\w+\([^)]*\bTestCase\b", re.MULTILINE)
 _OPEN = re.compile(r"```[ \t]*+(\w*+)")
+_ONE_PROCESS = "one process for program and tests (together), because there the row's solution passes, in two not: {}"
 SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
 
 
@@ -139,11 +142,14 @@ class Grader:
     continues; its default is the prompt, if that is Python and defines the entry point. `together` marks suites that
     share the program's process. `functions` and `classes` name what else the tests take from the program; by default
     they are read from the row's solution (`solution`, `code` or `canonical_solution`). A row with text in `needs`, or
-    whose tests cannot be judged (docs/sandbox.md), has no reward: None.
+    whose tests cannot be judged (docs/sandbox.md), has no reward: None. With `check_solutions` that includes rows whose
+    solution passes its tests in one process, but not with the tests in another process.
     """
 
-    def __init__(self, sandbox: Sandbox | None = None, limits: Limits | None = None) -> None:
-        self._sandbox, self._limits = sandbox, limits
+    def __init__(
+        self, sandbox: Sandbox | None = None, limits: Limits | None = None, check_solutions: bool = True
+    ) -> None:
+        self._sandbox, self._limits, self._check_solutions = sandbox, limits, check_solutions
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
 
     @property
@@ -170,11 +176,27 @@ class Grader:
         """One verdict for each completion, None if the row has `needs`. Raises UserError for a row without tests."""
         lists = {name: values for name, values in columns.items() if isinstance(values, Sequence)}
         jobs: list[Job | None] = []
+        solutions: list[Job | None] = []
         for i, completion in enumerate(completions):
             row = {name: values[i] for name, values in lists.items() if len(values) == len(completions)}
             job = None if row.get("needs") else code_job(completion_text(completion), row, prompts[i], f"row {i}")
             jobs.append(job)
-        return self._judged(jobs)
+            solution = _solution(row) if self._check_solutions and job and not (job.together or job.needs) else ""
+            solutions.append(code_job(solution, row, prompts[i]) if solution else None)
+        judged = self._judged([*jobs, *solutions])
+        verdicts, right = judged[: len(jobs)], judged[len(jobs) :]
+        doubtful = [
+            job and replace(job, together=True) if verdict and not verdict.passed else None
+            for job, verdict in zip(solutions, right, strict=True)
+        ]
+        needs = [
+            _ONE_PROCESS.format(two.reason) if one and two and one.passed else ""
+            for one, two in zip(self._judged(doubtful), right, strict=True)
+        ]
+        return [
+            failed(job, f"not judged: needs {missing}", missing) if job and missing else verdict
+            for job, verdict, missing in zip(jobs, verdicts, needs, strict=True)
+        ]
 
     def _judged(self, jobs: Sequence[Job | None]) -> list[Verdict | None]:
         keys = [b"" if job is None else hashlib.sha256(repr(job).encode("utf-8", "replace")).digest() for job in jobs]
@@ -232,7 +254,7 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         setup=f"{imports}\n{setup}" if imports else setup,
         functions=functions,
         classes=classes,
-        unittest=any("unittest.TestCase" in test for test in tests),
+        unittest=any(_TEST_CASE.search(test) for test in tests),
         together=bool(row.get("together")),
         processes=any(_PROCESSES.search(source) for source in (_solution(row), setup, *tests)),
     )

@@ -58,8 +58,8 @@ class Job:
     tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
     setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
     unittest: the tests define unittest.TestCase classes, and every test method counts.
-    together: program and unittest classes run in one module of one process, for suites that patch the program's modules
-    or inspect objects of other than built-in types. Such a verdict is easier to cheat (docs/sandbox.md).
+    together: program and tests run in one module of one process, for suites that patch the program's modules or inspect
+    objects of other than built-in types. Such a verdict is easier to cheat (docs/sandbox.md).
     processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
     tolerance: for floats returned by calls; relative if the expected value is above 1, else absolute.
     Raises UserError for an inconsistent combination.
@@ -82,8 +82,8 @@ class Job:
             raise UserError("a sandbox job needs either calls or tests, and not both")
         if self.calls and not self.entry_point:
             raise UserError("a sandbox job with calls needs the name of the entry point")
-        if self.together and not (self.unittest and self.tests):
-            raise UserError("together=True in a sandbox job needs tests and unittest=True")
+        if self.together and not self.tests:
+            raise UserError("together=True in a sandbox job needs tests")
 
     @property
     def suite(self) -> Suite:
@@ -136,6 +136,7 @@ def encode_job(job: Job) -> bytes:
         "suite_classes": list(suite.suite_classes),
         "in_place": suite.in_place,
         "output": suite.output,
+        "input": suite.input,
         "numpy": suite.numpy,
         "calls": [(call.args, dict(call.kwargs), call.expected) for call in job.calls],
         "tests": list(job.tests),
@@ -150,13 +151,22 @@ def encode_job(job: Job) -> bytes:
 
 
 def encode_suite(job: Job, nonce: bytes) -> bytes:
-    """The job as bytes for the one process in which program and unittest classes run together."""
-    content = {"program": job.program, "setup": job.setup, "tests": "\n\n".join(job.tests), "nonce": nonce}
-    return wire.encode(content)
+    """The job as bytes for the one process in which program and tests run together."""
+    content = {"program": job.program, "setup": job.setup, "tests": list(job.tests), "unittest": job.unittest}
+    if not job.unittest:
+        content["setup"] = "\n".join([*map(_import_statement, job.suite.imports), job.setup])
+    return wire.encode({**content, "nonce": nonce})
 
 
-def count_methods(job: Job) -> int:
-    """Number of test methods in the tests' classes, from the source. Raises UserError for a test that is not Python."""
+def _import_statement(found: tuple[str, str, str]) -> str:
+    name, module, member = found
+    return f"from {module} import {member} as {name}" if member else f"import {module} as {name}"
+
+
+def count_tests(job: Job) -> int:
+    """Number of tests, or of test methods in the tests' classes. Raises UserError for a test that is not Python."""
+    if not job.unittest:
+        return len(job.calls or job.tests)
     trees = [parsed(source, f"test {number}", job.entry_point) for number, source in enumerate(job.tests)]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = ast.FunctionDef | ast.AsyncFunctionDef

@@ -18,7 +18,7 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_methods, encode_job, encode_suite, failed
+from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, encode_suite, failed
 from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 
 _MAX_REPORT = 16 * 2**20
@@ -75,7 +75,7 @@ def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> 
         return failed(job, f"not judged: needs {needs}", needs)
     nonce = secrets.token_bytes(16) if job.together else b""
     content = encode_suite(job, nonce) if job.together else encode_job(job)
-    expected = count_methods(job) if job.together else len(job.calls or job.tests)
+    expected = count_tests(job)
     if len(job.program) > limits.program_chars:
         return failed(job, f"the program is longer than {limits.program_chars} characters")
     deadline = begin + limits.seconds

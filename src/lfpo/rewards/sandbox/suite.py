@@ -10,6 +10,7 @@ import ast
 import builtins
 import functools
 import re
+import sys
 import threading
 import warnings
 from collections import deque
@@ -35,7 +36,13 @@ _MEMBERS = {
     "Decimal": "decimal",
     "Fraction": "fractions",
 }
-_LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z]+[a-z0-9]\w*")
+_LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
+# What tests share with a program only in one process: files, random numbers, warnings and logs, a function's inside.
+_ONE_PROCESS = re.compile(
+    r"\b(?:open\(|tempfile\b|tmp_path\b|os\.path\.(?:exists|isfile|isdir)|random\.seed\(|warnings\.|pytest\.warns"
+    r"|assertWarns|assertLogs|wait_for\(|\bhash\(|IntEnum\b|Enum\)|caplog\b|capsys\b|capfd\b|monkeypatch\b|inspect\.|get_type_hints|pickle\.|GeneratorType\b"
+    r"|__doc__|__annotations__|__defaults__|__code__|__wrapped__|iscoroutinefunction)"
+)
 _PLAIN: tuple[object, ...] = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0))
 _PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]))
 _PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
@@ -55,8 +62,8 @@ class Suite:
 
     entry_point, functions, classes: names of the program. imports: (name, module, member or "") of what the judge
     imports for the suite. suite_classes: classes that the suite defines. in_place: a test ignores the result of a call,
-    so it tests the changed arguments. output: the tests look at what the program prints. numpy: the tests use numpy.
-    needs: why the suite cannot be judged, or "".
+    so it tests the changed arguments. output: the tests look at what the program prints. input: they give it text to
+    read. numpy: they use numpy. needs: why the suite cannot be judged, or "".
     """
 
     entry_point: str
@@ -66,6 +73,7 @@ class Suite:
     suite_classes: tuple[str, ...]
     in_place: bool
     output: bool
+    input: bool
     numpy: bool
     needs: str
 
@@ -96,7 +104,8 @@ def read_suite(
         imports=tuple(sorted(_import(name, nodes) for name in known)),
         suite_classes=tuple(sorted({node.name for node in nodes if isinstance(node, ast.ClassDef)})),
         in_place=_ignores_a_result(nodes, {entry_point, "candidate", *functions}),
-        output="stdout" in source,
+        output="stdout" in source or "stderr" in source,
+        input="stdin" in source,
         numpy="numpy" in source or "np" in known,
         needs=_needs(nodes, source, unknown, entry_point, functions, classes),
     )
@@ -191,19 +200,97 @@ def _needs(
 ) -> str:
     if unknown:
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions or classes"
+    if uncalled := _uncalled_test(nodes):
+        return f"a call of {uncalled}, which the tests define and do not use"
     if any(isinstance(node, ast.ImportFrom | ast.Import) and _imports_mock(node) for node in nodes):
         return "together=True, because the tests patch objects"
-    if classes is not None:
-        return ""
+    if any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
+        return "together=True, because the tests assign attributes of modules"
     names = {entry_point, *functions}
-    results = [node for node in nodes if isinstance(node, ast.Attribute) and _calls(node.value, names)]
+    if any(isinstance(node, ast.Compare) and _compares_identity(node, names) for node in nodes):
+        return "together=True, because the tests use `is` with a result"
+    if classes is not None:
+        if derived := [name for node in nodes for name in _derives_from(node) if name in classes]:
+            return f"together=True, because the tests derive from a class of the program or match it: {derived[0]}"
+        return ""
+    if found := _ONE_PROCESS.search(source):
+        return (
+            f"together=True, because the tests use {found[0].rstrip('.(')}, which works in the program's process only"
+        )
+    if name := _passed_coroutine(nodes):
+        return f"together=True, because the tests pass the coroutine function {name} to the program"
+    made = names | _names_of_results(nodes, names)
+    results = [node for node in nodes if isinstance(node, ast.Attribute) and _is_result(node.value, names, made)]
     own = set(_bound(nodes)) | {node.attr for node in nodes if isinstance(node, ast.Attribute) and node not in results}
     foreign = [node.attr for node in results if node.attr not in _PLAIN_ATTRIBUTES | own]
     if foreign and not any(package in source for package in ("numpy", "np.", "pandas", "pd.")):
         return f"the program's classes in classes, because the tests use .{foreign[0]} of a result"
-    if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point) and "_" not in entry_point:
+    if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point):
         return f"classes to be given: whether {entry_point} is a class (classes=[{entry_point!r}]) or not (classes=[])"
     return ""
+
+
+def _passed_coroutine(nodes: list[ast.AST]) -> str:
+    """An `async def` of the suite that it uses without calling it; or ""."""
+    defined = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    used = (node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
+    return next((name for name in used if name in defined), "")
+
+
+def _names_of_results(nodes: list[ast.AST], names: set[str]) -> set[str]:
+    """Variables to which the suite assigns a result only, and functions that the program decorates."""
+    found: set[str] = set()
+    others: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            (found if _is_result(node.value, names, names) else others).update(targets)
+        elif isinstance(node, ast.FunctionDef) and any(_root(maker) in names for maker in node.decorator_list):
+            found.add(node.name)
+    return found - others
+
+
+def _is_result(node: ast.AST, names: set[str], made: set[str]) -> bool:
+    """Whether it is what a function of the program returned, or a variable with it; also `f(1)[0]` and `f(1)(2)`."""
+    if isinstance(node, ast.Name):
+        return node.id in made - names
+    return isinstance(node, ast.Call | ast.Subscript | ast.Await) and _root(node) in names
+
+
+def _root(node: ast.AST) -> str:
+    """The name that a chain of calls, items and `await` begins with, or ""."""
+    while isinstance(node, ast.Call | ast.Subscript | ast.Await):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _uncalled_test(nodes: list[ast.AST]) -> str:
+    """A test function of a suite that nothing uses, so that every program would pass it; or ""."""
+    modules = [node for node in nodes if isinstance(node, ast.Module)]
+    defined = [node.name for tree in modules for node in tree.body if isinstance(node, ast.FunctionDef)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return next((name for name in defined if (name.startswith("test") or name == "check") and name not in used), "")
+
+
+def _patches(node: ast.Attribute) -> bool:
+    """Whether it assigns an attribute of a module, except a standard stream: those reach the program."""
+    is_module = isinstance(node.value, ast.Name) and node.value.id in sys.stdlib_module_names
+    return isinstance(node.ctx, ast.Store) and is_module and node.attr not in {"stdin", "stdout", "stderr"}
+
+
+def _compares_identity(node: ast.Compare, names: set[str]) -> bool:
+    """Whether `is` compares a result with something other than a constant or a type."""
+    sides = [node.left, *node.comparators]
+    others = [side for side in sides if not _calls(side, names)]
+    plain = all(isinstance(o, ast.Constant) or (isinstance(o, ast.Name) and hasattr(builtins, o.id)) for o in others)
+    return any(isinstance(op, ast.Is) for op in node.ops) and any(_calls(s, names) for s in sides) and not plain
+
+
+def _derives_from(node: ast.AST) -> list[str]:
+    """Names of the classes that a class definition or a pattern uses."""
+    used = node.bases if isinstance(node, ast.ClassDef) else [node.cls] if isinstance(node, ast.MatchClass) else []
+    return [base.id for base in used if isinstance(base, ast.Name)]
 
 
 def _imports_mock(node: ast.ImportFrom | ast.Import) -> bool:

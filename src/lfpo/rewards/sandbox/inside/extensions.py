@@ -23,6 +23,7 @@ _REDUCED = {
     *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
     *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
     *("pathlib.PosixPath", "pathlib.PurePosixPath"),
+    *("ipaddress.IPv4Address", "ipaddress.IPv6Address", "ipaddress.IPv4Network", "ipaddress.IPv6Network"),
 }
 _ARRAY_KINDS = "biufcmMSU"
 _EXTENSION_DTYPES = {"str", "string", "boolean", "Float32", "Float64"}
@@ -83,6 +84,31 @@ def _module(name: str) -> Any:
 _NAMEDTUPLES: dict[Any, Any] = {}
 
 
+def _without_functions(state: dict[str, Any]) -> dict[str, Any]:
+    """The state. Raises ValueError for a function in it: a test would take it for a method of plain data."""
+    if any(callable(value) for value in state.values()):
+        raise ValueError("a function hides a method")
+    return state
+
+
+def _stream(kind: str, content: Any, position: int) -> Any:
+    stream = getattr(_module("io"), kind)(content)
+    stream.seek(position)
+    return stream
+
+
+def _match(pattern: Any, text: Any, begin: int, end: int, spans: Any) -> Any:
+    """The match of a pattern. Raises ValueError if the pattern gives other spans."""
+    for search in (pattern.match, pattern.fullmatch, pattern.search):
+        found = search(text, begin, end)
+        if found is not None and found.regs == spans:
+            return found
+    for found in pattern.finditer(text, begin, end):
+        if found.regs == spans:
+            return found
+    raise ValueError("the pattern has no such match")
+
+
 def _namedtuple(parts: Any) -> Any:
     name, fields, values = parts
     key = (str(name), *map(str, fields))
@@ -100,6 +126,16 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "builtins.dict_keys": (list, lambda p: dict.fromkeys(p).keys()),
     "builtins.dict_values": (list, lambda p: dict(enumerate(p)).values()),
     "builtins.dict_items": (list, lambda p: dict(p).items()),
+    "builtins.memoryview": (bytes, lambda p: memoryview(p)),
+    "builtins.mappingproxy": (dict, lambda p: _module("types").MappingProxyType(p)),
+    "types.SimpleNamespace": (vars, lambda p: _module("types").SimpleNamespace(**_without_functions(p))),
+    "collections.ChainMap": (lambda v: v.maps, lambda p: _module("collections").ChainMap(*p)),
+    "collections.UserDict": (lambda v: v.data, lambda p: _module("collections").UserDict(p)),
+    "collections.UserList": (lambda v: v.data, lambda p: _module("collections").UserList(p)),
+    "_io.StringIO": (lambda v: (v.getvalue(), v.tell()), lambda p: _stream("StringIO", *p)),
+    "_io.BytesIO": (lambda v: (v.getvalue(), v.tell()), lambda p: _stream("BytesIO", *p)),
+    "re.Pattern": (lambda v: (v.pattern, v.flags), lambda p: _module("re").compile(*p)),
+    "re.Match": (lambda v: (v.re, v.string, v.pos, v.endpos, v.regs), lambda p: _match(*p)),
     "array.array": (lambda v: (v.typecode, list(v)), lambda p: _module("array").array(*p)),
     "uuid.UUID": (str, lambda p: _module("uuid").UUID(p)),
     "zoneinfo.ZoneInfo": (lambda v: v.key, lambda p: _module("zoneinfo").ZoneInfo(p)),

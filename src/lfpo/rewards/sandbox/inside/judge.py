@@ -30,7 +30,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         passed, reason = passed and not link.gone, link.gone or reason
         wire.send(outbox, wire.encode(("test", passed, reason[:500])))
 
-    link.instances, link.in_place = bool(job["classes"]), job["in_place"]
+    link.instances, link.in_place, link.input = bool(job["classes"]), job["in_place"], job["input"]
     link.sends = any(".send(" in source for source in (job["setup"], *job["tests"]))
     sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
     sys.setrecursionlimit(20_000)  # for values that are nested deeply
@@ -75,7 +75,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
             refuse_broadcasting(numpy)
         _bind(job, link, namespace)
         link.stops = "StopIteration" in job["setup"]
-        exec(compile(job["setup"], "<setup>", "exec"), namespace)
+        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), namespace)
         for name in (job["entry_point"], *job["functions"]):  # after the setup, which may define the prompt's stub
             if name and name not in job["classes"]:
                 namespace[name] = _function(link, name)
@@ -92,7 +92,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
         source = "\n\n".join(job["tests"])
         link.stops |= "StopIteration" in source
         try:
-            exec(compile(source, "<tests>", "exec"), namespace)
+            exec(compile(source, "<tests>", "exec", dont_inherit=True), namespace)
         except BaseException as error:  # raised by the tests' code or by the program
             announce(1)
             report(False, describe(error))
@@ -104,7 +104,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
     for number, source in enumerate(job["tests"]):
         link.stops = "StopIteration" in job["setup"] or "StopIteration" in source
         try:
-            exec(compile(source, f"<test {number}>", "exec"), namespace)
+            exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), namespace)
         except BaseException as error:  # a failed assertion, or what the program raised
             report(False, describe(error))
         else:
@@ -117,4 +117,4 @@ def _bind(job: dict[str, Any], link: Link, namespace: dict[str, Any]) -> None:
         __import__(module)
         namespace[name] = getattr(sys.modules[module], member) if member else sys.modules[module]
     for name in job["classes"]:
-        namespace[name] = link.ask("global", name)
+        namespace[name] = link.ask("class", name)

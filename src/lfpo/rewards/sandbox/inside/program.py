@@ -12,6 +12,7 @@ import sys
 import types
 
 from . import wire
+from .exceptions import Classes, class_names, taken_apart
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ class _Session:
         self.inbox, self.outbox = inbox, outbox
         self.module = types.ModuleType("program")
         self.objects: list[Any] = [self.module]
+        self.handles: dict[int, int] = {}
+        self.errors = Classes({})
         self.suite_names: set[str] = set()
         self.suite_classes: dict[str, type] = {}
-        self.printed: Any = None
+        self.printed: list[Any] = []
         self.loop: Any = None
 
     def serve(self) -> None:
@@ -65,19 +68,20 @@ class _Session:
         except BaseException as error:  # also SystemExit
             return self.raised(error)
 
-    def output(self) -> str:
-        if self.printed is None:
-            return ""
-        text = self.printed.getvalue()
-        self.printed.seek(0)
-        self.printed.truncate()
-        return str(text[: 2**20])
+    def output(self) -> list[str]:
+        """What the program has written to stdout and stderr since the last answer, if the suite looks at it."""
+        texts = [stream.getvalue()[: 2**20] for stream in self.printed]
+        for stream in self.printed:
+            stream.seek(0)
+            stream.truncate()
+        return texts
 
     def raised(self, error: BaseException) -> bytes:
-        names, base = exception_names(type(error))
-        state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _is_plain(value)}
-        args = error.args if _is_plain(error.args) else None
-        return wire.encode(("raised", names, base, args, _text(error), state, self.output()))
+        try:
+            return wire.encode(("raised", error, self.output()), self.refer)
+        except wire.NotAValue:  # a long chain of causes
+            error.__cause__ = error.__context__ = None
+            return wire.encode(("raised", error, self.output()), self.refer)
 
     # Objects that are sent as references
 
@@ -89,24 +93,42 @@ class _Session:
         kind = type(value)
         if kind.__name__ in self.suite_names and kind is self.suite_class(kind.__name__):
             return "suite", (kind.__name__, dict(vars(value)))
-        self.objects.append(value)
-        handle = len(self.objects) - 1
+        if isinstance(value, BaseException) and "_suite_number" in vars(value):
+            return "callback", vars(value)["_suite_number"]
+        handle = self.handle(value)
+        if isinstance(value, BaseException):
+            return "error", (handle, taken_apart(value, _is_plain))
         if isinstance(value, type) and issubclass(value, BaseException):
-            return "exception", (handle, *exception_names(value))
+            return "exception", (handle, class_names(value))
         if isinstance(value, type):
             return "class", (handle, f"the class {value.__name__}")
         if isinstance(value, _FUNCTIONS) or kind.__module__ == "functools":
             return "function", (handle,)
+        if kind.__module__ == "contextlib" and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")):
+            return "manager", (handle,)
         if hasattr(kind, "__next__"):
-            return "iterator", (handle, kind.__module__ == self.module.__name__)
+            form = "own" if kind.__module__ == self.module.__name__ else kind.__name__
+            return "iterator", (handle, form)
         for method, name in (("__anext__", "async iterator"), ("__await__", "awaitable")):
             if hasattr(kind, method):
                 return name, (handle,)
         return "instance", (handle, f"an instance of {kind.__name__}")
 
+    def handle(self, value: Any) -> int:
+        """The number of an object. It has one number only, so that the suite can tell whether two are the same."""
+        number = self.handles.get(id(value), 0)
+        if self.objects[number] is not value:
+            number = self.handles[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return number
+
     def resolve(self, kind: str, payload: Any) -> Any:
         if kind == "object":
             return self.objects[payload]
+        if kind == "error":
+            error: Any = self.errors.build(*payload[1])
+            error._suite_number = payload[0]
+            return error
         if kind == "named":
             __import__(payload[0])
             return operator.attrgetter(payload[1])(sys.modules[payload[0]])
@@ -135,8 +157,7 @@ class _Session:
             if kind == "returned":
                 return content[0]
             if kind == "threw":
-                found = getattr(builtins, content[0], Exception)
-                raise found(content[1])
+                raise content[0]
             wire.send(self.outbox, self.answer(kind, *content))
         raise SystemExit
 
@@ -149,20 +170,32 @@ class _Session:
         if capture:
             import io
 
-            sys.stdout = self.printed = io.StringIO()
-        exec(compile(source, "<program>", "exec"), self.module.__dict__)
+            self.printed = [io.StringIO(), io.StringIO()]
+            sys.stdout, sys.stderr = self.printed
+        exec(compile(source, "<program>", "exec", dont_inherit=True), self.module.__dict__)
+
+    def do_input(self, text: str) -> None:
+        """Let the program read the text from standard input."""
+        import io
+
+        sys.stdin = io.StringIO(text)
 
     def do_global(self, name: str) -> Any:
         if not hasattr(self.module, name):
             raise NameError(f"name {name!r} is not defined")
         return getattr(self.module, name)
 
+    def do_class(self, name: str) -> Any:
+        found = self.do_global(name)
+        if isinstance(found, type):
+            wire.BY_REFERENCE.add(found)
+        return found
+
     def do_function(self, name: str) -> int:
         """The handle of a callable."""
-        self.objects.append(self.do_global(name))
-        if not callable(self.objects[-1]):
+        if not callable(found := self.do_global(name)):
             raise TypeError(f"{name!r} is not callable")
-        return len(self.objects) - 1
+        return self.handle(found)
 
     def do_attribute(self, target: Any, name: str) -> Any:
         return getattr(target, name)
@@ -179,12 +212,22 @@ class _Session:
         return value, [_changeable(argument) for argument in (*args, *kwargs.values())]
 
     def do_operate(self, name: str, *operands: Any) -> Any:
-        if name == "exit":
-            return operands[0].__exit__(None, None, None)
-        if name in {"enter", "trunc", "floor", "ceil"}:
+        if name in {"exit", "aexit"}:
+            manager, error = operands
+            details = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+            return getattr(manager, f"__{name}__")(*details)
+        if name in {"enter", "aenter", "trunc", "floor", "ceil"}:
             return getattr(operands[0], f"__{name}__")()
+        if name in {"copy", "deepcopy"}:
+            import copy
+
+            return getattr(copy, name)(*operands)
         own = getattr(builtins, name, None) or getattr(operator, f"__{name}__")
         return own(*operands)
+
+    def do_plain(self, instance: Any) -> Any:
+        """The value of a built-in type that an instance of a subclass is equal to."""
+        return wire.plain_base(instance)
 
     def do_items(self, handle: int, count: int) -> tuple[list[Any], bool]:
         """The next items, and whether the iterator has ended. An error after the first item is raised next time."""
@@ -257,26 +300,9 @@ def _changeable(value: Any) -> Any:
     return None if isinstance(value, immutable) or callable(value) else value
 
 
-def exception_names(kind: type) -> tuple[list[str], str]:
-    """Names of the exception's classes that are not built in, and of the first one that is."""
-    names: list[str] = []
-    for found in kind.__mro__:
-        if found.__module__ == "builtins":
-            return names, found.__name__
-        names.append(found.__name__)
-    return [], "Exception"
-
-
 def _is_plain(value: Any) -> bool:
     try:
         wire.encode(value)
     except BaseException:  # of code of the program
         return False
     return True
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{error}"[:300]
-    except BaseException:  # its __str__ may be code of the program
-        return ""

@@ -1,25 +1,29 @@
 """The judge's end of the pipe to the program: requests, and the objects that stand for what cannot be copied.
 
 Results are plain data, copied by value. Functions can only be called, iterators only iterated, coroutines only awaited,
-and what they give is plain data again. Instances of the program's classes are allowed where the job names its classes.
+context managers only entered, and what they give is plain data again. Instances of the program's classes are allowed
+where the job names its classes.
 """
 
 from __future__ import annotations
 
-import builtins
 import itertools
+import operator
 import sys
 import types
 
 from . import wire
+from .exceptions import Classes, taken_apart
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Generator
     from typing import Any
 
 MAX_OUTPUT = 2**20
 """Characters of printed output that one call may give."""
+SUITE = ("<setup", "<test")
+"""Beginnings of the file names under which the suite is compiled."""
 
 
 class Abandoned(BaseException):
@@ -46,48 +50,89 @@ class Function(wire.Proxy):
 
 
 class Iterator(wire.Proxy):
-    """An iterator of the program. Items are plain data, fetched in chunks that grow unless the test uses `send`."""
+    """An iterator of the program. Items are plain data."""
 
     def __init__(self, link: Link, handle: int) -> None:
-        self._link, self._handle = link, handle
-        self._items: list[Any] = []
-        self._chunk, self._ended = 1, False
+        self._handle, self._items = handle, generator(link, handle)
 
     def __iter__(self) -> Iterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._items and not self._ended:
-            self._fetch("items", self._chunk)
-            self._chunk = 1 if self._link.sends else min(2 * self._chunk, 1024)
-        if not self._items:
-            raise StopIteration
-        return self._items.pop()
-
-    def send(self, value: Any) -> Any:
-        self._fetch("send", value)
-        return next(self)
-
-    def _fetch(self, operation: str, argument: Any) -> None:
-        items, self._ended = self._link.ask(operation, self._handle, argument)
-        self._items = list(items)[::-1]
-
-    def close(self) -> None:
-        self._items, self._ended = [], True
+        return next(self._items)
 
 
-class Instance(wire.Proxy):
-    """An instance of a class of the program, or the class itself. What it answers is the program's word.
+def generator(link: Link, handle: int) -> Generator[Any, Any, None]:
+    """A generator of the program. Items are fetched in chunks that grow, unless the tests use `send`."""
+    chunk, received = 1, None
+    while True:
+        if received is None:
+            items, ended = link.ask("items", handle, chunk)
+            chunk = 1 if link.sends else min(2 * chunk, 1024)
+        else:
+            items, ended = link.ask("send", handle, received)
+        for item in items:
+            received = yield item
+        if ended:
+            return
 
-    It can be called, read, changed, iterated and passed back, and the operators work. Comparing it with plain data
-    raises Abandoned: an object that claims to equal everything would pass any test of a value.
-    """
+
+class Manager(wire.Proxy):
+    """A context manager of the program."""
 
     __slots__ = ("_handle", "_link")
+
+    _link: Link
+    _handle: int
 
     def __init__(self, link: Link, handle: int) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_handle", handle)
+
+    def __enter__(self) -> Any:
+        return self._link.ask("operate", "enter", self)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        return bool(self._link.ask("operate", "exit", self, _told(error))) and _is_raised_by_suite(error, trace)
+
+    async def __aenter__(self) -> Any:
+        return await self._link.ask("operate", "aenter", self)
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        return bool(await self._link.ask("operate", "aexit", self, _told(error))) and _is_raised_by_suite(error, trace)
+
+
+def _told(error: Any) -> Any:
+    """What the program's context manager learns of an exception: nothing of failed assertions."""
+    return None if isinstance(error, AssertionError) or not isinstance(error, Exception) else error
+
+
+def _is_raised_by_suite(error: Any, trace: Any) -> bool:
+    """Whether a `raise` statement of the suite raised the exception.
+
+    Only such an exception can be suppressed by the program. Others may come from what the program did or returned, and
+    the assertions after them would not run.
+    """
+    import opcode
+
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or isinstance(error, AssertionError) or not isinstance(error, Exception):
+        return False
+    code = trace.tb_frame.f_code
+    is_raise = code.co_code[trace.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
+    return bool(is_raise and code.co_filename.startswith(SUITE))
+
+
+class Instance(Manager):
+    """An instance of a class of the program, or the class itself. What it answers is the program's word.
+
+    It can be called, read, changed, iterated and passed back, and the operators work. Plain data is compared with the
+    built-in value in it; without one the comparison raises Abandoned: an object that claims to equal everything would
+    pass any test of a value.
+    """
+
+    __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._link.call(self, args, kwargs)
@@ -115,8 +160,11 @@ class Instance(wire.Proxy):
             raise StopIteration
         return items[0]
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        return self._link.ask("operate", "exit", self)
+    def __copy__(self) -> Any:
+        return self._link.ask("operate", "copy", self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._link.ask("operate", "deepcopy", self)
 
     def __await__(self) -> Any:
         return awaited(self._link, self._handle).__await__()
@@ -136,14 +184,14 @@ def _comparison(name: str) -> Any:
             return self._link.ask("operate", name, self, other)
         if other is None and name in {"eq", "ne"}:
             return name == "ne"
-        raise Abandoned("the test compares an instance of the program's class with plain data")
+        return getattr(operator, name)(self._link.ask("plain", self), other)
 
     return compare
 
 
 _UNARY = "len str repr bool hash iter reversed int float complex bytes abs neg pos invert index round trunc floor ceil"
 _BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
-for _name in (*_UNARY.split(), "format", "enter", "getitem", "setitem", "delitem", "contains"):
+for _name in (*_UNARY.split(), "aiter", "format", "getitem", "setitem", "delitem", "contains"):
     setattr(Instance, f"__{_name}__", _operator(_name))
 for _name in _BINARY.split():
     setattr(Instance, f"__{_name}__", _operator(_name))
@@ -173,20 +221,25 @@ class Link:
     """Sends requests to the program's process. `gone` is the reason why there are no more answers, else empty.
 
     namespace: the suite's names. instances: whether instances of the program's classes are allowed. in_place: whether
-    calls change their arguments. stops: whether a test may see StopIteration. sends: whether it uses `send`.
+    calls change their arguments. input: whether the program reads what the suite puts in `sys.stdin`. stops: whether a
+    test may see StopIteration. sends: whether it uses `send`.
     """
 
     def __init__(self, inbox: int, outbox: int) -> None:
         self.inbox, self.outbox, self.gone = inbox, outbox, ""
         self.namespace: dict[str, Any] = {}
-        self.instances = self.in_place = self.stops = self.sends = False
+        self.instances = self.in_place = self.input = self.stops = self.sends = False
         self._sent: set[type] = set()
-        self._callbacks: list[Callable[..., Any]] = []
-        self._exceptions: dict[tuple[str, ...], type[BaseException]] = {}
-        self._output = 0
+        self._callbacks: list[Any] = []
+        self._errors = Classes({"__str__": _message, "__init__": _made_by_suite, "__getattr__": _attribute})
+        self._instances: dict[int, Instance] = {}
+        self._output, self._stdin = 0, sys.stdin
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call in the program's process."""
+        if self.input and sys.stdin is not self._stdin:
+            self._stdin = sys.stdin
+            self.ask("input", self._stdin.read())
         if not self.in_place:
             return self.ask("call", target, args, kwargs)
         value, changed = self.ask("call in place", target, args, kwargs)
@@ -214,8 +267,8 @@ class Link:
         self._print(answer[-1])
         if answer[0] == "value" and len(answer) == 3:
             return answer[1]
-        if answer[0] == "raised" and len(answer) == 7:
-            raise self._rebuilt(*answer[1:6])
+        if answer[0] == "raised" and isinstance(answer[1], BaseException):
+            raise answer[1]
         raise self._lost("the program's process sent an invalid answer")
 
     def _lost(self, reason: str) -> Abandoned:
@@ -238,18 +291,26 @@ class Link:
             return answer
         raise self._lost("the program's process sent an invalid answer")
 
-    def _print(self, text: Any) -> None:
-        """What the program printed, to where the suite's own output goes."""
-        if type(text) is str and text and self._output < MAX_OUTPUT:
-            self._output += len(text)
-            sys.stdout.write(text)
+    def _print(self, texts: Any) -> None:
+        """What the program wrote to stdout and stderr, to where the suite's own output goes."""
+        for text, stream in zip(texts if type(texts) is list else (), (sys.stdout, sys.stderr), strict=False):
+            if type(text) is str and text and self._output < MAX_OUTPUT:
+                self._output += len(text)
+                stream.write(text)
 
     # Objects that are sent as references
 
-    def _refer(self, value: Any) -> tuple[str, Any] | None:
+    def _refer(self, value: Any) -> tuple[str, Any]:
         kind = type(value)
-        if kind in (Function, Iterator, Instance):
-            return "object", value._handle
+        if isinstance(value, wire.Proxy):
+            return "object", value._handle  # type: ignore[attr-defined]
+        if isinstance(value, BaseException):
+            if (handle := vars(value).get("_handle")) is not None:
+                return "object", handle
+            self._callbacks.append(value)
+            return "error", (len(self._callbacks) - 1, taken_apart(value, _is_plain))
+        if isinstance(value, type) and "_handle" in vars(value):
+            return "object", vars(value)["_handle"]
         if kind is types.BuiltinFunctionType and isinstance(value.__self__, types.ModuleType | None):
             return "named", (value.__module__, value.__name__)
         if isinstance(value, types.FunctionType | type) and value.__module__ in sys.stdlib_module_names:
@@ -260,17 +321,19 @@ class Link:
         if hasattr(kind, "__next__"):
             self._callbacks.append(lambda: list(itertools.islice(value, 1)))
             return "iterator", len(self._callbacks) - 1
-        if callable(value):
-            self._callbacks.append(value)
-            return "callback", len(self._callbacks) - 1
-        return None
+        self._callbacks.append(value)  # also what is not callable: the program can give it back
+        return "callback", len(self._callbacks) - 1
 
     def _resolve(self, kind: str, payload: Any) -> Any:
         if kind == "function":
             return Function(self, payload[0])
         if kind == "iterator":
-            handle, of_own_class = payload
-            return Instance(self, handle) if of_own_class and self.instances else Iterator(self, handle)
+            handle, form = payload
+            if form == "own" and self.instances:
+                return self._instance(handle)
+            return generator(self, handle) if form == "generator" else Iterator(self, handle)
+        if kind == "manager":
+            return Manager(self, payload[0])
         if kind == "awaitable":
             return awaited(self, payload[0])
         if kind == "async iterator":
@@ -279,13 +342,22 @@ class Link:
             return self._callbacks[payload]
         if kind == "suite":
             return self._suite_object(*payload)
+        if kind == "error":
+            return self._rebuilt(payload[0], *payload[1])
         if kind == "exception" and self.instances:
-            return self._exception_class(*payload[1:])
+            found = self._errors.of([(module, name) for module, name in payload[1]])
+            if type(payload[0]) is int and found.__module__ == Classes.__module__:
+                found._link, found._handle = self, payload[0]  # type: ignore[attr-defined]
+            return found
         if kind in {"instance", "class"} and self.instances:
-            return Instance(self, payload[0])
+            return self._instance(payload[0])
         if kind in {"instance", "class", "exception", "refused"}:
             raise Abandoned(f"the program returned something that is not plain data: {str(payload[1])[:100]}")
         raise wire.BadBytes(f"unknown kind {kind!r}")
+
+    def _instance(self, handle: int) -> Instance:
+        """One object for each of the program's, so that `is` works."""
+        return self._instances.setdefault(handle, Instance(self, handle))
 
     def _suite_object(self, name: str, state: dict[str, Any]) -> Any:
         """An instance of the suite's class. Its state must not hide a method.
@@ -296,7 +368,7 @@ class Link:
         if not isinstance(kind, type) or kind.__module__ != self.namespace.get("__name__"):
             raise wire.BadBytes(f"unknown class {name!r}")
         code = getattr(kind.__eq__, "__code__", None)
-        if kind not in self._sent and code and code.co_filename.startswith(("<setup", "<test")):
+        if kind not in self._sent and code and code.co_filename.startswith(SUITE):
             raise wire.BadBytes(f"class {name!r} has a comparison of its own")
         value: Any = object.__new__(kind)
         for key, item in state.items():
@@ -315,54 +387,53 @@ class Link:
             self.gone = self.gone or str(error)  # the program still waits for the callback's result
             raise
         except BaseException as error:  # the program may catch what the suite's function raises
-            return wire.encode(("threw", type(error).__name__, str(error)))
+            return wire.encode(("threw", error), self._refer)
 
-    # Exceptions
-
-    def _exception_class(self, names: list[str], base: str) -> type[BaseException]:
-        """A class for an exception of the program: names of its own classes, first the class itself, and the built-in
-        class below them."""
-        if not names:
-            kind = getattr(builtins, base)
-            if not isinstance(kind, type) or not issubclass(kind, BaseException):
-                raise TypeError(f"{base} is not an exception")
-            return kind
-        key = (*names, base)
-        if key not in self._exceptions:
-            parent = self._exception_class(names[1:], base)
-            self._exceptions[key] = type(names[0], (parent,), {"__str__": _message, "__init__": _keep_arguments})
-        return self._exceptions[key]
-
-    def _rebuilt(
-        self, names: list[str], base: str, args: tuple[Any, ...] | None, text: str, state: dict[str, Any]
-    ) -> BaseException:
+    def _rebuilt(self, handle: int, *parts: Any) -> BaseException:
         """The program's exception.
 
         StopIteration, StopAsyncIteration and GeneratorExit become Abandoned unless the suite mentions StopIteration:
         inside map() or a generator of the test they would end the iteration, and `all(map(...))` over nothing is true.
         """
-        abandoned = Abandoned(f"the program raised {base}: {text}"[:300])
         try:
-            kind = self._exception_class(names, base)
-            if issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) and not self.stops:
-                return abandoned
-            if not issubclass(kind, Exception | SystemExit | GeneratorExit):
-                return abandoned
-            error = kind(*((text,) if args is None else args))
-            if names:
-                vars(error).update({name: value for name, value in state.items() if not hasattr(kind, name)})
-                vars(error)["_text"] = text
-        except (TypeError, ValueError, AttributeError):
-            return abandoned
+            error = self._errors.build(*parts)
+        except (AttributeError, TypeError, ValueError):
+            return Abandoned("the program raised an exception that cannot be built again")
+        ends = isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit) and not self.stops
+        if ends or not isinstance(error, Exception | SystemExit | GeneratorExit):
+            return Abandoned(f"the program raised {type(error).__name__}: {error}"[:300])
+        if self.instances and type(error).__module__ == Classes.__module__:
+            vars(error).update(_link=self, _handle=handle)
         return error
 
 
 def _message(error: Any) -> str:
-    return str(error.__dict__.get("_text", ""))
+    return str(error.__dict__["_text"]) if "_text" in error.__dict__ else BaseException.__str__(error)
 
 
-def _keep_arguments(error: Any, *args: Any) -> None:
+def _made_by_suite(error: Any, *args: Any, **kwargs: Any) -> None:
+    """For an exception that the suite creates, as in `raise E(1)`: arguments and attributes of the program's."""
+    kind = type(error)
+    if "_handle" in vars(kind):
+        made = kind._link.ask("call", kind, args, kwargs)
+        args = made.args
+        vars(error).update(vars(made))
     error.args = args
+
+
+def _attribute(error: Any, name: str) -> Any:
+    """A method of an exception of the program's class, or an attribute of that class, where the suite names classes."""
+    if name.startswith("_") or "_link" not in vars(error):
+        raise AttributeError(f"{type(error).__name__!r} object has no attribute {name!r}")
+    return error._link.ask("attribute", error, name)
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        wire.encode(value)
+    except wire.NotAValue:
+        return False
+    return True
 
 
 def _suite_instance(value: Any) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs program and unittest classes in one module of one process, for suites that use the program's objects.
+"""Runs program and tests in one module of one process, for suites that use the program's objects.
 
 The program can access everything in this process. Two checks stop the usual tricks: every report carries a nonce that
 is only in this process's memory, and unittest is compared with its state before the program was loaded.
@@ -6,6 +6,7 @@ is only in this process's memory, and unittest is compared with its state before
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -35,7 +36,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         return
     job = wire.decode(data)
     report = _reporter(outbox, job.pop("nonce"))
-    untouched = _guard_unittest(mocks="mock" in job["tests"])
+    untouched = _guard_unittest(mocks=any("mock" in source for source in job["tests"]))
     cases, error = _load(job)
     if error or not untouched():
         report("unloadable", error if untouched() else _CHANGED)
@@ -61,16 +62,22 @@ def _reporter(outbox: int, nonce: bytes) -> Callable[..., None]:
 
 
 def _load(job: dict[str, Any]) -> tuple[list[unittest.TestCase], str]:
-    """The test methods, or the reason why they could not be loaded."""
+    """The test methods, or a case for each test that is not a class; or the reason why they could not be loaded."""
     module = types.ModuleType(NAME)
     module.__dict__.update(sys=sys, os=os, environ=os.environ)  # as in BigCodeBench's own runner
     sys.modules[NAME] = module
-    for what in ("setup", "program", "tests"):
+    suite = "\n\n".join(job["tests"]) if job["unittest"] else ""
+    for what, source in (("setup", job["setup"]), ("program", job["program"]), ("test", suite)):
         try:
-            exec(compile(job[what], f"<{what}>", "exec"), module.__dict__)
+            exec(compile(source, f"<{what}>", "exec", dont_inherit=True), module.__dict__)
         except BaseException as error:  # also SystemExit
-            return [], f"the {what.removesuffix('s')} does not load: {type(error).__name__}: {error}"[:500]
-    return find_cases(module), ""
+            return [], f"the {what} does not load: {type(error).__name__}: {error}"[:500]
+    if job["unittest"]:
+        return find_cases(module), ""
+    codes = [
+        compile(source, f"<test {number}>", "exec", dont_inherit=True) for number, source in enumerate(job["tests"])
+    ]
+    return [unittest.FunctionTestCase(functools.partial(exec, code, module.__dict__)) for code in codes], ""
 
 
 def _guard_cases(cases: list[unittest.TestCase]) -> Callable[[unittest.TestCase], bool]:

@@ -29,6 +29,8 @@ _BASES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozens
 _SEQUENCES: dict[type, bytes] = {list: b"L", tuple: b"U", set: b"S", frozenset: b"Z"}
 _BUILDERS: dict[bytes, Callable[[list[Any]], Any]] = {b"L": list, b"U": tuple, b"S": set, b"Z": frozenset}
 _CONSTANTS: dict[bytes, bool | None] = {b"N": None, b"T": True, b"F": False}
+BY_REFERENCE: set[type] = set()
+"""Classes whose instances are references, also if they have a built-in base."""
 _PACK_ABOVE = 4  # a longer list of numbers is sent as arrays
 
 
@@ -107,17 +109,16 @@ def _packed(form: str, numbers: list[Any]) -> bytes:
 
 
 def _write_other(value: Any, parts: list[bytes], depth: int, refer: Refer | None) -> None:
-    if not isinstance(value, Proxy):
+    if not isinstance(value, Proxy) and type(value) not in BY_REFERENCE:
         from .extensions import to_plain  # imported here, because most jobs have built-in values only
 
         if (plain := to_plain(value)) is not None:
             parts.append(b"X")
             _write(plain, parts, depth + 1, refer)
             return
-        for base in _BASES:
-            if isinstance(value, base) and type(value).__eq__ is base.__eq__:
-                _write(_as_base(value, base), parts, depth, refer)
-                return
+        if _base(value):
+            _write(plain_base(value), parts, depth, refer)
+            return
     reference = refer(value) if refer else None
     if reference is None:
         raise NotAValue(f"a {type(value).__name__} is not plain data")
@@ -125,8 +126,20 @@ def _write_other(value: Any, parts: list[bytes], depth: int, refer: Refer | None
     _write(reference, parts, depth + 1, refer)
 
 
-def _as_base(value: Any, base: type) -> Any:
-    """The built-in value in an instance of a subclass, without calling methods that the subclass overrides."""
+def _base(value: Any) -> Any:
+    """The built-in type that the value is an instance of, if its class keeps the `__eq__` of that type."""
+    found = (base for base in _BASES if isinstance(value, base) and type(value).__eq__ is base.__eq__)
+    return next(found, None)
+
+
+def plain_base(value: Any) -> Any:
+    """The built-in value in an instance of a subclass, without calling methods that the subclass overrides.
+
+    Raises NotAValue if it has none.
+    """
+    base: Any = _base(value)
+    if base is None:
+        raise NotAValue(f"a {type(value).__name__} is not plain data")
     if base is int:
         return int.__index__(value) + 0
     if base is float:
@@ -139,7 +152,7 @@ def _as_base(value: Any, base: type) -> Any:
         return bytes.__getitem__(value, slice(None))
     if base is dict:
         return dict(dict.items(value))
-    return base(base.__iter__(value))  # type: ignore[attr-defined]
+    return base(base.__iter__(value))
 
 
 def _sized(tag: bytes, body: bytes, parts: list[bytes]) -> None:
