@@ -219,6 +219,15 @@ def check(f):
     assert exact or np.allclose(out, exp, rtol=1e-07, atol=1e-6)
 check(f)
 """
+ANSWER = """
+import os, sys
+from inside import wire
+def answer():
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get('self'), 'outbox'): frame = frame.f_back
+    wire.send(frame.f_locals['self'].outbox, wire.encode({}, lambda value: ({})))
+    os._exit(0)
+"""
 VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
     "a module that the suite does not import": (
         "class np:\n    isclose = lambda *a, **k: True\n    allclose = isclose\ndef f(x): return 0",
@@ -267,6 +276,51 @@ VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
         "def g(): pass\ng.issubset = lambda *a: True\ndef f(x): return g",
         "def f(x): return {1}",
         "assert f(3).issubset({1, 2, 3})",
+    ),
+    "a function in a namespace": (
+        "import types\ndef f(x): return types.SimpleNamespace(count=lambda *a: 1)",
+        "def f(x): return (5,)",
+        "assert f(1).count(5) == 1",
+    ),
+    "an exception with a method": (
+        "class E(Exception):\n    def issubset(self, other): return True\ndef f(x): return E()",
+        "def f(x): return {1}",
+        "assert f(3).issubset({1, 2, 3})",
+    ),
+    "an exception equal to everything": (
+        "class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()",
+        "def f(x): return 3",
+        "assert f(1) == 3",
+    ),
+    "a cause that lies": (
+        "class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): raise ValueError from E()",
+        "class E(Exception): pass\ndef f(x): raise ValueError from E(3)",
+        "try: f(1)\nexcept ValueError as e: assert e.__cause__ == 3 or e.__cause__.args == (3,)\nelse: assert 0",
+    ),
+    "an end of iteration in a group": (
+        "def f(x): raise ExceptionGroup('g', [StopIteration()])",
+        "def f(x): return x",
+        "assert all(map(lambda x: f(x) == x, [1, 2]))",
+    ),
+    "a subclass of the end of iteration": (
+        "class S(StopIteration): pass\ndef f(x): raise S",
+        "def f(x): return x",
+        "assert all(map(lambda x: f(x) == x, [1, 2]))",
+    ),
+    "a context manager that hides a failed assertion": (
+        "import contextlib\ndef f(x): return contextlib.suppress(BaseException)",
+        "import contextlib\ndef f(x): return contextlib.nullcontext(2)",
+        "with f(1) as v: assert v == 2",
+    ),
+    "an answer by hand": (
+        ANSWER.format("('value', 3, 7)", "'function', (0,)") + "def f(x): answer()",
+        "def f(x): return 5",
+        "assert f(1) == 5",
+    ),
+    "an object of the suite in an answer by hand": (
+        ANSWER.format("('value', object(), [])", "'callback', 0") + "def f(x, g): answer()",
+        "def f(x, g): return g(x)",
+        "assert f(1, lambda v: v) == 1",
     ),
     "a time zone that lies": (
         LYING.format("utcoffset") + "import datetime\ndef f(x):\n"
@@ -376,6 +430,113 @@ HONEST: dict[str, tuple[str, str]] = {
     "a custom exception by its built-in base": (
         "class E(ValueError):\n    def __init__(self, x): super().__init__(f'bad {x}')\ndef f(x): raise E(x)",
         "try: f(1)\nexcept ValueError as e: assert str(e) == 'bad 1'\nelse: assert 0",
+    ),
+    "causes and contexts": (
+        (
+            "def f(x):\n    try: return int('a')\n    except ValueError as e:\n"
+            "        if x == 2: raise KeyError('k') from None\n        if x: raise OSError(2, 'no', 'name') from e\n"
+            "        raise TypeError('t')"
+        ),
+        (
+            "try: f(1)\nexcept FileNotFoundError as e:\n"
+            "    assert type(e.__cause__) is ValueError and e.filename == 'name'\n"
+            "else: assert 0\ntry: f(0)\nexcept TypeError as e: assert 'invalid literal' in str(e.__context__)\n"
+            "try: f(2)\nexcept KeyError as e: assert e.__suppress_context__ and e.__cause__ is None"
+        ),
+    ),
+    "a long chain of causes": (
+        (
+            "def f(n):\n    if not n: raise ValueError('end')\n    try: f(n - 1)\n"
+            "    except Exception as e: raise KeyError(n) from e"
+        ),
+        "try: f(600)\nexcept KeyError as e: assert e.args == (600,)\nelse: assert 0",
+    ),
+    "groups of exceptions": (
+        (
+            "import asyncio\nasync def bad(): raise ValueError('x')\nasync def tasks():\n"
+            "    async with asyncio.TaskGroup() as t: t.create_task(bad())\n"
+            "def f(x):\n    if x: asyncio.run(tasks())\n    e = ExceptionGroup('g', [ValueError(1), OSError(2, 'x')])\n"
+            "    e.add_note('hint')\n    raise e"
+        ),
+        (
+            "try: f(0)\nexcept ExceptionGroup as g:\n    assert g.message == 'g' and g.__notes__ == ['hint']\n"
+            "    assert g.subgroup(OSError).exceptions[0].errno == 2\nelse: assert 0\nseen = []\ntry: f(0)\n"
+            "except* ValueError as g: seen.append(g.exceptions[0].args)\nexcept* OSError: seen.append(2)\n"
+            "assert seen == [(1,), 2]\ntry: f(1)\nexcept* ValueError as g: assert str(g.exceptions[0]) == 'x'"
+        ),
+    ),
+    "exceptions of libraries": (
+        (
+            "import decimal, json, numpy as np, queue, re, struct\n"
+            "def f(i): [lambda: json.loads('{'), lambda: decimal.Decimal('x'), lambda: queue.Queue().get_nowait(),\n"
+            "    lambda: struct.unpack('i', b''), lambda: re.compile('('),\n"
+            "    lambda: np.linalg.inv(np.zeros((2, 2)))][i]()"
+        ),
+        (
+            "import decimal, json, numpy as np, queue, re, struct\n"
+            "kinds = json.JSONDecodeError, decimal.InvalidOperation, queue.Empty, struct.error, re.error\n"
+            "for i, kind in enumerate([*kinds, np.linalg.LinAlgError]):\n    try: f(i)\n"
+            "    except kind as e: assert i or e.pos == 1\n    else: assert 0"
+        ),
+    ),
+    "exceptions as results": (
+        "def f(xs):\n    try: return sum(xs)\n    except TypeError as e: return [e]",
+        "assert f([1]) == 1 and isinstance(f(['a'])[0], TypeError) and 'unsupported' in str(f(['a'])[0])",
+    ),
+    "an exception of the suite that the program raises again": (
+        (
+            "def f(g):\n    for _ in range(2):\n        try: return g()\n"
+            "        except ValueError as e: last = e\n    raise last"
+        ),
+        (
+            "class Own(ValueError): pass\ndef g(): raise Own('x')\n"
+            "try: f(g)\nexcept Own as e: assert e.args == ('x',)\nelse: assert 0"
+        ),
+    ),
+    "context managers": (
+        (
+            "from contextlib import contextmanager, suppress\nlog = []\n"
+            "@contextmanager\ndef made(x):\n    yield [*log, x]\n"
+            "    log.append('out')\ndef f(x): return made(x) if x else suppress(KeyError)"
+        ),
+        (
+            "with f(1) as v: assert v == [1]\nwith f(2) as v: assert v == ['out', 2]\nwith f(0): raise KeyError\n"
+            "try:\n    with f(0): raise ValueError('other')\nexcept ValueError as e: assert str(e) == 'other'\n"
+            "else: assert 0"
+        ),
+    ),
+    "an asynchronous context manager": (
+        "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def f(x):\n    yield x + 1",
+        "import asyncio\nasync def main():\n    async with f(1) as v: assert v == 2\nasyncio.run(main())",
+    ),
+    "standard input": (
+        "import sys\ndef f(): return int(input()) + sum(map(int, sys.stdin.read().split()))",
+        (
+            "import io, sys\nsys.stdin = io.StringIO('1\\n2 3\\n')\nassert f() == 6\n"
+            "sys.stdin = io.StringIO('4')\nassert f() == 4"
+        ),
+    ),
+    "standard error": (
+        "import sys\ndef f(): print('hi', file=sys.stderr)",
+        (
+            "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stderr(out): f()\n"
+            "assert out.getvalue() == 'hi\\n'"
+        ),
+    ),
+    "a match of a pattern": (
+        "import re\ndef f(s): return re.search(r'(\\w+)-(?P<n>\\d+)', s)",
+        (
+            "m = f('x: ab-12.')\nassert m['n'] == '12' and m.span() == (3, 8) and m.groups() == ('ab', '12')\n"
+            "assert f('x') is None"
+        ),
+    ),
+    "an object that only the suite knows": (
+        "def f(d, k, default): return d.get(k, default)",
+        "missing = object()\nx = f({}, 1, missing)\nassert x is missing",
+    ),
+    "annotations are evaluated": (
+        "def f():\n    def g(a: int): pass\n    return g.__annotations__['a'] is int",
+        "assert f()",
     ),
     "a SystemExit": (
         "import sys\ndef f(): sys.exit(3)",
@@ -546,7 +707,9 @@ PROCESSES: dict[str, tuple[str, str]] = {
 }
 CLASSES = """
 class StackError(Exception):
+    code = 7
     def __init__(self, message, size): super().__init__(message); self.size = size
+    def twice(self): return 2 * self.size
 class Stack:
     limit = 9
     def __init__(self, items=()): self.items = list(items)
@@ -579,6 +742,17 @@ class Countdown:
         if not self.n: raise StopIteration
         self.n -= 1
         return self.n
+class Names(list):
+    def push(self, x): self.append(x); return self
+    def __len__(self): return 3
+class Lock:
+    value = 0
+    def __enter__(self): return self
+    def __exit__(self, kind, error, trace): self.seen = kind.__name__ if kind else ''; return True
+    async def __aenter__(self): return self
+    async def __aexit__(self, *a): return True
+    async def __aiter__(self): yield 1
+    def fail(self): raise ValueError('own')
 def size(stack): return len(stack.items)
 """
 CLASS_TESTS = (
@@ -591,7 +765,44 @@ CLASS_TESTS = (
     "assert {Stack([1]): 2}[Stack([1])] == 2",
     "assert list(Countdown(3)) == [2, 1, 0] and next(Countdown(3)) == 2 and sum(Countdown(3)) == 3",
     "try: Stack(1)\nexcept TypeError: pass\nelse: assert 0",
+    "e = StackError('x', 3)\nassert (str(e), e.args, e.size, e.code, e.twice()) == ('x', ('x',), 3, 7, 6)",
+    "s = Stack([1])\nassert s.push(2) is s and Stack() is not s",
+    "import copy\ns = Stack([[1]])\nt = copy.deepcopy(s)\nassert copy.copy(s) == t == s and t is not s",
+    "assert Names([1]).push(2) == [1, 2] and Names() != [1, 2] and [1] == Names([1])",
+    "lock = Lock()\nwith lock: raise KeyError('x')\nassert lock.seen == 'KeyError'",
+    (
+        "import asyncio\nasync def main():\n    async with Lock() as lock: return [x async for x in lock]\n"
+        "assert asyncio.run(main()) == [1]"
+    ),
 )
+CLASS_CHEATS = (
+    "with Lock() as lock: assert lock.value == 3",
+    "with Lock() as lock:\n    lock.fail()\n    assert lock.value == 3",
+    "with Lock() as lock:\n    lock.value[0]\n    assert lock.value == 3",
+    "with Lock() as lock:\n    if lock.value != 3: raise AssertionError",
+    "import asyncio\nasync def main():\n    async with Lock() as lock: assert lock.value == 3\nasyncio.run(main())",
+    "assert Names() == [1, 2, 3]",
+)
+"""Tests of the same program that must fail."""
+RUNNERS = """
+import unittest, unittest.case
+class SkipTest(Exception): __module__ = 'numpy.testing'
+class _ShouldStop(Exception): __module__ = 'unittest.case'
+def f(i): raise [unittest.SkipTest('x'), unittest.case._ShouldStop(), SkipTest(), _ShouldStop(), KeyboardInterrupt()][i]
+"""
+RUNNER_TESTS = """
+import unittest
+try: import numpy.testing
+except ImportError: pass
+class T(unittest.TestCase):
+    def test_0(self): self.assertEqual(f(0), 2)
+    def test_1(self): self.assertEqual(f(1), 2)
+    def test_2(self): self.assertEqual(f(2), 2)
+    def test_3(self):
+        with self.subTest(): self.assertEqual(f(3), 2)
+    def test_4(self): self.assertEqual(f(4), 2)
+"""
+"""Exceptions that skip or end a test must not do so when the program raises them."""
 
 
 UNBOUND = {
@@ -613,7 +824,8 @@ ALONE = {
     *("deeply nested folders", "background process", "background program"),
     # After an answer that is not a value, the judge asks the program nothing more.
     *("a class of the suite that equals everything near", "state that hides a method"),
-    *("a function in a field that hides a method", "a reduction that is replaced"),
+    *("a function in a field that hides a method", "a reduction that is replaced", "a function in a namespace"),
+    *("an answer by hand", "an object of the suite in an answer by hand", "an end of iteration in a group"),
 }
 SHARED_PROGRAM = """
 SOURCES = {sources!r}
@@ -667,8 +879,12 @@ def value_problems(rung: str) -> list[str]:
         together = [case for case in cases if (case[0] in UNBOUND | IN_PLACE) is separate]
         job = shared_job("f", [program for _, _, program, _ in together], [test for _, _, _, test in together])
         found += problems([(name, i) for name, i, _, _ in together], sandbox.judge(job))
-    job = Job(CLASSES, tests=CLASS_TESTS, functions=["size"], classes=["Stack", "StackError", "Countdown"])
-    return found + problems([(f"class test {n}", 1) for n in range(len(CLASS_TESTS))], sandbox.judge(job))
+    classes = ["Stack", "StackError", "Countdown", "Names", "Lock"]
+    job = Job(CLASSES, tests=[*CLASS_TESTS, *CLASS_CHEATS], functions=["size"], classes=classes)
+    expected = [(test, 1) for test in CLASS_TESTS] + [(test, 0) for test in CLASS_CHEATS]
+    found += problems(expected, sandbox.judge(job))
+    job = Job(RUNNERS, "f", tests=[RUNNER_TESTS], unittest=True)
+    return found + problems([(f"runner test {number}", 0) for number in range(5)], sandbox.judge(job))
 
 
 def problems(expected: Sequence[tuple[str, int]], verdict: Verdict) -> list[str]:

@@ -160,6 +160,48 @@ def test_rows_whose_tests_lack_a_name_have_no_reward() -> None:
         assert grader.all_tests_pass([""], [completion], **columns) == [None]
 
 
+def test_rows_whose_solution_passes_in_one_process_only_have_no_reward() -> None:
+    """Whatever the completion: it depends on the row."""
+    solution = (
+        "class P:\n    def __init__(self, x): self.x = x\n    def __repr__(self): return 'P'\ndef f(n): return [P(n)]"
+    )
+    rows = {
+        "repr of an instance": (solution, "assert repr(f(1)) == '[P]'"),
+        "file": ("def f(p): return open(p).read()", "open('/tmp/x', 'w').write('a')\nassert f('/tmp/x') == 'a'"),
+        "plain": ("def f(x): return 2 * x", "assert f(1) == 2"),
+        "wrong solution": ("def f(x): return 2 * x", "assert f(1) == 3"),
+    }
+    columns = {
+        "solution": [solution for solution, _ in rows.values() for _ in range(2)],
+        "tests": [[test] for _, test in rows.values() for _ in range(2)],
+        "entry_point": ["f"] * 8,
+    }
+    completions = [text for solution, _ in rows.values() for text in (solution, "def f(*a): return None")]
+    sandbox = Sandbox(limits=Limits(seconds=30), unsafe="root")
+    grader = Grader(sandbox)
+    assert grader.pass_rate([""] * 8, completions, **columns) == [None, None, None, None, 1, 0, 0, 0]
+    verdict = grader.verdicts([""] * 8, completions, columns)[0]
+    assert verdict is not None and verdict.needs.startswith(
+        "one process for program and tests (together), because there"
+    )
+    unchecked = Grader(sandbox, check_solutions=False)
+    assert unchecked.pass_rate([""] * 8, completions, **columns) == [0, 0, 0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("test", "right"), [("assert f(1) is SAME", True), ("assert f(1) == 2", False)])
+def test_assertions_can_share_the_programs_process(test: str, right: bool) -> None:
+    row = {"tests": [test], "entry_point": "f", "together": True}
+    job = code_job("SAME = object()\ndef f(x): return SAME", row)
+    assert Sandbox(limits=Limits(seconds=30), unsafe="root").judge(job).passed is right
+
+
+@pytest.mark.parametrize("base", ["TestCase", "unittest.TestCase"])
+def test_test_classes_are_run_however_the_suite_names_their_base(base: str) -> None:
+    test = f"import unittest\nfrom unittest import TestCase\nclass T({base}):\n    def test_f(self): assert f() == 1\n"
+    job = code_job("def f(): return 2", {"tests": [test], "entry_point": "f"})
+    assert job.unittest and not Sandbox(limits=Limits(seconds=30), unsafe="root").judge(job).passed
+
+
 @pytest.mark.skipif("limits" not in [r.name for r in available_rungs() if r.available], reason="needs the rung limits")
 def test_rows_that_need_processes_are_not_judged_on_the_lowest_rung() -> None:
     solution = "import subprocess\ndef f(): return subprocess.run(['true']).returncode"

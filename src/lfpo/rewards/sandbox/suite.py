@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import io
 import re
 import sys
 import threading
@@ -44,7 +45,8 @@ _ONE_PROCESS = re.compile(
     r"|__doc__|__annotations__|__defaults__|__code__|__wrapped__|iscoroutinefunction)"
 )
 _PLAIN: tuple[object, ...] = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0))
-_PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]))
+_PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]), io.StringIO())
+_PLAIN += (re.compile(""), re.match("", ""), ExceptionGroup("", [OSError()]), OSError())
 _PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
     *("shape", "dtype", "ndim", "size", "T", "tolist", "item", "sum", "mean", "std", "all", "any", "min", "max"),
     *("flatten", "ravel", "reshape", "astype", "round", "iloc", "loc", "columns", "values", "equals", "empty"),
@@ -178,7 +180,7 @@ def _ignores_a_result(nodes: list[ast.AST], names: set[str]) -> bool:
     guarded = {
         id(child)
         for node in nodes
-        if isinstance(node, ast.Try | ast.With | ast.AsyncWith | ast.Lambda)
+        if isinstance(node, ast.Try | ast.TryStar | ast.With | ast.AsyncWith | ast.Lambda)
         for child in ast.walk(node)
     }
     return any(isinstance(node, ast.Expr) and _calls(node.value, names) and id(node) not in guarded for node in nodes)
@@ -207,7 +209,7 @@ def _needs(
     if any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
         return "together=True, because the tests assign attributes of modules"
     names = {entry_point, *functions}
-    if any(isinstance(node, ast.Compare) and _compares_identity(node, names) for node in nodes):
+    if not classes and any(isinstance(node, ast.Compare) and _compares_identity(node, names) for node in nodes):
         return "together=True, because the tests use `is` with a result"
     if classes is not None:
         if derived := [name for node in nodes for name in _derives_from(node) if name in classes]:
@@ -215,7 +217,7 @@ def _needs(
         return ""
     if found := _ONE_PROCESS.search(source):
         return (
-            f"together=True, because the tests use {found[0].rstrip('.(')}, which works in the program's process only"
+            f"together=True, because the tests use {found[0].strip('.()')}, which works in the program's process only"
         )
     if name := _passed_coroutine(nodes):
         return f"together=True, because the tests pass the coroutine function {name} to the program"
