@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.rollout.sampler import SamplerConfig
@@ -16,6 +17,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import rollout_flops
 from lfpo.train.rl import LFPOTrainer
+from processes import run_ranks
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 
@@ -133,3 +135,23 @@ def test_groups_that_agree_are_replaced_by_fresh_prompts_and_paid_for(llada: Pat
     assert measured > paid + rollout_flops(trainer.reference, batch.trajectory) > 0
     with pytest.raises(ValueError, match="'refill' does not work with 'tree'"):
         config(tmp_path, refill=1, tree=[2, 2])
+
+
+def refilled_by_one_rank(folder: Path) -> None:
+    """Rank 1's groups agree always, rank 0's never, so only rank 1 samples again, from weights that all ranks gather."""
+    distributed.start()
+
+    def rewards(prompts, completions, **columns):
+        return [float(i % 2 and distributed.rank() == 0) for i, _ in enumerate(prompts)]
+
+    args = config(folder, refill=2, eval_steps=0, fsdp=True)
+    trainer = LFPOTrainer(str(folder / "llada"), rewards, args=args, train_dataset=ROWS)
+    found = trainer.iterate(0)
+    assert found["refilled"] == 2
+    assert found["reward"] == 0.5 / 4  # of one group of four that were sampled
+    distributed.stop()
+
+
+def test_a_rank_that_refills_nothing_takes_part(llada: Path, tmp_path: Path):
+    for rank in run_ranks(2, refilled_by_one_rank, tmp_path):
+        assert rank.returncode == 0, rank.stderr

@@ -192,6 +192,17 @@ def gather_to_first(value: T) -> list[T]:
     return values or []
 
 
+def scatter_from_first(values: list[T]) -> T:
+    """The value that rank 0 has for this rank. values: one for each rank, by rank, on rank 0; [] on the other ranks.
+    Values are pickled."""
+    if not dist.is_initialized():
+        return values[0]
+    _count()
+    own: list[Any] = [None]
+    dist.scatter_object_list(own, values if rank() == 0 else None)
+    return own[0]
+
+
 def share(n: int) -> list[int]:
     """Which of n items are this rank's: consecutive ones, so that a gather by rank keeps the order of all."""
     return torch.arange(n).tensor_split(world())[rank()].tolist()

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from lfpo.base.errors import UserError
 from lfpo.objectives.objective import Objective
 from lfpo.rollout.collect import Batch
+from lfpo.rollout.engine import GIVES
 from lfpo.rollout.kept import evenly_spaced_steps
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.tree import check_tree, node_values
 
-# What an objective may name in `needs`, and how an error calls it. The first three are fields of Trajectory.
-NEEDS = {
-    "reveal_step": "the step that revealed each token",
-    "confidence": "the probability of each token when it was revealed",
-    "entropy": "the entropy of the prediction each token was drawn from",
-    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
-    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
-    "tree": "rollouts that branch (tree: [4, 4] and num_generations: 16)",
-}
-
 
 def given_by(sampler: SamplerConfig, tree: Sequence[int] = ()) -> frozenset[str]:
-    """What rollouts of a sampler give: names of NEEDS. sampler: with its lengths filled in. tree: see LFPOConfig."""
+    """What rollouts of a sampler give: names of GIVES. sampler: with its lengths filled in. tree: see LFPOConfig."""
     given = {"reveal_step", "confidence", "entropy"}
     given |= {"left_to_right"} if sampler.block_length == 1 else set()
     given |= {"predictions"} if sampler.steps and sampler.cache == "none" and not tree else set()
     return frozenset(given | ({"tree"} if tree else set()))
 
 
-def check_rollouts(objective: Objective, sampler: SamplerConfig, tree: Sequence[int] = ()) -> None:
+def check_rollouts(
+    objective: Objective, sampler: SamplerConfig, tree: Sequence[int] = (), gives: Collection[str] = GIVES
+) -> None:
     """Raise UserError where an objective cannot learn from rollouts of a sampler, or these cannot branch as asked.
 
-    The objective says so by `needs`, names of NEEDS, or by its own `check_sampler`; both are optional.
-    sampler: with its lengths filled in.
+    The objective says so by `needs`, names of GIVES, or by its own `check_sampler`; both are optional.
+    sampler: with its lengths filled in. gives: what the engine's trajectories hold.
     """
     if tree:
         check_tree(tree, sampler)
-    for need in sorted(getattr(objective, "needs", frozenset()) - given_by(sampler, tree)):
+    needs: frozenset[str] = getattr(objective, "needs", frozenset())
+    for need in sorted(needs - given_by(sampler, tree)):
         raise UserError(
-            f"objective {type(objective).__name__} needs {NEEDS.get(need, repr(need))}, which rollouts of this sampler "
+            f"objective {type(objective).__name__} needs {GIVES.get(need, repr(need))}, which rollouts of this sampler "
             "do not give"
+        )
+    for need in sorted(needs.difference(gives)):
+        raise UserError(
+            f"objective {type(objective).__name__} needs {GIVES[need]}, which this engine does not give; take another "
+            "engine or objective"
         )
     if hasattr(objective, "check_sampler"):
         objective.check_sampler(sampler)

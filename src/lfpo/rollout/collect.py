@@ -17,10 +17,9 @@ from lfpo.prompts.encoding import as_completions, columns_of, decode_completions
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards, score
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
-from lfpo.rollout.tree import tree_rollout
 
 AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
 
@@ -35,6 +34,7 @@ class Batch:
     reward_B, group_B [B]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
     predicted_reward_BM: float64 [B, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all B rollouts, under TRL's names.
+    version: of the weights that sampled them: the number of iterations that these had been trained for.
     replaced: this rank's rollouts of groups that were replaced (see `collect`'s refill); their FLOPs count.
     """
 
@@ -48,6 +48,7 @@ class Batch:
     group_B: torch.Tensor
     failed: dict[str, str]
     metrics: dict[str, float]
+    version: int
     predicted_reward_BM: torch.Tensor | None = None
     replaced: tuple[Trajectory, ...] = ()
 
@@ -67,6 +68,7 @@ class Batch:
 
 def collect(
     source: PromptSource,
+    engine: Engine,
     policy: MaskedDiffusionLM,
     tokenizer: Any,
     sampler: SamplerConfig,
@@ -75,8 +77,6 @@ def collect(
     n_prompts: int,
     n_generations: int,
     seed: int,
-    rollout_tokens: int,
-    rollout_compile: bool,
     reward_weights: Sequence[float],
     reward_timeout: float = 0.0,
     keep_steps: Sequence[int] = (),
@@ -84,8 +84,9 @@ def collect(
     refill: int = 0,
     progress: Progress | None = None,
 ) -> Batch:
-    """Sample `n_generations` rollouts for each of the iteration's prompts from `policy`, and score them.
+    """Sample `n_generations` rollouts for each of the iteration's prompts with an engine, and score them.
 
+    policy: whose weights the engine samples with; it says what a prompt may be.
     keep_steps: scheduled steps whose whole predictions are kept, and scored too. tree: how a prompt's rollouts branch
     (none: they do not). progress: told what is done.
     refill: rounds in which each group whose rewards are all equal is replaced by the group of a fresh prompt; those
@@ -101,18 +102,8 @@ def collect(
         encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length or 0)
         prompts = [ids for ids in encoded for _ in range(n_generations)]
         progress.begin("sampling", len(prompts), "rollouts")
-        how: dict[str, Any] = {"rollout_tokens": rollout_tokens, "compiled": rollout_compile}
-        if tree:
-            return tree_rollout(policy, prompts, sampler, seeds, tree, **how)
-        return rollout(
-            policy,
-            prompts,
-            sampler,
-            seeds,
-            keep_steps=keep_steps,
-            finished=lambda index, t: progress.advance(len(index), int(t.lengths.sum())),
-            **how,
-        )
+        request = Request(prompts, seeds, sampler, n_generations, keep_steps, tree)
+        return engine.sample(request, lambda index, t: progress.advance(len(index), int(t.lengths.sum())))
 
     def scored(rows: Sequence[Row], texts: Sequence[str], ids: list[list[int]]) -> Rewards:
         prompts, completions, columns = [row["prompt"] for row in rows], as_completions(rows, texts), columns_of(rows)
@@ -125,6 +116,11 @@ def collect(
     rewards_of_all: list[torch.Tensor] = []
     places = list(mine)  # numbers of the prompts to sample for
     for number in range(refill + 1):
+        if number and not distributed.sum_number(float(len(places))):
+            break  # no rank samples again
+        if not places:
+            engine.idle()
+            continue
         stream = (iteration * (refill + 1) + number) * n_prompts
         prompt_rows = [source.train_row(stream + i) for i in places]
         again = (f"refill {number}",) if number else ()
@@ -146,7 +142,8 @@ def collect(
         agree = rewards.reward_b.view(-1, n_generations).std(dim=1, correction=0) < AGREE
         if number == refill or rewards.failed or not agree.any():
             kept.append(found)
-            break
+            places = []
+            continue
         again_b = agree.repeat_interleave(n_generations)
         kept += [found.select(~again_b)] if not agree.all() else []
         replaced.append(trajectory.rows(again_b.to(trajectory.tokens.device)))
@@ -181,7 +178,8 @@ def collect(
         reward_B,
         group_B,
         failed,
-        metrics,
+        metrics | engine.metrics(),
+        engine.version,
         predicted_BM,
         tuple(replaced),
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative, time_limits
 from lfpo.base.config import check_types
+from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import nearest
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.objectives.settings import check_settings
@@ -50,6 +51,8 @@ class LFPOConfig:
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
+    engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
+        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.base.engine_settings).
     lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights (see lfpo.models.lora).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast.
@@ -108,6 +111,7 @@ class LFPOConfig:
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     merge_lora: bool | None = None

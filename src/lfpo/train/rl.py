@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,11 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.fsdp import gathered
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
-from lfpo.models.placement import sampling
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import kept_steps
+from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect, rollout_records
 from lfpo.runs.directory import Run
@@ -30,6 +28,7 @@ from lfpo.runs.stopping import StopRequests
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engines import make_engine, ready_to_sample
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
@@ -96,6 +95,8 @@ class LFPOTrainer:
             lengths=(self.sampler.gen_length or 0, eval_length),
             reward_weights=self.reward_weights,
         )
+        self.engine = make_engine(args)
+        check_rollouts(self.objective, self.sampler, args.tree, self.engine.gives)
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # Set by the run that this trainer becomes part of.
@@ -110,7 +111,10 @@ class LFPOTrainer:
 
         SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
         """
-        return run_trainer(self, resume=resume, display=display)
+        try:
+            return run_trainer(self, resume=resume, display=display)
+        finally:
+            self.engine.close()
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics."""
@@ -121,25 +125,24 @@ class LFPOTrainer:
     def sample_and_score(self, iteration: int) -> Batch:
         """Scored rollouts of theta_old for this rank's share of the iteration's prompts."""
         args = self.args
-        with self._sampling(self.reference) as sampled:
-            batch = collect(
-                self.source,
-                sampled,
-                self.tokenizer,
-                self.sampler,
-                iteration=iteration,
-                n_prompts=args.prompts_per_iteration,
-                n_generations=args.num_generations,
-                seed=args.seed,
-                rollout_tokens=args.rollout_tokens,
-                rollout_compile=args.rollout_compile,
-                reward_weights=self.reward_weights,
-                reward_timeout=args.reward_timeout,
-                keep_steps=self.keep_steps,
-                tree=args.tree,
-                refill=args.refill,
-                progress=self.progress,
-            )
+        self.engine.update(iteration, self.reference)
+        batch = collect(
+            self.source,
+            self.engine,
+            self.reference,
+            self.tokenizer,
+            self.sampler,
+            iteration=iteration,
+            n_prompts=args.prompts_per_iteration,
+            n_generations=args.num_generations,
+            seed=args.seed,
+            reward_weights=self.reward_weights,
+            reward_timeout=args.reward_timeout,
+            keep_steps=self.keep_steps,
+            tree=args.tree,
+            refill=args.refill,
+            progress=self.progress,
+        )
         self._count_failures(batch.failed, iteration)
         return batch
 
@@ -197,7 +200,7 @@ class LFPOTrainer:
         records: list[dict[str, Any]] = []
         for name, sampler in self.eval_samplers.items():
             self.progress.begin(f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems")
-            with self._sampling(self.model) as evaluated:
+            with ready_to_sample(self.model, self.args) as evaluated:
                 found, kept = held_out(
                     self.source,
                     evaluated,
@@ -221,20 +224,6 @@ class LFPOTrainer:
             self.average.swap()
             self.average = None
         return self.model
-
-    @contextlib.contextmanager
-    def _sampling(self, policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
-        """The policy made ready for many forwards without gradients."""
-        merge = self.args.merges_lora(policy.device.type)
-        if self.args.fsdp:
-            with gathered(policy, cast=policy.autocast, merge=merge) as whole:
-                yield whole
-            return
-        # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
-        cast = policy.autocast and not self.args.rollout_compile
-        move = self.args.offload_reference and policy is self.reference
-        with sampling(policy, cast=cast, move_to_device=move, merge=merge):
-            yield policy
 
     def _count_failures(self, failed: dict[str, str], iteration: int) -> None:
         """Report a reward function the first time it fails; after MAX_FAILED batches in a row save and stop."""

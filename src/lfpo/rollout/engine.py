@@ -1,0 +1,175 @@
+"""The seam between training and sampling: an engine turns prompts into trajectories."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from lfpo.models import MaskedDiffusionLM
+from lfpo.rollout.denoise import Finished, rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory, join
+from lfpo.rollout.tree import tree_rollout
+
+# What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
+# are fields of Trajectory.
+GIVES = {
+    "reveal_step": "the step that revealed each token",
+    "confidence": "the probability of each token when it was revealed",
+    "entropy": "the entropy of the prediction each token was drawn from",
+    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
+    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
+    "tree": "rollouts that branch (tree: [4, 4] and num_generations: 16)",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Completions to sample, one for each of B rows.
+
+    prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
+    seeds: B integers; the noise of row i is a function of seeds[i].
+    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept. tree: how the
+        rows of a prompt branch; empty where they do not.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int]
+    sampler: SamplerConfig
+    generations: int = 1
+    keep_steps: Sequence[int] = ()
+    tree: Sequence[int] = ()
+
+    def units(self, prompts_per_unit: int) -> list[Request]:
+        """The request cut into units of so many prompts (0: one unit), in order."""
+        size = prompts_per_unit * self.generations or max(1, len(self.prompts))
+        return [
+            dataclasses.replace(self, prompts=self.prompts[i : i + size], seeds=self.seeds[i : i + size])
+            for i in range(0, len(self.prompts), size)
+        ]
+
+
+class Engine(Protocol):
+    """Samples rollouts. docs/engines.md says what an engine must keep to.
+
+    gives: what its trajectories hold beside tokens, names of GIVES.
+    version: of the weights that it samples with.
+    """
+
+    gives: Collection[str]
+    version: int
+
+    def update(self, version: int, policy: MaskedDiffusionLM) -> None:
+        """From here on sample from `policy`, whose weights are called `version`. A collective."""
+        ...
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        """This rank's trajectories, in the order of the request's rows, on the policy's device. A collective.
+
+        finished: called with rows as they are finished: their indices and their trajectory.
+        """
+        ...
+
+    def idle(self) -> None:
+        """Take part in a `sample` of other ranks, without rows of one's own. A collective."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What it measured since the last call, under names that begin with `engine/`."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds beside this process."""
+        ...
+
+
+class LocalEngine:
+    """Samples in this process.
+
+    prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
+    rollout_tokens, compiled: those of `rollout`. prompts_per_unit: see EngineSettings.
+    """
+
+    gives: Collection[str] = GIVES
+
+    def __init__(
+        self,
+        prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
+        *,
+        rollout_tokens: int,
+        compiled: bool,
+        prompts_per_unit: int = 0,
+    ):
+        self.prepared, self.prompts_per_unit = prepared, prompts_per_unit
+        self.rollout_tokens, self.compiled = rollout_tokens, compiled
+        self.policy: MaskedDiffusionLM | None = None
+        self.version = 0
+
+    def update(self, version: int, policy: MaskedDiffusionLM) -> None:
+        self.version, self.policy = version, policy
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        assert self.policy is not None
+        parts, first = [], 0
+        with self.prepared(self.policy) as model:
+            for unit in request.units(self.prompts_per_unit):
+                parts.append(
+                    run_unit(
+                        model,
+                        unit,
+                        rollout_tokens=self.rollout_tokens,
+                        compiled=self.compiled,
+                        finished=shifted(finished, first),
+                    )
+                )
+                first += len(unit.prompts)
+        return join(parts, self.policy.pad_id)
+
+    def idle(self) -> None:
+        assert self.policy is not None
+        with self.prepared(self.policy):
+            pass
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.policy = None
+
+
+def run_unit(
+    model: MaskedDiffusionLM,
+    unit: Request,
+    *,
+    rollout_tokens: int,
+    compiled: bool,
+    finished: Finished | None = None,
+) -> Trajectory:
+    """The trajectories of a request whose rows are sampled together, as `rollout` gives them."""
+    if unit.tree:
+        trajectory = tree_rollout(
+            model, unit.prompts, unit.sampler, unit.seeds, unit.tree, rollout_tokens=rollout_tokens, compiled=compiled
+        )
+        if finished is not None:
+            finished(list(range(len(trajectory))), trajectory)
+        return trajectory
+    return rollout(
+        model,
+        unit.prompts,
+        unit.sampler,
+        unit.seeds,
+        keep_steps=unit.keep_steps,
+        rollout_tokens=rollout_tokens,
+        compiled=compiled,
+        finished=finished,
+    )
+
+
+def shifted(finished: Finished | None, first: int) -> Finished | None:
+    """`finished` for the rows of a unit that begins at row `first`."""
+    if finished is None:
+        return None
+    return lambda index, trajectory: finished([first + i for i in index], trajectory)

@@ -1,0 +1,45 @@
+"""Makes the engine of a trainer from its settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from lfpo.base.engine_settings import ENGINES
+from lfpo.base.plugins import resolve
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.fsdp import gathered
+from lfpo.models.placement import sampling
+from lfpo.rollout.engine import Engine, LocalEngine
+from lfpo.train.config import LFPOConfig
+
+
+def make_engine(args: LFPOConfig) -> Engine:
+    """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
+    engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
+    return engine
+
+
+def local_engine(args: LFPOConfig) -> LocalEngine:
+    """Rollouts in the trainer's own processes."""
+    return LocalEngine(
+        lambda policy: ready_to_sample(policy, args, move=args.offload_reference),
+        rollout_tokens=args.rollout_tokens,
+        compiled=args.rollout_compile,
+        prompts_per_unit=args.engine.prompts_per_unit,
+    )
+
+
+@contextlib.contextmanager
+def ready_to_sample(policy: MaskedDiffusionLM, args: Any, *, move: bool = False) -> Iterator[MaskedDiffusionLM]:
+    """A policy made ready for many forwards without gradients. move: its layers are stored in CPU memory."""
+    merge = args.merges_lora(policy.device.type)
+    if args.fsdp:
+        with gathered(policy, cast=policy.autocast, merge=merge) as whole:
+            yield whole
+        return
+    # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
+    cast = policy.autocast and not args.rollout_compile
+    with sampling(policy, cast=cast, move_to_device=move, merge=merge):
+        yield policy

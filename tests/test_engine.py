@@ -1,0 +1,250 @@
+"""Engines: units of work, what an engine must give, and Ray workers that sample what the local engine samples."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lfpo.train.ray_engine
+from lfpo.base import distributed
+from lfpo.base.batching import tensor_fields
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.lora import factors
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import make_objective
+from lfpo.objectives.needs import check_rollouts
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import LocalEngine, Request
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.config import LFPOConfig
+from lfpo.train.engines import make_engine
+from lfpo.train.ray_engine import RayEngine, set_weights, weights_of
+from lfpo.train.setup import load_policies
+from processes import run_ranks
+
+SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
+PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
+REQUEST = Request(PROMPTS, list(range(12)), SAMPLER, generations=3)
+
+
+def config(model: Path, **changes: Any) -> LFPOConfig:
+    return build(LFPOConfig, {"output_dir": "unused", "model": str(model), "threads": 1, **changes}, "test")
+
+
+def same(a: Trajectory, b: Trajectory) -> bool:
+    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
+
+
+def local(model: MaskedDiffusionLM, prompts_per_unit: int) -> LocalEngine:
+    engine = LocalEngine(contextlib.nullcontext, rollout_tokens=4096, compiled=False, prompts_per_unit=prompts_per_unit)
+    engine.update(0, model)
+    return engine
+
+
+def test_units_are_whole_prompts_in_order():
+    units = REQUEST.units(3)
+    assert [len(u.prompts) for u in units] == [9, 3]
+    assert [s for u in units for s in u.seeds] == REQUEST.seeds
+    assert REQUEST.units(0) == [REQUEST]
+
+
+def test_a_unit_is_sampled_as_if_it_were_alone(llada: Path):
+    model, told = load_model(llada), list[int]()
+    whole = local(model, 1).sample(REQUEST, lambda index, t: told.extend(index))
+    assert sorted(told) == list(range(12))
+    assert whole.tokens.shape == (12, 8)
+    for i in range(0, 12, 3):
+        alone = rollout(model, PROMPTS[i : i + 3], SAMPLER, REQUEST.seeds[i : i + 3])
+        part = whole.rows(torch.arange(i, i + 3))
+        assert torch.equal(part.tokens, alone.tokens)
+        assert torch.equal(part.confidence, alone.confidence)
+        assert torch.equal(part.prompt_ids[:, -alone.prompt_ids.shape[1] :], alone.prompt_ids)
+    # All at once is what `rollout` does.
+    assert same(local(model, 0).sample(REQUEST), rollout(model, PROMPTS, SAMPLER, REQUEST.seeds))
+
+
+class TokensOnly:
+    """An engine from outside the package that says only which tokens it sampled."""
+
+    gives = frozenset[str]()
+
+    def __init__(self, args: LFPOConfig):
+        self.args = args
+
+
+def test_an_engine_of_ones_own_and_what_it_lacks(llada: Path):
+    engine: Any = make_engine(config(llada, engine={"name": "test_engine:TokensOnly"}))
+    assert isinstance(engine, TokensOnly)
+    check_rollouts(make_objective({"name": "espo"}), SAMPLER, (), engine.gives)
+    with pytest.raises(UserError, match=r"AGRPO needs the entropy .* which this engine does not give"):
+        check_rollouts(make_objective({"name": "agrpo"}), SAMPLER, (), engine.gives)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"name": "rays"}, "unknown engine 'rays'; did you mean 'ray'"),
+        ({"workers": 2}, "'workers' is for the engine 'ray'"),
+        ({"name": "ray", "workers": 0}, "workers 0 must be at least 1"),
+        ({"name": "ray", "unit_timeout": -1.0}, "'unit_timeout' -1.0 must be seconds"),
+        ({"name": "ray", "wrokers": 2}, "wrokers"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(engine: dict[str, Any], said: str, llada: Path):
+    with pytest.raises(UserError) as caught:
+        config(llada, engine=engine)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_ray_installed(llada: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"Ray is not installed; pip install 'lfpo\[ray\]'"):
+        RayEngine(config(llada, engine={"name": "ray"}))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_weights_arrive_as_they_were(lora: bool, llada: Path):
+    changes: dict[str, Any] = {"lora": {"r": 2, "lora_alpha": 4}} if lora else {}
+    sent, found = (load_policies(config(llada, **changes), None, None, needs_base=False)[0] for _ in range(2))
+    policy, other = sent[OLD if lora else CURRENT], found[OLD if lora else CURRENT]
+    changed = [p for _, p in factors(policy)] if lora else list(policy.backbone.parameters())
+    with torch.no_grad():
+        for p in changed:
+            p.add_(torch.randn(p.shape))
+    weights = weights_of(policy)
+    assert sum(value.nbytes for value, _, _ in weights.values()) == 4 * sum(p.numel() for p in changed)
+    set_weights(other, weights)
+    assert same(rollout(policy, PROMPTS, SAMPLER, REQUEST.seeds), rollout(other, PROMPTS, SAMPLER, REQUEST.seeds))
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Ray on this machine, with cores for three workers."""
+    ray = pytest.importorskip("ray")
+    # Workers unpickle what this module defines.
+    paths = os.pathsep.join(dict.fromkeys([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(":")]))
+    environment = {"env_vars": {"PYTHONPATH": paths, "TORCHDYNAMO_DISABLE": "1"}}
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield ray
+    ray.shutdown()
+
+
+@contextlib.contextmanager
+def engine_of(args: LFPOConfig) -> Iterator[tuple[RayEngine, MaskedDiffusionLM]]:
+    """A Ray engine and theta_old, whose weights are no longer those of the checkpoint."""
+    policies, _ = load_policies(args, None, None, needs_base=False)
+    with torch.no_grad():
+        for name, p in policies[OLD].backbone.named_parameters():
+            if args.lora is None or ".old." in name:
+                p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+    engine = RayEngine(args)
+    try:
+        yield engine, policies[OLD]
+    finally:
+        engine.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "lora"), [(1, False), (2, True), (3, False)])
+def test_workers_sample_what_the_local_engine_samples(workers: int, lora: bool, llada: Path, ray: Any):
+    changes: dict[str, Any] = {"lora": {"r": 2, "lora_alpha": 4}} if lora else {}
+    args, told = config(llada, engine={"name": "ray", "workers": workers}, **changes), list[int]()
+    with engine_of(args) as (engine, policy):
+        for version in range(2):
+            engine.update(version, policy)
+            found = engine.sample(REQUEST, lambda index, t: told.extend(index))
+            assert same(found, local(policy, 1).sample(REQUEST))
+            with torch.no_grad():
+                for p in [p for _, p in factors(policy)] if lora else policy.backbone.parameters():
+                    p.mul_(1.1)
+        assert sorted(told) == sorted(2 * list(range(12)))
+        metrics = engine.metrics()
+    assert sum(v for k, v in metrics.items() if k.endswith("/rollouts")) == 24
+    assert metrics["engine/units"] == 8
+
+
+def worker_pids() -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"ray::Worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.long
+def test_a_killed_worker_changes_nothing(llada: Path, ray: Any):
+    """One of two workers is killed at a random moment, three times."""
+    request = Request(PROMPTS * 8, list(range(96)), SAMPLER, generations=3)
+    args = config(llada, engine={"name": "ray", "workers": 2})
+    moments, lost = random.Random(0), 0.0
+
+    def kill() -> None:
+        time.sleep(moments.uniform(0.0, 0.3))
+        for pid in worker_pids()[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    with engine_of(args) as (engine, policy):
+        engine.update(0, policy)
+        expected = local(policy, 1).sample(request)
+        for _ in range(3):
+            killer = threading.Thread(target=kill)
+            killer.start()
+            assert same(engine.sample(request), expected)
+            killer.join()
+            lost += engine.metrics().get("engine/lost", 0.0)
+    assert lost > 0
+
+
+@pytest.mark.long
+def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="2 workers with 1 GPUs each need 2, and the cluster has 0"):
+        RayEngine(config(llada, engine={"name": "ray", "workers": 2, "gpus_per_worker": 1.0}))
+    with monkeypatch.context() as patch:
+        patch.setattr(lfpo.train.ray_engine, "versions", lambda: {"lfpo": "0"})
+        with pytest.raises(UserError, match=r"a worker has .* the trainer has {'lfpo': '0'}; install the same"):
+            RayEngine(config(llada, engine={"name": "ray"}))
+    monkeypatch.setattr(lfpo.train.ray_engine, "MAX_LOST", 1)
+    slow = config(llada, engine={"name": "ray", "unit_timeout": 1e-9})
+    with engine_of(slow) as (engine, policy):
+        engine.update(0, policy)
+        with pytest.raises(UserError, match=r"1 workers were lost with the same prompts.*unit_timeout"):
+            engine.sample(REQUEST)
+    with pytest.raises(UserError, match="no such folder"):
+        RayEngine(config(Path("/does/not/exist"), engine={"name": "ray"}))
+
+
+def two_ranks(folder: Path) -> None:
+    distributed.start()
+    args = config(folder, engine={"name": "ray", "workers": 1})
+    policies, _ = load_policies(args, None, None, needs_base=False)
+    engine = RayEngine(args)
+    engine.update(0, policies[OLD])
+    rank = distributed.rank()
+    mine = Request(PROMPTS[6 * rank :][:6], list(range(6 * rank, 6 * rank + 6)), SAMPLER, generations=3)
+    assert same(engine.sample(mine), local(policies[OLD], 1).sample(mine))
+    engine.close()
+    distributed.stop()
+
+
+@pytest.mark.long
+def test_each_rank_gets_its_own(llada: Path):
+    pytest.importorskip("ray")
+    for rank in run_ranks(2, two_ranks, llada):
+        assert rank.returncode == 0, rank.stderr
