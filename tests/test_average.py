@@ -138,7 +138,7 @@ def test_groups_that_agree_are_replaced_by_fresh_prompts_and_paid_for(llada: Pat
 
 
 def refilled_by_one_rank(folder: Path) -> None:
-    """Rank 1's groups agree always, rank 0's never, so only rank 1 samples again, from weights that all ranks gather."""
+    """Rank 1's groups always agree, rank 0's never do: only rank 1 samples again, from weights that both gather."""
     distributed.start()
 
     def rewards(prompts, completions, **columns):
