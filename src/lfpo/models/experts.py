@@ -24,6 +24,21 @@ def routers(backbone: Any) -> list[Any]:
     return [layer.mlp.gate for layer in backbone.model.layers if hasattr(layer.mlp, "experts")]
 
 
+def is_expert(name: str) -> bool:
+    """Whether a parameter holds the matrices of a layer's experts. name: without an adapter."""
+    return ".mlp.experts." in name
+
+
+def active_weights(backbone: Any, name: str, count: int) -> float:
+    """How many weights of a parameter a token uses: of the experts' matrices those of the chosen experts.
+
+    name: of the parameter, without an adapter. count: all its weights.
+    """
+    if not is_expert(name):
+        return count
+    return count * backbone.config.num_experts_per_tok / backbone.config.num_local_experts
+
+
 def without_autocast(backbone: Any) -> None:
     """Turn autocast off in the routers."""
     for router in routers(backbone):

@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from lfpo.base.errors import UserError
+from lfpo.models.experts import routers
 
+NOT_IN_4BIT = (
+    "load_in_4bit: bitsandbytes takes linear layers only, and the experts of this model, most of its weights, are "
+    "stacked in one parameter for each layer; train this model without load_in_4bit"
+)
 BLOCK = 64  # weights that share a scale
 # peft imports bitsandbytes, which warns on some CPUs of a missing package that would only make it faster.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -27,6 +32,8 @@ def quantize(backbone: Any, device: torch.device, compute_dtype: torch.dtype) ->
     Raises UserError where bitsandbytes is missing, and for a layer whose rows are not a multiple of BLOCK.
     """
     package = bitsandbytes("load_in_4bit")
+    if routers(backbone):
+        raise UserError(NOT_IN_4BIT)
     for name, module in backbone.model.layers.named_modules():
         # On a CPU bitsandbytes (seen in 0.50.2) dequantises a block that spans two rows with the wrong scale.
         if type(module) is nn.Linear and module.in_features % BLOCK:

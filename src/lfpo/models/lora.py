@@ -27,6 +27,7 @@ from lfpo.models.adapters import switch_adapter
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import save_tensors
 
+MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
 
@@ -103,9 +104,13 @@ def _plain_weights(backbone: nn.Module) -> Iterator[None]:
 def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str]:
     """The last parts of the target layers' transformers names, sorted. targets: see LoraSettings.target_modules.
 
-    Raises UserError for a name that matches no linear layer.
+    In a mixture of experts these are layers of the attention only: peft takes the names in `mlp` for the experts', of
+    dense layers and shared experts too. Raises UserError for a name that matches no such layer.
     """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
+    experts = bool(model.family.stacked)
+    if experts:
+        linear = [n for n in linear if ".mlp." not in n]
     # The family's own name of each layer -> transformers' names; LLaDA2 has one for three layers.
     names: dict[str, set[str]] = {}
     for n in linear:
@@ -119,6 +124,11 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str
         raise UserError(f"lora target_modules {targets!r}: expected 'all-linear', 'as-published' or a list of names")
     known = {**names, **{n: {n} for n in every}}
     for name in targets:
+        if name not in known and experts and name in MLP:
+            raise UserError(
+                f"lora target_modules: {name!r}: in a mixture of experts only the attention takes adapters "
+                f"({', '.join(sorted(every))}); leave it out, or train all weights"
+            )
         if name not in known:
             raise UserError(f"lora target_modules: {name!r} is not a linear layer of this model{nearest(name, known)}")
     if not targets:

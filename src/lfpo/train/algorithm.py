@@ -25,6 +25,7 @@ from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
 from lfpo.objectives.needs import signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.router_balance import watched_routers
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
 from lfpo.runs.stopping import StopRequests
@@ -201,7 +202,7 @@ def accumulate_gradients(
     if progress is not None:
         progress.begin(progress.phase, len(weighted), "passes")
     for piece, weight in weighted:
-        with one_pass(policies.values()):
+        with one_pass(policies.values()), watched_routers(policies[CURRENT]) as balance:
             predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
@@ -211,7 +212,7 @@ def accumulate_gradients(
             progress.advance()
         if not weight:
             continue
-        add_measures(measures, measured)
+        add_measures(measures, {**measured, **balance})
         if meter is not None:
             for policy in predictions.used:
                 meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)

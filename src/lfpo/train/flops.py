@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.experts import active_weights
 from lfpo.models.four_bit import original_shape
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -25,17 +27,29 @@ def forward_flops(
     """FLOPs of one forward over rows of the given lengths [B], int64, with the head at `predicted` positions in all.
 
     queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
-    Counts 2 for each weight of the body and token, 4 L D for attention a token and layer, and 2 for each weight of the
-    head and predicted position.
+    Counts 2 for each weight of the body that a token uses, 4 L H E for attention with H heads of width E a token and
+    layer, and 2 for each weight of the head and predicted position.
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
     layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
-    body = sum(original_shape(p).numel() for name, p in layers if _runs(model, name))
+    body = sum(
+        active_weights(model.backbone, name, original_shape(p).numel()) for name, p in layers if _runs(model, name)
+    )
     n = lengths.double()
     run = n if queries is None else queries.double()
-    attention = 4 * config.num_hidden_layers * config.hidden_size * float((run * n).sum())
+    attention = 4 * config.num_hidden_layers * attention_width(config) * float((run * n).sum())
     return 2 * body * float(run.sum()) + attention + 2 * head * predicted
+
+
+def attention_width(config: Any) -> int:
+    """Heads times head width of a transformers configuration; in some models not the hidden size."""
+    return int(config.num_attention_heads * head_dim(config))
+
+
+def head_dim(config: Any) -> int:
+    """Width of an attention head of a transformers configuration."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:

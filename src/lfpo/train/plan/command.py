@@ -65,6 +65,7 @@ def run_plan(
         rows.append((way, run, command(recipe, given or {}, way, config.gpus_per_machine)))
     if config.output:
         result = {
+            "parameters": {"total": found.sizes.total, "active": found.sizes.total_active, "trained": found.trained},
             "phases": PHASES,
             "bytes": found.parts,
             "total": found.totals,

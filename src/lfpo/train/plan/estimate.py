@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lfpo.base.errors import UserError
+from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import precision_of
 from lfpo.models.kv_cache import columns_for
 from lfpo.objectives import make_objective
@@ -18,6 +20,7 @@ from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
 from lfpo.rollout.forward import PIECE_TOKENS, rows_in_flight
 from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import head_dim
 from lfpo.train.plan.activations import Activations, Kind, measure
 from lfpo.train.plan.model_states import Phases, model_states
 from lfpo.train.plan.shapes import Sizes, adapter_size, model_shape
@@ -75,6 +78,8 @@ class _Setup:
     def __init__(self, args: LFPOConfig, config: dict[str, Any], gpus: int, prompt_length: int, device: str):
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
         self.sizes, self.hf, self.shift = model_shape(config)
+        if args.load_in_4bit and self.sizes.experts:
+            raise UserError(NOT_IN_4BIT)
         self.objective = make_objective(args.objective)
         self.sampler = args.sampler.for_length(gen_length(args))
         check_rollouts(self.objective, self.sampler, args.tree)
@@ -88,7 +93,7 @@ class _Setup:
         self.products = precision_of(args.head_precision, torch.device(device), self.dtype)
         self.split = args.fsdp
         self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
-        self.adapter = 0 if args.lora is None else self.hf.num_hidden_layers * adapter_size(config, args.lora)
+        self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
         self.rollouts = args.prompts_per_iteration * args.num_generations
         self.step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
         # As many as update_tokens allows, but no more than there are, and whole units.
@@ -169,8 +174,7 @@ def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
     drawing = 4 * min(LOGIT_ELEMENTS[kind], logits) + 3 * probability * min(DRAW_ELEMENTS[kind], logits)
     cache = 0
     if setup.sampler.cache != "none":
-        head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-        per_token = 2 * hf.num_key_value_heads * head_dim * hf.num_hidden_layers  # numbers
+        per_token = 2 * hf.num_key_value_heads * head_dim(hf) * hf.num_hidden_layers  # numbers
         per_token *= 2 if setup.autocast else setup.per_weight  # bytes
         # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
         copied = piece * length * per_token if setup.args.rollout_compile else 0
@@ -216,7 +220,7 @@ def _evaluation_flops(setup: _Setup, prompt_length: int) -> float:
     args = setup.args
     times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
     problems = args.eval_size if args.task or args.eval_file else 0
-    sizes = replace(setup.sizes, layers=setup.sizes.layers + setup.adapter)
+    sizes = replace(setup.sizes, active=setup.sizes.active + setup.adapter)
     total = 0.0
     for config in args.eval_samplers.values():
         sampler = config.for_length(setup.length - prompt_length)
@@ -230,7 +234,7 @@ def _evaluation_flops(setup: _Setup, prompt_length: int) -> float:
 def _flops(setup: _Setup) -> tuple[float, float]:
     """Of the rollouts and of the updates of one iteration."""
     args, work, length = setup.args, setup.work, setup.length
-    sizes = replace(setup.sizes, layers=setup.sizes.layers + setup.adapter)
+    sizes = replace(setup.sizes, active=setup.sizes.active + setup.adapter)
     sampled = forward_flops(sizes, setup.hf, work.tokens, length, work.forwards * setup.block_length)
     once = forward_flops(sizes, setup.hf, work.views * length, length, work.targets)
     # A backward pass costs two forwards, or one where the weights are frozen.

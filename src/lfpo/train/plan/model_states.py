@@ -37,10 +37,12 @@ def model_states(
         frozen = (outside,) * 3 if offloaded else (held,) * 3
 
     # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
-    # they are copied to the GPU. Merged adapters take a copy of every matrix. FSDP gathers all of them.
-    copies = 0
+    # they are copied to the GPU. Merged adapters take a copy of every matrix but the experts', which have no adapters.
+    # FSDP gathers all of them.
+    copies = 0.0
     if args.merges_lora(device) and not args.fsdp:
-        copies = (2 if autocast else per_weight) * sizes.matrices
+        copies = (2 if autocast else per_weight) * (sizes.matrices - sizes.experts)
+        copies += 2 * sizes.experts * (autocast and per_weight > 2)
     elif autocast and not args.fsdp and not args.rollout_compile:
         copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
     on_gpu = offloaded - (per_weight * sizes.matrices if copies else 0) if offloaded else 0

@@ -14,6 +14,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.loading import EMBEDDED, family_of
 from lfpo.models.lora import factors, inject
@@ -30,15 +31,27 @@ PUBLISHED = {
     "apple/DiffuCoder-7B-Base": "dream-7b",
     "apple/DiffuCoder-7B-Instruct": "dream-7b",
     "apple/DiffuCoder-7B-cpGRPO": "dream-7b",
+    "inclusionAI/LLaDA-MoE-7B-A1B-Base": "llada-moe-7b",
+    "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": "llada-moe-7b",
+    "inclusionAI/LLaDA2.0-mini": "llada2-mini",
+    "inclusionAI/LLaDA2.1-mini": "llada2-mini",
+    "JetLM/SDAR-1.7B-Chat": "sdar-1.7b",
+    "JetLM/SDAR-4B-Chat": "sdar-4b",
+    "JetLM/SDAR-8B-Chat": "sdar-8b",
+    "JetLM/SDAR-30B-A3B-Chat": "sdar-30b-a3b",
 }
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of parameters. layers: all layers. layer: one layer. matrices: all matrices of the layers. matrix: the
-    largest of these. head: the head, 0 if it is tied to the embeddings. rest: embeddings and the last norm."""
+    """Numbers of parameters. layers: all layers. active: those of the layers that a token uses, which are fewer in a
+    mixture of experts. experts: those of the experts' matrices. layer: the largest layer. matrices: all matrices of the
+    layers. matrix: the largest of these. head: the head, 0 if it is tied to the embeddings. rest: embeddings and the
+    last norm."""
 
     layers: int
+    active: int
+    experts: int
     layer: int
     matrices: int
     matrix: int
@@ -53,6 +66,11 @@ class Sizes:
     @property
     def total(self) -> int:
         return self.layers + self.outside
+
+    @property
+    def total_active(self) -> int:
+        """All parameters that a token uses."""
+        return self.active + self.outside
 
 
 def model_config(name: str) -> dict[str, Any]:
@@ -98,13 +116,16 @@ def sizes_of(model: MaskedDiffusionLM) -> Sizes:
     backbone = model.backbone
     stack = backbone.model.layers
     layers = sum(p.numel() for p in stack.parameters())
-    matrices = [p.numel() for p in stack.parameters() if p.ndim == 2]
+    active = sum(active_weights(backbone, f"layers.{name}", p.numel()) for name, p in stack.named_parameters())
+    matrices = [p.numel() for p in stack.parameters() if p.ndim >= 2]
     tied = backbone.config.tie_word_embeddings
     head = 0 if tied else backbone.lm_head.weight.numel()
     total = sum(p.numel() for p in backbone.parameters())
     return Sizes(
         layers=layers,
-        layer=layers // len(stack),
+        active=int(active),
+        experts=sum(p.numel() for name, p in stack.named_parameters() if is_expert(f"layers.{name}")),
+        layer=max(sum(p.numel() for p in layer.parameters()) for layer in stack),
         matrices=sum(matrices),
         matrix=max(matrices),
         head=head,
@@ -124,12 +145,18 @@ def _model_shape(config: str) -> tuple[Sizes, Any, bool]:
 
 
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
-    """The number of weights of one adapter in one layer."""
+    """The number of weights of one adapter."""
     return _adapter_size(json.dumps(config), json.dumps(asdict(settings)))
 
 
 @functools.cache
 def _adapter_size(config: str, settings: str) -> int:
-    model = skeleton(json.loads(config), layers=1)
-    inject(model, LoraSettings(**json.loads(settings)))
+    one, two = (_adapter_of_layers(json.loads(config), n, LoraSettings(**json.loads(settings))) for n in (1, 2))
+    layers = model_shape(json.loads(config))[1].num_hidden_layers
+    return one + (layers - 1) * (two - one)  # the first layer of a mixture of experts may be without experts
+
+
+def _adapter_of_layers(config: dict[str, Any], layers: int, settings: LoraSettings) -> int:
+    model = skeleton(config, layers=layers)
+    inject(model, settings)
     return sum(p.numel() for _, p in factors(model))

@@ -34,7 +34,9 @@ def print_memory(
     with the opposite setting of gradient_checkpointing."""
     how = "LoRA" if args.lora else "all weights"
     split = ", split by FSDP2" if args.fsdp else ""
-    title = f"{args.model}: {readable(found.sizes.total)} parameters, {readable(found.trained)} trained ({how})"
+    sizes = found.sizes
+    active = f", {readable(sizes.total_active)} active" if sizes.experts else ""
+    title = f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained ({how})"
     console.print(f"{title}, {config.gpus} GPU{'s' if config.gpus > 1 else ''}{split}", soft_wrap=True)
     table = Table(box=box.SIMPLE)
     table.add_column("GiB on each GPU", no_wrap=True)

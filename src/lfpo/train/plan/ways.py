@@ -85,8 +85,9 @@ def _adapters(plan: Plan, args: LFPOConfig, gpus: int, more: list[int], memory: 
     """LoRA on a base in bfloat16, and on one in 4 bits."""
     lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
     four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0}
+    experts = plan(args, gpus=gpus).sizes.experts  # these are not quantised
     for label, changes in (("LoRA", lora), ("LoRA, 4-bit base", four_bit)):
-        if changes is lora and args.load_in_4bit:
+        if (changes is lora and args.load_in_4bit) or (changes is four_bit and experts):
             continue
         for n in [gpus, *(n for n in more if n == 8)]:
             if way := _way(plan, args, label, changes, n, memory):

@@ -20,6 +20,7 @@ from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.rollout.tree import nodes
+from lfpo.train.flops import attention_width
 from lfpo.train.plan.shapes import Sizes
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
@@ -94,8 +95,8 @@ def sampling_work(sampler: SamplerConfig, prompt_length: int, shift: bool) -> tu
 def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted: float) -> float:
     """FLOPs of running `tokens` tokens in rows of `length`, with the head at `predicted` positions, counted as in
     lfpo.train.flops. hf: transformers configuration."""
-    attention = 4 * hf.num_hidden_layers * hf.hidden_size * tokens * length
-    return 2 * sizes.layers * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
+    attention = 4 * hf.num_hidden_layers * attention_width(hf) * tokens * length
+    return 2 * sizes.active * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
 
 
 def _special() -> dict[str, int]:

@@ -1,0 +1,244 @@
+"""Mixtures of experts: products, precision, adapters, split weights, measures, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from golden_families import golden, golden_io
+from lfpo.base.errors import UserError
+from lfpo.base.lora_settings import LoraSettings
+from lfpo.models import MaskedDiffusionLM, init_model, load_model
+from lfpo.models.experts import grouped_experts, grouped_product, routers
+from lfpo.models.four_bit import quantize
+from lfpo.models.layouts import LAYOUTS
+from lfpo.models.lora import attach, target_names
+from lfpo.models.placement import sampling
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import make_objective
+from lfpo.objectives.router_balance import watched_routers
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.algorithm import accumulate_gradients, ema_update
+from lfpo.train.flops import forward_flops
+from lfpo.train.plan.shapes import adapter_size, model_shape
+from processes import run_ranks
+from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
+
+LORA = LoraSettings(r=2, lora_alpha=4)
+
+
+class Experts(torch.nn.Module):
+    """Six experts with 16 hidden numbers for tokens of width 12."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(6, 32, 12, generator=generator).to(dtype))
+        self.down_proj = torch.nn.Parameter(torch.randn(6, 12, 16, generator=generator).to(dtype))
+        self.act_fn = F.silu
+
+
+def by_token(module: Experts, hidden: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same, one token and expert at a time."""
+    rows = []
+    for t in range(len(hidden)):
+        parts = []
+        for k in range(expert.shape[1]):
+            e = int(expert[t, k])
+            gate, up = (module.gate_up_proj[e] @ hidden[t]).chunk(2)
+            parts.append(weight[t, k] * (module.down_proj[e] @ (F.silu(gate) * up)))
+        rows.append(torch.stack(parts).sum(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.05)]
+)
+def test_experts_and_their_gradients(dtype: torch.dtype, tolerance: float) -> None:
+    module, generator = Experts(dtype), torch.Generator().manual_seed(1)
+    hidden = torch.randn(7, 12, generator=generator).to(dtype).requires_grad_()
+    # Expert 4 has no token.
+    expert = torch.tensor([[0, 1], [5, 2], [0, 3], [3, 0], [2, 5], [0, 1], [1, 5]])
+    weight = torch.rand(7, 2, generator=generator).to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    leaves = [hidden, weight, module.gate_up_proj, module.down_proj]
+    found = grouped_experts(module, hidden, expert, weight)
+    out_gradient = torch.randn(7, 12, generator=generator)
+    gradients = torch.autograd.grad((found * out_gradient).sum(), leaves)
+    exact = Experts(torch.float64)
+    exact.load_state_dict(module.state_dict())
+    wide, weights = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    expected = by_token(exact, wide, expert, weights)
+    leaves = [wide, weights, exact.gate_up_proj, exact.down_proj]
+    expected_gradients = torch.autograd.grad((expected * out_gradient).sum(), leaves)
+    assert found.dtype == dtype
+    for ours, theirs in zip([found, *gradients], [expected, *expected_gradients], strict=True):
+        assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max()
+    assert gradients[2][4].abs().max() == 0
+
+
+def test_no_expert_is_used() -> None:
+    found = grouped_product(torch.zeros(0, 4), torch.zeros(3, 5, 4), torch.zeros(3, dtype=torch.int32))
+    assert found.shape == (0, 5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["lladamoe", "llada2_0"])
+def test_autocast_does_not_change_the_router(name: str, tmp_path: Path) -> None:
+    """Nor do the copies that rollouts use under autocast."""
+    model, seen = load_model(golden(name, tmp_path / "m")), []
+    ids = golden_io(name)["full.ids"]
+    routers(model.backbone)[0].register_forward_hook(lambda _m, args, out: seen.append((args[0], out[0])))
+    exact = model(ids)
+    model.autocast = True
+    rounded = model(ids)
+    with sampling(model, cast=True, move_to_device=False):
+        experts = model.backbone.model.layers[1].mlp.experts
+        assert experts.gate_up_proj.dtype == torch.bfloat16
+        copied = model(ids)
+    for hidden, logits in seen:
+        weight = routers(model.backbone)[0].weight
+        assert logits.dtype == torch.float32
+        assert torch.equal(logits, F.linear(hidden.flatten(0, -2).float(), weight))
+    assert torch.equal(rounded, copied)
+    assert not torch.equal(rounded, exact)
+
+
+@torch.no_grad()
+def test_the_published_router(tmp_path: Path) -> None:
+    """With biases near -3 too, where a score of 0 for experts that are shut out would win."""
+    io, model = golden_io("llada2_0"), load_model(golden("llada2_0", tmp_path / "m"))
+    layer = next(layer for layer in model.backbone.model.layers if hasattr(layer.mlp, "experts"))
+    torch.testing.assert_close(layer.mlp(io["router.hidden"]), io["router.output"], rtol=0, atol=1e-4)
+    layer.mlp.gate.e_score_correction_bias.copy_(io["router.low_bias"])
+    torch.testing.assert_close(layer.mlp(io["router.hidden"]), io["router.low_output"], rtol=0, atol=1e-4)
+
+
+def training(model: MaskedDiffusionLM, lora: bool) -> tuple[dict[str, MaskedDiffusionLM], dict[str, Any]]:
+    """Policies after one backward pass of LFPO, and what it measured."""
+    old = attach(model, LORA) if lora else model.frozen_copy()
+    trajectory = rollout(old, PROMPTS, SAMPLER, SEEDS)
+    signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
+    objective, policies = make_objective({"name": "lfpo", "timesteps": 3}), {CURRENT: model, OLD: old}
+    views = objective.views(trajectory, signal, SEEDS, 0)
+    _, measures = accumulate_gradients(objective, policies, views, signal, update_tokens=40)
+    return policies, measures
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_mixture_of_experts_trains(lora: bool, tmp_path: Path) -> None:
+    model = load_model(golden("lladamoe", tmp_path / "m"))
+    policies, measures = training(model, lora)
+    total, count = measures["router/entropy"].tolist()
+    assert 0 < total / count < 1
+    total, count = measures["router/max_load"].tolist()
+    assert 1 <= total / count <= 2  # four experts, two a token
+    trained = {name: p for name, p in model.backbone.named_parameters() if p.requires_grad}
+    assert all(p.grad is not None for p in trained.values())
+    assert all(p.grad.abs().max() > 0 for name, p in trained.items() if "lora_A" not in name)  # B is still zero
+    assert any("experts" in name for name in trained) is not lora
+    before = policies[OLD].weights()["model.layers.0.mlp.experts.down_proj"].clone()
+    with torch.no_grad():
+        for p in trained.values():
+            p.add_(1.0)
+    ema_update(policies[OLD], model, 0.5)
+    after = policies[OLD].weights()["model.layers.0.mlp.experts.down_proj"]
+    torch.testing.assert_close(after, before if lora else before + 0.5)
+
+
+def test_the_measures_of_routers_by_hand(tmp_path: Path) -> None:
+    model = load_model(golden("lladamoe", tmp_path / "m"))
+    with torch.no_grad():
+        for router in routers(model.backbone):
+            router.weight.zero_()  # all scores are equal, and the same two of four experts are chosen
+    ids = torch.arange(6)[None]
+    with watched_routers(model) as measures:
+        model(ids)
+        with torch.no_grad():
+            model(ids)  # a policy that is not trained
+    layers = len(routers(model.backbone))
+    assert measures["router/entropy"].tolist() == pytest.approx([6 * layers, 6 * layers])
+    assert measures["router/max_load"].tolist() == [2 * layers, layers]
+    with watched_routers(load_model("embedded")) as measures:
+        pass
+    assert not measures
+
+
+def test_adapters_go_onto_the_attention(tmp_path: Path) -> None:
+    model = load_model(golden("llada2_0", tmp_path / "m"))
+    attention = ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert target_names(model, "all-linear") == attention
+    assert target_names(model, ["query_key_value", "dense"]) == attention
+    for name in ("experts", "gate_proj"):
+        with pytest.raises(UserError, match=f"{name}.*only the attention takes adapters"):
+            target_names(model, ["q_proj", name])
+    attach(model, LORA)
+    adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert len(adapted) == 3 * 4
+
+
+def test_experts_are_not_quantised(tmp_path: Path) -> None:
+    model = load_model(golden("lladamoe", tmp_path / "m"))
+    with pytest.raises(UserError, match=r"load_in_4bit: .* experts"):
+        quantize(model.backbone, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.long
+def test_split_experts_train_as_whole_ones(tmp_path: Path) -> None:
+    folder = golden("lladamoe", tmp_path / "m")
+    trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
+    for rank in run_ranks(2, trains_as_one, folder, 0, False, True, trajectory):
+        assert rank.returncode == 0, rank.stderr
+
+
+def test_a_rollout_of_a_mixture_of_experts_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    model = load_model(golden("lladamoe", tmp_path / "m"))
+    sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
+    together = rollout(model, PROMPTS, sampler, SEEDS)
+    alone = rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3])
+    assert torch.equal(together.tokens[2], alone.tokens[0])
+
+
+def test_flops_count_the_chosen_experts(tmp_path: Path) -> None:
+    model = load_model(golden("lladamoe", tmp_path / "m"))
+    d, layers, vocabulary = 48, 3, 136
+    # Four projections, two of four experts with three matrices, router, norms of the layer and of heads of 12.
+    weights = layers * (4 * d * d + 2 * 3 * 24 * d + 4 * d + 2 * d + 2 * 12)
+    expected = 2 * weights * 7 + 4 * layers * d * (3 * 3 + 4 * 4) + 2 * vocabulary * d * 5
+    assert forward_flops(model, torch.tensor([3, 4]), 5) == pytest.approx(expected)
+    assert model_shape(model.config)[0].active == weights
+
+
+def test_published_sizes() -> None:
+    """Billions of parameters, all and, without the embeddings, active, as published."""
+    sizes = {name: model_shape(LAYOUTS[name])[0] for name in LAYOUTS}
+    totals = {name: round(found.total / 1e9, 1) for name, found in sizes.items()}
+    assert totals["llada-moe-7b"] == 7.4
+    assert totals["llada2-mini"] == 16.3
+    assert totals["sdar-30b-a3b"] == 30.5
+    assert totals["sdar-8b"] == 8.2
+    assert round(sizes["llada2-mini"].active / 1e6) == 789
+    assert round(sizes["llada-moe-7b"].active / 1e9, 1) == 1.1
+    assert sizes["sdar-4b"].active == sizes["sdar-4b"].layers
+
+
+def test_the_adapters_of_a_model_whose_first_layer_is_dense(tmp_path: Path) -> None:
+    model = load_model(golden("llada2_0", tmp_path / "m"))
+    attach(model, LORA)
+    own = sum(p.numel() for n, p in model.backbone.named_parameters() if f".{CURRENT}." in n)
+    assert adapter_size(model.config, LORA) == own
+
+
+def test_a_fresh_mixture_of_experts() -> None:
+    config = {**LAYOUTS["llada2-mini"], "hidden_size": 32, "num_hidden_layers": 2, "num_experts": 8, "n_group": 4}
+    config |= {"intermediate_size": 32, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 64, "topk_group": 2}
+    config |= {"num_experts_per_tok": 2, "mask_token_id": 63, "eos_token_id": 62, "pad_token_id": 62}
+    model = init_model(config, seed=0)
+    bias = model.weights()["model.layers.1.mlp.gate.e_score_correction_bias"]
+    assert bias.abs().max() == 0
+    assert model.weights()["model.layers.1.mlp.experts.down_proj"].detach().std() == pytest.approx(0.02, rel=0.1)
+    assert torch.isfinite(model(torch.arange(5)[None])).all()
