@@ -82,17 +82,28 @@ def test_the_chosen_completion_becomes_likelier_than_the_rejected(
     assert load_model(tmp_path / "run" / "model").adapter is None
 
 
-@pytest.mark.parametrize("lora", [[], ["--lora", "{r: 2, lora_alpha: 4}"]], ids=["full", "lora"])
+SOME = ["--lora", "{r: 2, lora_alpha: 4}"]
+SPLIT = ["--fsdp", "true"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "parallel"),
+    [([], []), ([], SPLIT), pytest.param(SOME, [], marks=pytest.mark.long), (SOME, SPLIT)],
+    ids=["full", "full, split", "lora", "lora, split"],
+)
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(
-    lora: list[str], model: Path, data: Path, tmp_path: Path
+    lora: list[str], parallel: list[str], model: Path, data: Path, tmp_path: Path
 ):
-    keys = {"model": model, "data_file": data, "eval_file": data, "gen_length": 4, "beta": 1, "batch_size": 3}
+    """Of three pairs a step one rank has two; of seven held-out pairs it has four, a batch more than the other."""
+    seven = tmp_path / "seven.jsonl"
+    seven.write_text("".join(json.dumps(ROWS[i % len(ROWS)]) + "\n" for i in range(7)))
+    keys = {"model": model, "data_file": data, "eval_file": seven, "gen_length": 4, "beta": 1, "batch_size": 3}
     keys |= {"learning_rate": "1e-2", "save_steps": 2, "eval_steps": 2}
     given = [x for k, v in keys.items() for x in (f"--{k}", str(v))] + lora
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(["dpo", *given, "--max_steps", "4", "--output_dir", str(whole)]) == 0
     split = ["--max_steps", "2", "--output_dir", str(parts), "--update_tokens", "40"]
-    ended = run_lfpo("dpo", *given, *split, ranks=2)
+    ended = run_lfpo("dpo", *given, *split, *parallel, ranks=2)
     assert ended.returncode == 0, ended.stderr
     assert main(["dpo", *given, "--max_steps", "4", "--output_dir", str(parts), "--resume"]) == 0
     for one, two in zip(metrics(whole), metrics(parts), strict=True):

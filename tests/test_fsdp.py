@@ -181,7 +181,7 @@ def test_group_sizes_that_do_not_fit(group: None, tmp_path: Path):
     with pytest.raises(ValueError, match="'fsdp_size' is for 'fsdp: true'"):
         LFPOConfig(output_dir=str(tmp_path), fsdp_size=2)
     with pytest.raises(UserError, match="fsdp_size 2 does not divide the number of ranks, 1"):
-        check_ranks(LFPOConfig(output_dir=str(tmp_path), fsdp=True, fsdp_size=2))
+        check_ranks(LFPOConfig(output_dir=str(tmp_path), fsdp=True, fsdp_size=2), "train")
 
 
 @pytest.mark.long

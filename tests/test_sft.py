@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lfpo.base.config import to_dict, yaml_text
+from lfpo.base.config import build, to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models import load_model, load_tokenizer
@@ -227,13 +228,47 @@ def test_a_fresh_model_needs_tasks_for_its_tokenizer(tmp_path: Path) -> None:
         train_sft(config(tmp_path / "run", init=LLADA_CONFIG, tasks={}, data_file=str(file)), report=quiet)
 
 
-def test_two_ranks_train_like_one(tmp_path: Path) -> None:
-    """The losses of two ranks over gloo are those of one process with the same batch."""
-    one, two = (config(tmp_path / name, steps=4, logging_steps=1) for name in ("one", "two"))
-    train_sft(one, report=quiet)
-    (tmp_path / "two.yaml").write_text(yaml_text(to_dict(two)))
-    ended = run_lfpo("sft", str(tmp_path / "two.yaml"), ranks=2)
+LORA = {"r": 2, "lora_alpha": 4}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "split", "settings"),
+    [
+        (2, {}, {}),
+        # Five examples, a pass each: ranks run three and two. One example: a rank has none.
+        (2, {"fsdp": True}, {"batch_size": 5, "update_tokens": 1, "export_dtype": "bfloat16"}),
+        pytest.param(2, {"fsdp": True}, {"batch_size": 1, "gradient_checkpointing": True}, marks=pytest.mark.long),
+        pytest.param(2, {"fsdp": True}, {"lora": LORA, "batch_size": 3}, marks=pytest.mark.long),
+        pytest.param(2, {}, {"lora": LORA, "batch_size": 3}, marks=pytest.mark.long),
+        pytest.param(4, {"fsdp": True, "fsdp_size": 2}, {"batch_size": 5}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_several_ranks_train_like_one(ranks: int, split: dict, settings: dict, tmp_path: Path) -> None:
+    """The run of ranks over gloo, with whole and with split weights, is that of one process; which resumes it, too."""
+    common = {"steps": 4, "logging_steps": 1, "save_steps": 2, **settings}
+    train_sft(build(SFTConfig, to_dict(config(tmp_path / "one")) | common), report=quiet)
+    parts = build(SFTConfig, to_dict(config(tmp_path / "parts")) | common | split)
+    (tmp_path / "parts.yaml").write_text(yaml_text(to_dict(parts)))
+    ended = run_lfpo("sft", str(tmp_path / "parts.yaml"), ranks=ranks)
     assert ended.returncode == 0, ended.stderr
-    for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+
+    def same() -> None:
+        for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "parts"), strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+
+    same()
+    one, exported = (load_model(tmp_path / name / "model").state_dict() for name in ("one", "parts"))
+    close = 1e-2 if settings.get("export_dtype") else 1e-4
+    assert all(torch.allclose(one[name], p, rtol=close, atol=1e-4) for name, p in exported.items())
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-4")
+    train_sft(build(SFTConfig, to_dict(parts) | {"fsdp": False, "fsdp_size": 0}), resume=True, report=quiet)
+    same()
+
+
+def test_splitting_needs_ranks(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"fsdp needs torchrun: .* lfpo sft"):
+        train_sft(config(tmp_path / "run", fsdp=True), report=quiet)
+    with pytest.raises(ValueError, match="'fsdp_size' is for 'fsdp: true'"):
+        config(tmp_path / "run", fsdp_size=2)

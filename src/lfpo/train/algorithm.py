@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from lfpo.runs.stopping import StopRequests
 from lfpo.train.average import Average
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter, rollout_flops, update_flops
+
+T = TypeVar("T")  # a pass
 
 
 class Learner(Protocol):
@@ -250,7 +252,7 @@ def logp_at_targets(
     return torch.cat(found)[torch.cat(order).argsort()]
 
 
-def equal_passes(pieces: Sequence[Views], filler: Views | None) -> list[tuple[Views, float]]:
+def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]:
     """The passes of this rank, each with its weight in the loss.
 
     Without a filler these are the pieces, with weight 1. Under FSDP forwards and backwards are collectives, so all

@@ -176,19 +176,7 @@ class LFPOConfig:
             raise ValueError("'merge_lora' does not work with 'rollout_compile', whose weights stay where they are")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
-        if self.load_in_4bit and self.fsdp:
-            raise ValueError(
-                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
-                "without fsdp every rank holds the small base"
-            )
-        not_negative(self, "fsdp_size")
-        if self.fsdp_size and not self.fsdp:
-            raise ValueError("'fsdp_size' is for 'fsdp: true'")
-        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
-            raise ValueError(
-                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
-                "adamw_torch, or train with 'lora'"
-            )
+        check_split(self)
         for name, why in (
             ("lora", "the reference is an adapter on the same weights, and small"),
             ("fsdp", "the reference is split over ranks already"),
@@ -238,6 +226,23 @@ class LFPOConfig:
                 f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} is larger than the "
                 f"{self.prompts_per_iteration} prompts_per_iteration, whose trees are not split"
             )
+
+
+def check_split(args: Any) -> None:
+    """Raise ValueError for settings that do not go with `fsdp`, and for `fsdp_size` without it."""
+    not_negative(args, "fsdp_size")
+    if args.fsdp_size and not args.fsdp:
+        raise ValueError("'fsdp_size' is for 'fsdp: true'")
+    if args.load_in_4bit and args.fsdp:
+        raise ValueError(
+            "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
+            "without fsdp every rank holds the small base"
+        )
+    if args.fsdp and args.lora is None and args.optim != "adamw_torch":
+        raise ValueError(
+            f"'optim' {args.optim} scales moments in blocks, which fsdp would split; with fsdp use "
+            "adamw_torch, or train with 'lora'"
+        )
 
 
 def check_precision(args: Any) -> None:

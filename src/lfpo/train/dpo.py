@@ -19,6 +19,7 @@ from lfpo.base.rng import key, python_rng
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.objectives.measures import means_over_ranks
+from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
@@ -31,7 +32,7 @@ from lfpo.train.examples import in_epochs, train_on_examples
 from lfpo.train.flops import Meter
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.run import TrainingRun
-from lfpo.train.setup import load_policies
+from lfpo.train.setup import check_ranks, load_policies
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
@@ -52,8 +53,7 @@ class DPOTrainer:
 
     def __init__(self, config: DPOConfig):
         self.args = config
-        if distributed.world() > config.batch_size:
-            raise UserError(f"{distributed.world()} ranks for a batch_size of {config.batch_size}: start fewer ranks")
+        check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
         self.model = self.policies[CURRENT].train()
         if config.gradient_checkpointing:
@@ -84,7 +84,13 @@ class DPOTrainer:
         seeds = [key(config.seed, "pair", i, side) for i in numbers for side in ("chosen", "rejected")]
         views = self.objective.views(trajectory, signal, seeds, 0)
         loss, measures = accumulate_gradients(
-            self.objective, self.policies, views, signal, update_tokens=config.update_tokens, meter=meter
+            self.objective,
+            self.policies,
+            views,
+            signal,
+            update_tokens=config.update_tokens,
+            meter=meter,
+            filler=self._filler(trajectory),
         )
         loss = distributed.sum_number(loss)
         distributed.sum_gradients(self.model.parameters())
@@ -117,18 +123,24 @@ class DPOTrainer:
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""
         config, wins, gains, margin, loss = self.args, 0.0, 0.0, 0.0, 0.0
-        mine = list(range(distributed.rank(), len(self.held_out), distributed.world()))
+        world, held_out = distributed.world(), len(self.held_out)
+        mine = list(range(distributed.rank(), held_out, world))
         many = replace(self.objective, mc_samples=config.eval_masks)
-        for start in range(0, len(mine), config.batch_size):
-            numbers = mine[start : start + config.batch_size]
+        # With split weights forwards are collectives: a rank without pairs of its own runs some that do not count.
+        for start in range(0, -(-held_out // world) if config.fsdp else len(mine), config.batch_size):
+            own = mine[start : start + config.batch_size]
+            numbers = own or [0]
             trajectory = as_trajectory([self.held_out[i] for i in numbers], self.model)
             seeds = [key("held-out pair", i, side) for i in numbers for side in ("chosen", "rejected")]
             views = many.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)
-            how: dict[str, Any] = {"update_tokens": config.update_tokens, "padding_free": False}
+            how: dict[str, Any] = {"update_tokens": config.update_tokens, "padding_free": False, "meter": None}
+            how["filler"] = self._filler(trajectory)
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, meter=None, filler=None, **how)).double()
+                elbos(views, logp_at_targets(self.policies, views, policy, **how)).double()
                 for policy in (CURRENT, BASE)
             )
+            if not own:
+                continue
             reward = config.beta * (now - base)
             difference = reward[::2] - reward[1::2]
             wins += float((now[::2] > now[1::2]).sum())
@@ -138,6 +150,13 @@ class DPOTrainer:
         names = ("preference_accuracy", "rewards/accuracies", "rewards/margins", "loss")
         sums = zip(names, (wins, gains, margin, loss), strict=True)
         return {f"eval/{name}": distributed.sum_number(value) / len(self.held_out) for name, value in sums}
+
+    def _filler(self, trajectory: Trajectory) -> Views | None:
+        """A pass of the first pair that does not count (see equal_passes); None where weights are not split."""
+        if not self.args.fsdp:
+            return None
+        pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
+        return self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
 
     def export(self) -> MaskedDiffusionLM:
         return self.model

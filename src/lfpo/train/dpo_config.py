@@ -9,7 +9,7 @@ from lfpo.base.checks import at_least_one, not_negative, positive, time_limits
 from lfpo.base.config import check_types
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim, check_precision
+from lfpo.train.config import Optim, check_precision, check_split
 
 
 @dataclass
@@ -26,7 +26,8 @@ class DPOConfig:
     after_eos: also score the padding after a completion's end; otherwise it is masked.
     eval_masks: masks of each held-out completion.
     max_steps: optimiser steps. batch_size: pairs of each.
-    lora, dtype, bf16, head_precision, load_in_4bit, optim, gradient_checkpointing, max_grad_norm: as in LFPOConfig.
+    lora, dtype, bf16, head_precision, load_in_4bit, fsdp, fsdp_size, optim, gradient_checkpointing, max_grad_norm: as
+        in LFPOConfig.
     update_tokens: tokens in one pass; memory only, never the result, except that the masks of a pair stay together.
     logging_steps: steps between two lines of metrics, each of which holds its own step's.
     report_to, rank_timeout, progress_timeout: as in LFPOConfig.
@@ -53,6 +54,8 @@ class DPOConfig:
     bf16: bool = True
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     load_in_4bit: bool = False
+    fsdp: bool = False
+    fsdp_size: int = 0
     gradient_checkpointing: bool = False
     optim: Optim = "adamw_torch"
     learning_rate: float = 5e-7
@@ -73,9 +76,7 @@ class DPOConfig:
     rank_timeout: float = 300.0
     progress_timeout: float = 7200.0
 
-    # What `lfpo train` also offers: every rank holds all weights, and the base policy stays on the GPU.
-    fsdp: ClassVar[bool] = False
-    fsdp_size: ClassVar[int] = 0
+    # What `lfpo train` also offers: here the base policy stays on the GPU.
     offload_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class DPOConfig:
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
         check_precision(self)
+        check_split(self)
         positive(self, "beta", "learning_rate")
         not_negative(self, "eval_size", "eval_steps")
         at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "update_tokens")

@@ -70,7 +70,7 @@ class LFPOTrainer:
             args = replace(args, lora=settings_of(peft_config))
         self.args = args
         distributed.start()
-        check_ranks(args)
+        check_ranks(args, "train", "prompts_per_iteration")
         if args.threads:
             torch.set_num_threads(args.threads)
         self.objective = make_objective(args.objective)

@@ -27,10 +27,11 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.inputs import reward_function
+from lfpo.train.sft_config import SFTConfig
 
 
 def load_policies(
-    args: LFPOConfig | DPOConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
+    args: LFPOConfig | DPOConfig | SFTConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
     """The policies by name (lfpo.models.roles), on this rank's device, and the tokenizer.
 
@@ -40,7 +41,7 @@ def load_policies(
     """
     device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     if not isinstance(model, MaskedDiffusionLM):
-        name = model or args.model
+        name = model or args.model or ""
         # Loaded on the CPU, because only its 4-bit form may fit on the GPU.
         place = "cpu" if args.load_in_4bit else device
         model = load_model(name, dtype=getattr(torch, args.dtype), device=place, mesh=mesh)
@@ -143,15 +144,18 @@ def _functions(
     return [reward_function(f) for f in given]
 
 
-def check_ranks(args: LFPOConfig) -> None:
-    """Raise UserError where the number of ranks does not fit the configuration."""
-    if distributed.world() > args.prompts_per_iteration:
+def check_ranks(args: LFPOConfig | DPOConfig | SFTConfig, command: str, shared: str = "") -> None:
+    """Raise UserError where the number of ranks does not fit the configuration.
+
+    command: "train", "sft" or "dpo". shared: the key that says how many of something ranks share, if each needs one.
+    """
+    if shared and distributed.world() > getattr(args, shared):
         raise UserError(
-            f"{distributed.world()} ranks for {args.prompts_per_iteration} prompts_per_iteration: each rank needs at "
-            "least one; start fewer ranks or take more prompts"
+            f"{distributed.world()} ranks for {getattr(args, shared)} {shared}: each rank needs at least one; start "
+            f"fewer ranks or raise {shared}"
         )
     if args.fsdp and not torch.distributed.is_initialized():
-        raise UserError("fsdp needs torchrun: torchrun --nproc_per_node N -m lfpo train ... --fsdp true")
+        raise UserError(f"fsdp needs torchrun: torchrun --nproc_per_node N -m lfpo {command} ... --fsdp true")
     if args.fsdp_size and distributed.world() % args.fsdp_size:
         raise UserError(
             f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {distributed.world()}; give the number "

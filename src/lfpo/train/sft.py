@@ -19,16 +19,19 @@ from lfpo.base.batching import left_pad, pack_by_tokens
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
-from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from lfpo.models.masked_lm import refuse_blocks
+from lfpo.models import MaskedDiffusionLM, init_model
+from lfpo.models.fsdp import one_pass
+from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import cross_entropy_sum
 from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.train.algorithm import equal_passes
 from lfpo.train.examples import in_epochs, train_on_examples
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.run import TrainingRun
+from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft_config import SFTConfig
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
@@ -57,9 +60,11 @@ class SFTTrainer:
 
     def __init__(self, config: SFTConfig):
         self.args = config
-        self.model, self.tokenizer = _start(config)
-        refuse_blocks(self.model, "training")
-        self.model.to(distributed.device()).train()
+        check_ranks(config, "sft")
+        policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
+        self.model = policies[CURRENT].train()
+        if config.gradient_checkpointing:
+            self.model.checkpoint_layers()
         self.draw = _example_source(config, self.tokenizer, self.model)
         self.optimizer = adamw_of(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
@@ -81,7 +86,8 @@ class SFTTrainer:
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}
         rng = generator(config.seed, step, "t")
-        loss = accumulate_sft_gradients(self.model, batch, config.batch_size, config.update_tokens, rng)
+        filler = self.draw(step * config.batch_size) if config.fsdp else None
+        loss = accumulate_sft_gradients(self.model, batch, config.batch_size, config.update_tokens, rng, filler=filler)
         losses.append(distributed.sum_number(loss))
         distributed.sum_gradients(self.model.parameters())
         norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
@@ -108,13 +114,20 @@ class SFTTrainer:
 
 
 def accumulate_sft_gradients(
-    model: MaskedDiffusionLM, batch: dict[int, Example], size: int, update_tokens: int, rng: torch.Generator
+    model: MaskedDiffusionLM,
+    batch: dict[int, Example],
+    size: int,
+    update_tokens: int,
+    rng: torch.Generator,
+    *,
+    filler: Example | None = None,
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
     batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
     Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
     its distribution uniform and lowers the variance of the loss.
+    filler: what a rank runs in passes that other ranks have and it has not (see equal_passes); with split weights only.
     """
     t_B = ((torch.arange(size) + torch.rand((), generator=rng)) / size).clamp(min=MIN_T)
     t_B = t_B[torch.randperm(size, generator=rng)]
@@ -122,7 +135,7 @@ def accumulate_sft_gradients(
     noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
     indices = list(batch)
     lengths = [len(e.prompt) + len(e.completion) for e in batch.values()]
-    total = 0.0
+    passes = []
     for packed in pack_by_tokens(lengths, update_tokens):
         group = [indices[j] for j in packed]
         rows = [batch[i].prompt + batch[i].completion for i in group]
@@ -133,20 +146,28 @@ def accumulate_sft_gradients(
             length = len(batch[i].completion)
             masked[j, -length:] = noise[i] < t_B[i]
             weight[j, -length:] = 1 / (t_B[i] * length * size)
-        if not masked.any():
-            continue
-        ids, attention, masked, weight = (x.to(model.device) for x in (ids, attention, masked, weight))
-        hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
-        loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
-        loss.backward()
+        if masked.any():
+            passes.append((ids, attention, masked, weight))
+    idle = None
+    if filler is not None:
+        ids, attention = left_pad([filler.prompt + filler.completion], model.pad_id)
+        idle = (ids, attention, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape))
+    total = 0.0
+    for tensors, factor in equal_passes(passes, idle):
+        ids, attention, masked, weight = (x.to(model.device) for x in tensors)
+        with one_pass([model]):
+            hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
+            loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
+            loss = factor * loss
+            loss.backward()
         total += loss.item()
     return total
 
 
-def _start(config: SFTConfig) -> tuple[MaskedDiffusionLM, Any]:
-    if config.model is not None:
-        return load_model(config.model), load_tokenizer(config.model)
-    assert config.init is not None
+def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:
+    """A new model and its tokenizer, where the configuration says `init`."""
+    if config.init is None:
+        return None, None
     if not config.tasks:
         raise UserError("'init' makes its tokenizer from 'tasks'; with 'data_file' give a 'model' to start from")
     tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))

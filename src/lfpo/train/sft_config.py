@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, time_limits
 from lfpo.base.config import check_types
+from lfpo.base.lora_settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim
+from lfpo.train.config import Optim, check_split
 
 
 @dataclass
@@ -21,6 +22,9 @@ class SFTConfig:
         Give one of the two.
     right_share: share of right demonstrations of tasks (None: each task's own).
     gen_length: completion length of data_file rows in tokens; tasks have their own.
+    lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights; the exported model is merged.
+    bf16: on a GPU, run the body of forwards under bfloat16 autocast. Weights are float32.
+    gradient_checkpointing, fsdp, fsdp_size: as in LFPOConfig.
     optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).
     max_grad_norm: gradients are scaled down to this norm (0: never).
     update_tokens: tokens in one forward pass; memory only, never the result.
@@ -40,6 +44,11 @@ class SFTConfig:
     gen_length: int = 64
     steps: int = 1000
     batch_size: int = 64
+    lora: LoraSettings | None = None
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    fsdp: bool = False
+    fsdp_size: int = 0
     optim: Optim = "adamw_torch"
     learning_rate: float = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
@@ -59,8 +68,15 @@ class SFTConfig:
     rank_timeout: float = 300.0
     progress_timeout: float = 7200.0
 
+    # What `lfpo train` also offers.
+    dtype: ClassVar[str] = "float32"
+    head_precision: ClassVar[str] = "auto"
+    load_in_4bit: ClassVar[bool] = False
+    offload_reference: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_types(self)
+        check_split(self)
         check_trackers(self.report_to)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
