@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from concurrent.futures.process import BrokenProcessPool
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,15 @@ from rich.console import Console
 import tiny
 from lfpo.base.measure import matmul_peak, timed
 from lfpo.bench.iteration import Iteration, measure_iteration
-from lfpo.bench.measure import measured, median_and_range, peak_memory
+from lfpo.bench.measure import against_first, deadline, measured, median_and_range, peak_memory
+from lfpo.bench.modes import Mode
 from lfpo.bench.plain import plain_rollout
-from lfpo.bench.rollout import BenchRolloutConfig, Mode, Problem, describe, task_problem
+from lfpo.bench.problem import BenchRolloutConfig, Problem, task_problem
+from lfpo.bench.rollout import describe
+from lfpo.bench.spent import recorded
 from lfpo.bench.table import print_groups
-from lfpo.bench.update import BenchUpdateConfig, padding_cases
+from lfpo.bench.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
+from lfpo.bench.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, random_prompts
@@ -27,7 +33,9 @@ from lfpo.models.loading import family_of
 from lfpo.models.masked_lm import build_backbone
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
-from lfpo.train.flops import forward_flops
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import generate
 
 CPU = torch.device("cpu")
@@ -65,13 +73,13 @@ def bench(folder: Path, *arguments: str) -> dict[str, Any]:
 def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     # Three prompts and a twin of each.
     small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")
-    result = bench(tmp_path / "deep", *small)
+    result = bench(tmp_path / "deep", *small, "--lora", "0")
     assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
     assert result["config"]["n"] == 3
     assert result["matmul_peak"] > 0
     assert {"environment", "versions"} <= result.keys()
     rows = {(row["group"], row["mode"]): row for row in result["rows"]}
-    assert len(rows) == len(result["rows"]) == 2 * 6 + 9
+    assert len(rows) == len(result["rows"]) == 2 * 6 + 9 + 1
     for steps in (4, 16):
         group = f"exact, {steps} steps for 4 tokens"
         ladder = [row for row in result["rows"] if row["group"] == group]
@@ -90,6 +98,10 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
         assert 0 <= row["accuracy"] <= 1
         assert row["tokens_per_second"] > 0
         assert row["share_of_peak"] > 0
+    exact = [row["spent_over_needed"] for row in result["rows"][6:12]]
+    assert exact[0] / exact[1] == pytest.approx(4)  # one step of four reveals a token
+    assert exact[1] > exact[2] >= exact[3] > exact[4]  # logits, padding, rows that share a forward
+    assert rows[approximate, "bfloat16 autocast"]["same"] > 0.5
 
 
 def test_completions_are_scored_by_the_task_of_their_own_prompt():
@@ -112,33 +124,63 @@ def test_the_numbers_of_a_mode_by_hand(llada: Path):
     model = load_model(llada)
     eos = model.eos_id
     problem = Problem(model, [[5, 6], [7]], 4, None)
-    mode = Mode("group", "mode", lambda: (torch.zeros(0), 0))
+    mode = Mode("group", "mode", model, lambda: (torch.zeros(0), 0))
     reference = torch.tensor([[8, eos, 1, 1], [1, 2, 3, 4]])
     result = torch.tensor([[8, eos, 2, 2], [1, 2, eos, 4]])
     taken = {"seconds": 4.0, "peak_memory": 77}
-    row = describe(problem, mode, (result, 3), (reference, 5), taken, 1e6)
+    row = describe(problem, mode, (result, 3), (reference, 5), taken, 1e6, spent=9e6, needed=6e6)
     # Up to the reference's first EOS six tokens count, and one of them differs.
     assert row["same"] == pytest.approx(5 / 6)
     assert row["tokens_per_second"] == pytest.approx((2 + 3) / 4.0)
     assert (row["seconds"], row["nfe"], row["accuracy"], row["peak_memory"]) == (4.0, 3.0, None, 77)
-    # The plain loop's rows are all as long as the longest.
-    flops = 3 * forward_flops(model, torch.tensor([6, 6]), 0)
-    assert row["share_of_peak"] == pytest.approx(flops / 4.0 / 1e6)
+    assert row["spent_over_needed"] == 1.5
+    assert row["share_of_peak"] == pytest.approx(9 / 4)  # the plain loop's own work
+    assert (
+        describe(problem, mode, (result, 3), (reference, 5), taken, 1e6, spent=1, needed=None)["spent_over_needed"]
+        is None
+    )
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
+    """Prompts of 2 and 5 tokens and 4 tokens of completion in blocks of 2, one token a forward."""
+    model = load_model(llada)
+    sampler = SamplerConfig(gen_length=4, block_length=2, cache=cache)  # type: ignore[arg-type]
+    with recorded(model) as forwards:
+        trajectory = rollout(model, [[5, 6], [7, 8, 9, 10, 11]], sampler, [0, 1])
+    # Each forward has both rows; the head runs at 2 and 1 masked positions of each block and row.
+    run = [9] * 8 if cache == "none" else [9, 9, 2, 2] * 2
+    expected = forward_flops(model, torch.full((8,), 9), 12, torch.tensor(run))
+    assert forwards.flops(model) == pytest.approx(expected)
+    assert forwards.predicted == 12
+    assert forwards.flops(model) > rollout_flops(model, trajectory)
+    alone = rollout_flops(model, trajectory)
+    for prompt in ([5, 6], [7, 8, 9, 10, 11]):
+        with recorded(model) as forwards:
+            rollout(model, [prompt], sampler, [0])
+        alone -= forwards.flops(model)
+    assert alone == pytest.approx(0, abs=1e-6 * expected)  # without padding, all is needed
+    with recorded(model) as forwards:
+        plain_rollout(model, [[5, 6]], gen_length=4, block_length=4, steps=4)
+    assert forwards.flops(model) == pytest.approx(forward_flops(model, torch.full((4,), 6), 4 * 6))
+    assert not {"hidden", "window_hidden", "head"} & vars(model).keys()
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
     monkeypatch.setitem(LAYOUTS, "small", SMALL[family])
     small = ("--model", "small", "--layers", "1", "--n", "2", "--prompt_length", "8", "--gen_length", "8")
-    result = bench(tmp_path, *small, "--block_length", "4", "--tokens_per_step", "[1, 2]")
+    forms = ("--lora", "4", "--compile", "true")
+    result = bench(tmp_path, *small, "--block_length", "4", "--tokens_per_step", "[1, 2]", *forms)
     groups = [f"8 tokens in {steps} steps" for steps in (8, 4)]
     assert list(dict.fromkeys(row["group"] for row in result["rows"])) == groups
     for group, steps in zip(groups, (8, 4), strict=True):
         modes = {row["mode"]: row for row in result["rows"] if row["group"] == group}
-        assert list(modes) == ["plain loop", "engine, exact", "prefix cache", "dual cache"]
-        assert [row["nfe"] for row in modes.values()] == [steps] * 4
+        more = ["bfloat16 autocast", "LoRA, rank 4", "LoRA, rank 4, merged", "compiled"] if steps == 4 else []
+        assert list(modes) == ["plain loop", "engine, exact", "prefix cache", "dual cache", *more]
+        assert [row["nfe"] for row in modes.values()] == [steps] * len(modes)
         # With the one layer that is left the caches are exact, too.
-        assert [row["same"] for row in modes.values()] == [1.0] * 4
+        assert [row["same"] for mode, row in modes.items() if "bfloat16" not in mode] == [1.0] * (4 + len(more[1:]))
         assert all(row["accuracy"] is None for row in modes.values())
 
 
@@ -208,6 +250,8 @@ def test_bench_update_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest
     assert fused["loss"] == pytest.approx(plain["loss"], rel=1e-5)
     assert fused["peak_memory"] < plain["peak_memory"]
     small, large = (rows["training iteration", f"K x N = {size}"] for size in (8, 16))
+    adapted, cached = (rows["training iteration", f"K x N = 8, {form}"] for form in FORMS)
+    assert adapted["at_rest"] < small["at_rest"] and cached["seconds"] > 0
     assert 0 < small["update_seconds"] < small["seconds"]
     # Two layers of 4 D^2 + 3 D H + 2 D numbers, D = 64 and H = 256, two tables of 2,000 words and the last norm, each
     # number four times: theta, theta_old and Adam's moments.
@@ -274,14 +318,51 @@ def test_a_case_that_does_not_fit_leaves_the_others(monkeypatch: pytest.MonkeyPa
     def wrong() -> int:
         raise RuntimeError("shape mismatch")
 
-    results, rows = measured({"a": too_much, "b": lambda: 2}, CPU, 1, survive=True)
+    def killed() -> int:
+        raise BrokenProcessPool
+
+    results, rows = measured({"a": too_much, "b": lambda: 2, "c": killed}, CPU, 1)
     assert results == {"b": 2}
     assert rows["a"] == {"failed": "does not fit in memory"}
+    assert rows["c"] == {"failed": "its process was killed"}
     assert rows["b"]["seconds"] >= 0
     with pytest.raises(RuntimeError, match="shape"):
-        measured({"a": wrong}, CPU, 1, survive=True)
-    with pytest.raises(torch.OutOfMemoryError):
-        measured({"a": too_much}, CPU, 1)
+        measured({"a": wrong}, CPU, 1)
+
+
+def test_ratios_are_to_the_first_row_that_ran():
+    ran: list[dict[str, Any]] = [{"seconds": 2.0, "peak_memory": 100}, {"seconds": 3.0, "peak_memory": None}]
+    rows = against_first([{"failed": "does not fit in memory"}, *ran])
+    assert [row.get("time_ratio") for row in rows] == [None, 1.0, 1.5]
+    assert [row.get("memory_ratio") for row in rows] == [None, 1.0, None]
+
+
+def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The plain loss and the iterations do not fit, and then the time is over."""
+
+    def too_much(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def over(case: Iteration) -> dict[str, Any]:
+        monkeypatch.setattr("lfpo.bench.measure.time.monotonic", lambda: math.inf)
+        return too_much()
+
+    monkeypatch.setattr("lfpo.bench.update.rectified_loss", too_much)
+    monkeypatch.setattr("lfpo.bench.iteration._in_own_process", over)
+    config = BenchUpdateConfig(tokens=2, vocabulary=600, width=32, repeats=1, budget=60, output=str(tmp_path))
+    text = StringIO()
+    rows = json.loads(run_bench_update(config, Console(file=text, width=100)).read_text())["rows"]
+    failures = {row["case"]: row.get("failed") for row in rows}
+    assert failures == {
+        "plain": "does not fit in memory",
+        **dict.fromkeys(("fused", "fused, one head", "fused, one head, r 0 or 1")),
+        "K x N = 8": "does not fit in memory",
+        **dict.fromkeys([f"K x N = {n}" for n in (32, 128, 256)], "not run, out of budget"),
+        **dict.fromkeys([f"K x N = 8, {form}" for form in FORMS], "not run, out of budget"),
+        **dict.fromkeys(UPDATE_LAYOUTS, "not run, out of budget"),
+    }
+    assert "plain: does not fit in memory" in text.getvalue()
+    assert (tmp_path / "update.svg").exists()
 
 
 def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.MonkeyPatch):
@@ -292,8 +373,8 @@ def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.Monke
         now[0] += 60
         return now[0]
 
-    results, rows = measured({"a": minute, "b": minute, "c": minute}, CPU, 5, minutes=2)
+    results, rows = measured({"a": minute, "b": minute, "c": minute}, CPU, 5, deadline(2))
     assert results == {"a": 60, "b": 120}  # the warm-ups; "c" was not started
     assert rows["c"] == {"failed": "not run, out of budget"}
     assert rows["a"]["seconds"] >= 0
-    assert measured({"a": minute}, CPU, 2)[0] == {"a": 300}
+    assert measured({"a": minute}, CPU, 2, deadline(0))[0] == {"a": 300}

@@ -12,7 +12,7 @@ import yaml
 from drill.command import DrillConfig
 from lfpo.base.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
 from lfpo.base.errors import UserError
-from lfpo.bench.rollout import BenchRolloutConfig
+from lfpo.bench.problem import BenchRolloutConfig
 from lfpo.bench.sandbox import BenchSandboxConfig
 from lfpo.bench.update import BenchUpdateConfig
 from lfpo.cli.list_recipes import kind_of

@@ -17,7 +17,8 @@ from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
 from gpu.shapes import SMALL, small_layout
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.measure import timed
-from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
+from lfpo.bench.problem import BenchRolloutConfig
+from lfpo.bench.rollout import run_bench_rollout
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.lora import attach
@@ -31,11 +32,12 @@ Cache = Literal["none", "prefix", "dual"]
 
 def utilisation(machine: Machine) -> list[Row]:
     """`lfpo bench rollout` on four layers: model FLOP/s over those of one large product."""
-    shape = machine.size(
+    shape: dict[str, Any] = machine.size(
         {"model": "llada-8b", "layers": 4, "n": 16, "prompt_length": 512, "gen_length": 256, "dtype": "bfloat16"},
         {"model": "small", "n": 4, "prompt_length": 24, "gen_length": 64},
     )
     with small_layout(), tempfile.TemporaryDirectory() as folder:
+        shape |= {"lora": 0, "compile": False}  # `full_size` has both
         config = BenchRolloutConfig(**shape, block_length=32, tokens_per_step=[4], repeats=1, output=folder)
         results = json.loads(run_bench_rollout(config, Console(quiet=True)).read_text())
     rows = []

@@ -22,7 +22,8 @@ def run_bench(rest: list[str]) -> None:
         print(USAGE)
         return
     if name == "rollout":
-        from lfpo.bench.rollout import BenchRolloutConfig, run_bench_rollout
+        from lfpo.bench.problem import BenchRolloutConfig
+        from lfpo.bench.rollout import run_bench_rollout
 
         config, _ = configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
         print(f"wrote {run_bench_rollout(config)}")

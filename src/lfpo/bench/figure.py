@@ -18,7 +18,8 @@ def speedup_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
                     texts[i] += f", accuracy {100 * row['accuracy']:.0f} %"
             _bars(axes, [r["mode"] for r in own], [r["speedup"] for r in own], texts, room=1.9)
             axes.set_title(group, loc="left", fontsize=9, fontweight="bold")
-        groups[-1][0][0].set_xlabel("speed against the first mode of each group")
+        for (axes,), _, _ in groups[-1:]:
+            axes.set_xlabel("speed against the first mode of each group")
 
 
 def update_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -42,7 +43,11 @@ def update_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def _groups(
     rows: Sequence[dict[str, Any]], path: Path, *, columns: int
 ) -> Iterator[list[tuple[Any, str, list[dict[str, Any]]]]]:
-    """Panels, name and rows of each group, from top to bottom; the figure is saved on exit."""
+    """Panels, name and rows of each group, from top to bottom; the figure is saved on exit, unless no row ran."""
+    rows = [row for row in rows if "failed" not in row]
+    if not rows:
+        yield []
+        return
     import matplotlib
 
     matplotlib.use("Agg")

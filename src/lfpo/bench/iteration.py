@@ -9,13 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from lfpo.base.config import build
-from lfpo.bench.measure import against_first, held_memory, median_and_range, peak_memory
+from lfpo.bench.measure import against_first, attempt, held_memory, median_and_range, peak_memory
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.train.config import LFPOConfig
@@ -33,6 +34,7 @@ class Iteration:
     update_tokens: tokens in one pass of the update, and in rollouts that run at once.
     vocabulary, width: those of a random model of two layers.
     repeats: iterations to time, after a first one that creates the optimiser's state.
+    settings: more keys of a training configuration; those of the sampler under "sampler".
     """
 
     timesteps: int
@@ -42,15 +44,25 @@ class Iteration:
     width: int
     repeats: int
     threads: int
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
-def measure_iterations(cases: dict[str, Iteration]) -> list[dict[str, Any]]:
-    """The row of each case (label -> case), with ratios of time and peak memory to the first one's."""
-    # Spawned, since a forked process would start with this one's memory.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
-        found = [processes.submit(measure_iteration, case).result() for case in cases.values()]
-    rows = [{"group": "training iteration", "case": label, **row} for label, row in zip(cases, found, strict=True)]
+def measure_iterations(cases: dict[str, Iteration], end: float) -> list[dict[str, Any]]:
+    """The row of each case (label -> case), with ratios of time and peak memory to the first one's.
+
+    end: a time.monotonic() after which no case is started.
+    """
+    rows = [
+        {"group": "training iteration", "case": label, **attempt(partial(_in_own_process, case), end)}
+        for label, case in cases.items()
+    ]
     return against_first(rows)
+
+
+def _in_own_process(case: Iteration) -> dict[str, Any]:
+    # Spawned, since a forked process would start with this one's memory.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+        return processes.submit(measure_iteration, case).result()
 
 
 def measure_iteration(case: Iteration) -> dict[str, Any]:
@@ -91,17 +103,19 @@ def _random_model(case: Iteration, device: torch.device) -> MaskedDiffusionLM:
 
 
 def _trainer(model: MaskedDiffusionLM, case: Iteration, rollouts: int) -> LFPOTrainer:
+    sampler = {"gen_length": 32, "temperature": 1.0, "steps": 8, **case.settings.get("sampler", {})}
     settings = {
         "output_dir": "unused",
         "prompts_per_iteration": 1,
         "num_generations": rollouts,
         "optimizer_steps_per_iteration": 1,
         "objective": {"name": "lfpo", "timesteps": case.timesteps},
-        "sampler": {"gen_length": 32, "temperature": 1.0, "steps": 8},
         "update_tokens": case.update_tokens,
         "rollout_tokens": case.update_tokens,
         "log_completions": False,
         "threads": case.threads,
+        **case.settings,
+        "sampler": sampler,
     }
     args = build(LFPOConfig, settings)
     return LFPOTrainer(

@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,42 +27,53 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measured(
-    cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int, *, survive: bool = False, minutes: float = 0
+    cases: Mapping[K, Callable[[], T]], device: torch.device, repeats: int, end: float = math.inf
 ) -> tuple[dict[K, T], dict[K, dict[str, Any]]]:
     """The last result of each case, and the fields of its row: peak memory and wall times.
 
-    The cases run in turn, so that a slow moment of the machine falls on all of them.
-    survive: the row of a case that needs too much memory is {"failed": why}, it has no result, and the others run.
-    minutes: nothing is started after this time (0: no limit). A case then has fewer timings, or only that of its
-        warm-up, or none, which its row says as above.
+    The cases run in turn, so that a slow moment of the machine falls on all of them. A case that `attempt` cannot run
+    has no result, and the others run.
+    end: a time.monotonic() after which nothing is started. A case then has fewer timings, or only that of its warm-up.
     """
-    end = time.monotonic() + 60 * minutes if minutes else math.inf
     results: dict[K, T] = {}
-    rows: dict[K, dict[str, Any]] = {}
-    first: dict[K, float] = {}
 
-    def run(name: K) -> None:
-        results[name], first[name] = timed(cases[name], device)
+    def run(name: K) -> float:
+        results[name], seconds = timed(cases[name], device)
+        return seconds
 
-    for name in cases:
-        if time.monotonic() >= end:
-            rows[name] = {"failed": "not run, out of budget"}
-            continue
-        try:
-            rows[name] = {"peak_memory": peak_memory(partial(run, name), device)}  # also the warm-up
-        except (MemoryError, RuntimeError) as error:
-            if not survive or not out_of_memory(error):
-                raise
-            rows[name] = {"failed": "does not fit in memory"}
-    seconds: dict[K, list[float]] = {name: [] for name in results}
+    def warm_up(name: K) -> dict[str, Any]:
+        seconds: list[float] = []
+        peak = peak_memory(lambda: seconds.append(run(name)), device)
+        return {"peak_memory": peak, **median_and_range(seconds)}
+
+    rows = {name: attempt(partial(warm_up, name), end) for name in cases}
+    taken: dict[K, list[float]] = {name: [] for name in results}
     for _ in range(repeats):
-        for name, taken in seconds.items():
+        for name, seconds in taken.items():
             if time.monotonic() < end:
-                results[name], last = timed(cases[name], device)
-                taken.append(last)
-    for name, taken in seconds.items():
-        rows[name] |= median_and_range(taken or [first[name]])
+                seconds.append(run(name))
+    for name, seconds in taken.items():
+        rows[name] |= median_and_range(seconds) if seconds else {}
     return results, rows
+
+
+def attempt(work: Callable[[], dict[str, Any]], end: float = math.inf) -> dict[str, Any]:
+    """The fields of a row that `work` returns, or {"failed": why} if it needs too much memory or `end` is over."""
+    if time.monotonic() >= end:
+        return {"failed": "not run, out of budget"}
+    try:
+        return work()
+    except BrokenProcessPool:
+        return {"failed": "its process was killed"}  # by the system, if memory is full
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return {"failed": "does not fit in memory"}
+
+
+def deadline(minutes: float) -> float:
+    """The time.monotonic() at which a budget of so many minutes is over (0: never)."""
+    return time.monotonic() + 60 * minutes if minutes else math.inf
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -75,14 +87,16 @@ def median_and_range(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def against_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a group with their time and peak memory as ratios to those of the first row."""
-    seconds, base = rows[0]["seconds"], rows[0]["peak_memory"]
+    """The rows of a group with their time and peak memory as ratios to those of the first row that ran."""
+    base = next((row for row in rows if "failed" not in row), {})
+
+    def ratio(row: dict[str, Any], name: str) -> float | None:
+        return row[name] / base[name] if row[name] is not None and base[name] else None
+
     return [
-        {
-            **row,
-            "time_ratio": row["seconds"] / seconds,
-            "memory_ratio": row["peak_memory"] / base if row["peak_memory"] is not None and base else None,
-        }
+        row
+        if "failed" in row
+        else {**row, "time_ratio": ratio(row, "seconds"), "memory_ratio": ratio(row, "peak_memory")}
         for row in rows
     ]
 

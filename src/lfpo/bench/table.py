@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,3 +23,13 @@ def print_groups(
         for _, cells in (row for row in rows if row[0] == group):
             table.add_row(*cells)
         console.print(table)
+
+
+def rows_of_cells(
+    rows: Sequence[dict[str, Any]], name: str, cells: Callable[[dict[str, Any]], list[str]], columns: int
+) -> list[tuple[str, list[str]]]:
+    """What `print_groups` takes: `cells` of each row; of one that could not run, why. name: the field with its name."""
+    return [
+        (row["group"], [f"{row[name]}: {row['failed']}", *["-"] * (columns - 1)] if "failed" in row else cells(row))
+        for row in rows
+    ]

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.rng import key
 from lfpo.bench.figure import update_figure
 from lfpo.bench.iteration import Iteration, measure_iterations
-from lfpo.bench.measure import against_first, measured, write_results
-from lfpo.bench.table import print_groups
+from lfpo.bench.measure import against_first, attempt, deadline, measured, write_results
+from lfpo.bench.table import print_groups, rows_of_cells
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.ops.fused import rectified_sum
@@ -32,6 +33,16 @@ from lfpo.train.algorithm import accumulate_gradients
 
 Case = Callable[[], float]
 TIMESTEPS = 4  # K of every case
+LAYOUTS = ("padded to the longest", "like lengths together", "end to end")  # of ragged rows
+# More training iterations of the first size: label -> keys of the training configuration.
+FORMS: dict[str, dict[str, Any]] = {
+    "LoRA, rank 16": {"lora": {"r": 16}},
+    "dual cache": {"sampler": {"cache": "dual", "block_length": 8}},
+}
+ON_GPU: dict[str, dict[str, Any]] = {
+    "without autocast": {"bf16": False},
+    "compiled rollouts": {"rollout_compile": True},
+}
 
 
 @dataclass
@@ -41,9 +52,11 @@ class BenchUpdateConfig:
     tokens, vocabulary, width, dtype: the loss alone: masked tokens, vocabulary (at least 512), hidden size (a multiple
         of 32), and dtype of the hidden states and the head.
     sizes: training iterations: timesteps K (always 4) times rollouts N of each. They run on a random model of two
-        layers with that vocabulary and a quarter of that width, each in a process of its own.
+        layers with that vocabulary and a quarter of that width, each in a process of its own. The first size also runs
+        with LoRA and with the dual cache; on a GPU, without autocast and with compiled rollouts.
     update_tokens: budget of a pass, in the iterations and over ragged prompts.
     model, prompts: ragged prompts: the model, and the number of prompts, of three embedded tasks in turn.
+    budget: minutes after which no case is started; rows say what was not run (0: no limit).
     repeats: timings of each case, in turn; the table has the median. threads: CPU threads.
     output: folder for update.json and update.svg.
     """
@@ -56,11 +69,13 @@ class BenchUpdateConfig:
     update_tokens: int = 256
     model: str = "embedded"
     prompts: int = 48
+    budget: float = 0.0
     repeats: int = 3
     threads: int = 1
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
+        not_negative(self, "budget")
         at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "prompts", "repeats")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
@@ -78,22 +93,30 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
         torch.set_num_threads(config.threads)
     console = console or Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = measure("loss", loss_cases(config, device), device, config.repeats)
-    rows += measure_iterations(iteration_cases(config))
-    cases, padding = padding_cases(config, device)
-    ragged = measure("ragged prompts", cases, device, config.repeats)
-    rows += [{**row, "padding": padding[row["case"]]} for row in ragged]
+    end = deadline(config.budget)
+    rows = measure("loss", loss_cases(config, device), device, config.repeats, end)
+    rows += measure_iterations(iteration_cases(config, device), end)
+    rows += ragged_rows(config, device, end)
     _print(rows, console)
     path = write_results(config, "update", rows)
     update_figure(rows, path.with_suffix(".svg"))
     return path
 
 
-def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: int) -> list[dict[str, Any]]:
+def measure(group: str, cases: dict[str, Case], device: torch.device, repeats: int, end: float) -> list[dict[str, Any]]:
     """The row of each case, with ratios to the group's first. Each case returns its loss."""
-    losses, taken = measured(cases, device, repeats)
-    rows = [{"group": group, "case": label, "loss": losses[label], **taken[label]} for label in cases]
+    losses, taken = measured(cases, device, repeats, end)
+    rows = [{"group": group, "case": label, "loss": losses.get(label), **taken[label]} for label in cases]
     return against_first(rows)
+
+
+def ragged_rows(config: BenchUpdateConfig, device: torch.device, end: float) -> list[dict[str, Any]]:
+    """The rows of the padding cases; if their rollouts cannot run, the rows say so."""
+    made = attempt(lambda: dict(zip(("cases", "padding"), padding_cases(config, device), strict=True)), end)
+    if "failed" in made:
+        return [{"group": "ragged prompts", "case": label, **made} for label in LAYOUTS]
+    rows = measure("ragged prompts", made["cases"], device, config.repeats, end)
+    return [{**row, "padding": made["padding"][row["case"]]} for row in rows]
 
 
 def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Case]:
@@ -104,6 +127,7 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cas
     """
     rng = torch.Generator().manual_seed(0)
     dtype = getattr(torch, config.dtype)
+    precision = precision_of("auto", device, dtype)  # as in training
 
     def random(*shape: int, std: float) -> torch.Tensor:
         return (torch.randn(*shape, generator=rng) * std).to(device, dtype)
@@ -124,7 +148,7 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cas
 
     def fused(head_ref: torch.Tensor, r_T: torch.Tensor) -> float:
         states = hidden.detach().requires_grad_()
-        loss = rectified_sum(states, reference, head, head_ref, y, r_T, beta=0.3)
+        loss = rectified_sum(states, reference, head, head_ref, y, r_T, beta=0.3, precision=precision)
         loss.backward()
         return loss.item()
 
@@ -137,10 +161,11 @@ def loss_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Cas
     }
 
 
-def iteration_cases(config: BenchUpdateConfig) -> dict[str, Iteration]:
-    """A training iteration at each of the configured sizes."""
-    return {
-        f"K x N = {size}": Iteration(
+def iteration_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str, Iteration]:
+    """A training iteration at each of the configured sizes, and other forms of the first one."""
+
+    def case(size: int, **settings: Any) -> Iteration:
+        return Iteration(
             timesteps=TIMESTEPS,
             rollouts=size // TIMESTEPS,
             update_tokens=config.update_tokens,
@@ -148,9 +173,14 @@ def iteration_cases(config: BenchUpdateConfig) -> dict[str, Iteration]:
             width=config.width // 4,
             repeats=config.repeats,
             threads=config.threads,
+            settings=settings,
         )
-        for size in config.sizes
-    }
+
+    cases = {f"K x N = {size}": case(size) for size in config.sizes}
+    first = config.sizes[0]
+    for label, settings in {**FORMS, **(ON_GPU if device.type == "cuda" else {})}.items():
+        cases[f"K x N = {first}, {label}"] = case(first, **settings)
+    return cases
 
 
 def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict[str, Case], dict[str, float]]:
@@ -175,17 +205,11 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
 
     lengths = views.attention_mask.sum(-1)
     alike = passes(views, config.update_tokens)
-    computed = {
-        "padded to the longest": len(views) * width,
-        "like lengths together": sum(len(index) * int(lengths[index].max()) for index in alike),
-        "end to end": int(lengths.sum()),
-    }
-    cases = {
-        "padded to the longest": padded,
-        "like lengths together": _step(config, parts),
-        "end to end": _step(config, parts, padding_free=True),
-    }
-    return cases, {label: 1 - int(lengths.sum()) / tokens for label, tokens in computed.items()}
+    together = sum(len(index) * int(lengths[index].max()) for index in alike)
+    computed = (len(views) * width, together, int(lengths.sum()))
+    cases = (padded, _step(config, parts), _step(config, parts, padding_free=True))
+    padding = [1 - int(lengths.sum()) / tokens for tokens in computed]
+    return dict(zip(LAYOUTS, cases, strict=True)), dict(zip(LAYOUTS, padding, strict=True))
 
 
 def _task_rollouts(config: BenchUpdateConfig, model: MaskedDiffusionLM, tasks: list[str]) -> Trajectory:
@@ -233,7 +257,7 @@ def _print(rows: list[dict[str, Any]], console: Console) -> None:
         ]
 
     columns = ("", "s", "time x", "peak MiB", "memory x", "loss")
-    print_groups(console, "Update", columns, [(row["group"], cells(row)) for row in rows])
+    print_groups(console, "Update", columns, rows_of_cells(rows, "case", cells, len(columns)))
 
 
 def _note(row: dict[str, Any]) -> str:
