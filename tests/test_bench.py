@@ -16,6 +16,7 @@ from rich.console import Console
 
 import tiny
 from lfpo.base.measure import matmul_peak, timed
+from lfpo.bench.figure import speedup_figure, update_figure
 from lfpo.bench.iteration import Iteration, measure_iteration
 from lfpo.bench.measure import against_first, deadline, measured, median_and_range, peak_memory
 from lfpo.bench.modes import Mode
@@ -75,6 +76,12 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
     small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")
     result = bench(tmp_path / "deep", *small, "--lora", "0")
     assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
+    tables = (tmp_path / "deep" / "rollout.md").read_text().split("\n\n")
+    assert [table.split(" |")[0] for table in tables] == [
+        f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
+    ]
+    assert [len(table.splitlines()) - 2 for table in tables] == [6, 6, 10]
+    assert {line.count("|") for table in tables for line in table.splitlines()} == {11}
     assert result["config"]["n"] == 3
     assert result["matmul_peak"] > 0
     assert {"environment", "versions"} <= result.keys()
@@ -363,6 +370,9 @@ def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatc
     }
     assert "plain: does not fit in memory" in text.getvalue()
     assert (tmp_path / "update.svg").exists()
+    for draw in (speedup_figure, update_figure):  # where nothing could run there is nothing to draw
+        draw([{"group": "loss", "case": "plain", "mode": "plain", "failed": "no"}], tmp_path / "empty.svg")
+    assert not (tmp_path / "empty.svg").exists()
 
 
 def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,8 @@ class BenchRolloutConfig:
     compile: a row with compiled forwards (default: on a GPU).
     budget: minutes after which no mode is started; rows say what was not run (0: no limit).
     repeats: timings of each mode, in turn so that a slow moment of the machine falls on all; the table has the median.
-    rollout_tokens, threads, dtype: as in training. output: folder for rollout.json and rollout.svg.
+    rollout_tokens, threads, dtype: as in training. output: folder for rollout.json,
+        rollout.md and rollout.svg.
     """
 
     model: str = "embedded"

@@ -16,7 +16,7 @@ from lfpo.bench.measure import deadline, measured, write_results
 from lfpo.bench.modes import Mode, Result, layout_modes, task_modes
 from lfpo.bench.problem import BenchRolloutConfig, Problem, layout_problem, task_problem
 from lfpo.bench.spent import Forwards, recorded
-from lfpo.bench.table import print_groups, rows_of_cells
+from lfpo.bench.table import print_groups, rows_of_cells, write_markdown
 from lfpo.models.layouts import LAYOUTS
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import rollout_flops
@@ -48,8 +48,8 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
         spent, reference = forwards.flops(mode.model), results[base][0]
         row = describe(problem, mode, result, reference, taken[mode], peak, spent=spent, needed=needed)
         rows.append({**row, "speedup": taken[base]["seconds"] / row["seconds"]})
-    _print(rows, peak, console or Console())
     path = write_results(config, "rollout", rows, matmul_peak=peak)
+    _tables(rows, peak, console or Console(), path.with_suffix(".md"))
     speedup_figure(rows, path.with_suffix(".svg"))
     return path
 
@@ -104,7 +104,9 @@ def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
     return torch.where(ends.any(-1), ends.int().argmax(-1) + 1, tokens_BC.shape[1])
 
 
-def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> None:
+def _tables(rows: Sequence[dict[str, Any]], peak: float, console: Console, path: Path) -> None:
+    """Print the tables, and write them as Markdown."""
+
     def cells(row: dict[str, Any]) -> list[str]:
         memory, accuracy, ratio = row["peak_memory"], row["accuracy"], row["spent_over_needed"]
         return [
@@ -126,4 +128,6 @@ def _print(rows: Sequence[dict[str, Any]], peak: float, console: Console) -> Non
         "FLOPs: those spent over those needed without padding and idle steps; "
         f"util: share of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
     )
-    print_groups(console, "Rollout", columns, rows_of_cells(rows, "mode", cells, len(columns)), caption)
+    table = rows_of_cells(rows, "mode", cells, len(columns))
+    print_groups(console, "Rollout", columns, table, caption)
+    write_markdown(path, columns, table)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from lfpo.base.files import replace_file
 
 
 def print_groups(
@@ -23,6 +26,15 @@ def print_groups(
         for _, cells in (row for row in rows if row[0] == group):
             table.add_row(*cells)
         console.print(table)
+
+
+def write_markdown(path: Path, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """The same tables for a page of documentation: each group's name is the head of its first column."""
+    lines: list[str] = []
+    for group in dict.fromkeys(group for group, _ in rows):
+        lines += ["", f"| {' | '.join([group, *columns[1:]])} |", f"| --- |{' ---: |' * (len(columns) - 1)}"]
+        lines += [f"| {' | '.join(cells)} |" for owner, cells in rows if owner == group]
+    replace_file(path, "\n".join(lines[1:]) + "\n")
 
 
 def rows_of_cells(

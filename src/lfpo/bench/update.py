@@ -15,7 +15,7 @@ from lfpo.base.rng import key
 from lfpo.bench.figure import update_figure
 from lfpo.bench.iteration import Iteration, measure_iterations
 from lfpo.bench.measure import against_first, attempt, deadline, measured, write_results
-from lfpo.bench.table import print_groups, rows_of_cells
+from lfpo.bench.table import print_groups, rows_of_cells, write_markdown
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
@@ -58,7 +58,7 @@ class BenchUpdateConfig:
     model, prompts: ragged prompts: the model, and the number of prompts, of three embedded tasks in turn.
     budget: minutes after which no case is started; rows say what was not run (0: no limit).
     repeats: timings of each case, in turn; the table has the median. threads: CPU threads.
-    output: folder for update.json and update.svg.
+    output: folder for update.json, update.md and update.svg.
     """
 
     tokens: int = 2048
@@ -97,8 +97,8 @@ def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) 
     rows = measure("loss", loss_cases(config, device), device, config.repeats, end)
     rows += measure_iterations(iteration_cases(config, device), end)
     rows += ragged_rows(config, device, end)
-    _print(rows, console)
     path = write_results(config, "update", rows)
+    _tables(rows, console, path.with_suffix(".md"))
     update_figure(rows, path.with_suffix(".svg"))
     return path
 
@@ -244,7 +244,9 @@ def _step(config: BenchUpdateConfig, parts: tuple[Any, ...], *, padding_free: bo
     return step
 
 
-def _print(rows: list[dict[str, Any]], console: Console) -> None:
+def _tables(rows: list[dict[str, Any]], console: Console, path: Path) -> None:
+    """Print the tables, and write them as Markdown."""
+
     def cells(row: dict[str, Any]) -> list[str]:
         held, ratio = row["peak_memory"], row["memory_ratio"]
         return [
@@ -257,7 +259,9 @@ def _print(rows: list[dict[str, Any]], console: Console) -> None:
         ]
 
     columns = ("", "s", "time x", "peak MiB", "memory x", "loss")
-    print_groups(console, "Update", columns, rows_of_cells(rows, "case", cells, len(columns)))
+    table = rows_of_cells(rows, "case", cells, len(columns))
+    print_groups(console, "Update", columns, table)
+    write_markdown(path, columns, table)
 
 
 def _note(row: dict[str, Any]) -> str:
