@@ -183,7 +183,11 @@ def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pyte
     assert list(dict.fromkeys(row["group"] for row in result["rows"])) == groups
     for group, steps in zip(groups, (8, 4), strict=True):
         modes = {row["mode"]: row for row in result["rows"] if row["group"] == group}
-        more = ["bfloat16 autocast", "LoRA, rank 4", "LoRA, rank 4, merged", "compiled"] if steps == 4 else []
+        more = (
+            ["bfloat16 autocast", "LoRA, rank 4", "LoRA, rank 4, merged", "compiled", "dual cache, compiled"]
+            if steps == 4
+            else []
+        )
         assert list(modes) == ["plain loop", "engine, exact", "prefix cache", "dual cache", *more]
         assert [row["nfe"] for row in modes.values()] == [steps] * len(modes)
         # With the one layer that is left the caches are exact, too.

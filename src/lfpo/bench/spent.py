@@ -41,9 +41,9 @@ def recorded(model: MaskedDiffusionLM) -> Iterator[Forwards]:
         rows(ids, ids.shape[1])
         return hidden(ids, *rest, **more)
 
-    def window(ids: torch.Tensor, mask: torch.Tensor, start: torch.Tensor, width: int, *rest: Any) -> torch.Tensor:
+    def window(ids: torch.Tensor, mask: torch.Tensor, start: torch.Tensor, width: int, *rest: Any, **more: Any) -> Any:
         rows(ids, width + int(model.family.shift))
-        return window_hidden(ids, mask, start, width, *rest)
+        return window_hidden(ids, mask, start, width, *rest, **more)
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         found.predicted += states.numel() // states.shape[-1]
