@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from lfpo.models import load_model
 from tiny import write_tokenizer
 
 FOLDER = Path(__file__).parent / "goldens" / "families"
@@ -54,3 +56,24 @@ def golden_io(name: str) -> dict[str, torch.Tensor]:
 def golden_sampler(name: str) -> dict[str, Any]:
     """Runs of the published sampler."""
     return json.loads((FOLDER / name / "sampler.json").read_text())
+
+
+def main() -> None:
+    """Print each family's largest difference from the published logits."""
+    for name in SPECIAL:
+        with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+            model, io = load_model(golden(name, Path(scratch) / name)), golden_io(name)
+        found = {}
+        for kind in ("full", "block", "double"):
+            if f"{kind}.ids" in io:
+                mask = io[f"{kind}.mask"][None, None] if kind != "full" else None
+                with torch.no_grad():
+                    hidden = model.backbone.model(
+                        io[f"{kind}.ids"], mask, position_ids=io.get(f"{kind}.position_ids"), use_cache=False
+                    ).last_hidden_state
+                    found[kind] = (model.head(hidden) - io[f"{kind}.logits"]).abs().max().item()
+        print(name.ljust(10), "  ".join(f"{kind} {error:.1e}" for kind, error in found.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfpo.base.errors import UserError
-from lfpo.models import load_model, load_tokenizer
+from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import available_rungs
@@ -57,6 +57,7 @@ def run_doctor(console: Console | None = None) -> None:
         table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")
         if found.not_stopped:
             table.add_row("", f"does not stop: {found.not_stopped}")
+    table.add_row("model families", ", ".join(FAMILIES))
     table.add_row("embedded model", _try_embedded())
     console.print(table)
 
