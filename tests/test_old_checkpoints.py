@@ -1,0 +1,65 @@
+"""A run that older code began resumes.
+
+`data/run-of-7ccad80` was written by the code of commit 7ccad80 on two ranks with `fsdp: true`: its configuration, the
+metrics of all three iterations, and the checkpoint of the second (random weights, 2,352 parameters). The model that it
+started from is not kept; a resumed run takes from that folder only what the checkpoint's own model has too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lfpo.base.config import build, load_yaml
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
+from lfpo.train.run import TrainingRun
+from processes import run_lfpo
+
+OLD = Path(__file__).parent / "data" / "run-of-7ccad80"
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fsdp"), [(1, "false"), (2, "true"), pytest.param(2, "false", marks=pytest.mark.long)]
+)
+def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The third iteration has the numbers that the old code gave it."""
+    assert latest_checkpoint(OLD) == OLD / "checkpoints" / "step-2"  # every file matches its checksum
+    shutil.copytree(OLD, tmp_path / "run")
+    shutil.copytree(OLD / "checkpoints" / "step-2" / "model", tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
+    ended = run_lfpo("train", "run/config.yaml", "--resume", "--fsdp", fsdp, ranks=ranks)
+    assert ended.returncode == 0, ended.stderr
+    assert "resumed from run/checkpoints/step-2" in ended.stdout
+    before, after = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (OLD, tmp_path / "run")
+    )
+    assert after[:-1] == before[:-1]
+    for name in ("reward", "r", "loss", "grad_norm", "learning_rate", "kl/old", "nfe", "eval/greedy/accuracy"):
+        assert after[-1][name] == pytest.approx(before[-1][name], rel=1e-3), name
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Saved again without a further step, weights, reference and moments are the same bits."""
+    shutil.copytree(OLD, tmp_path / "run")
+    shutil.copytree(OLD / "checkpoints" / "step-2" / "model", tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
+    trainer = LFPOTrainer(args=build(LFPOConfig, {**load_yaml("run/config.yaml"), "fsdp": False}))
+    run = TrainingRun(trainer, resume=True, display=None)
+    run.restore()
+    run.save()
+    for part in ("model", "reference", "optimizer"):
+        old, new = tensors(OLD / "checkpoints" / "step-2" / part), tensors(Path("run/checkpoints/step-2") / part)
+        assert old.keys() == new.keys()
+        assert all(torch.equal(old[name], new[name]) for name in old)
