@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -94,67 +95,33 @@ def collect(
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
-    assert sampler.gen_length is not None
+    phase = _Phase(
+        source,
+        engine,
+        policy,
+        tokenizer,
+        Request([], [], sampler, n_generations, keep_steps, tree),
+        iteration,
+        seed,
+        lambda rows, texts, ids: score(
+            source.reward_functions,
+            reward_weights,
+            [row["prompt"] for row in rows],
+            as_completions(rows, texts),
+            ids,
+            columns_of(rows),
+            reward_timeout,
+        ),
+        progress or Progress(),
+    )
     mine = distributed.share(n_prompts)
-    progress = progress or Progress()
-
-    def sampled(prompt_rows: list[Row], seeds: list[int]) -> Trajectory:
-        encoded = encode_rows(prompt_rows, tokenizer, policy, sampler.gen_length or 0)
-        prompts = [ids for ids in encoded for _ in range(n_generations)]
-        progress.begin("sampling", len(prompts), "rollouts")
-        request = Request(prompts, seeds, sampler, n_generations, keep_steps, tree)
-        return engine.sample(request, lambda index, t: progress.advance(len(index), int(t.lengths.sum())))
-
-    def scored(rows: Sequence[Row], texts: Sequence[str], ids: list[list[int]]) -> Rewards:
-        prompts, completions, columns = [row["prompt"] for row in rows], as_completions(rows, texts), columns_of(rows)
-        return score(source.reward_functions, reward_weights, prompts, completions, ids, columns, reward_timeout)
-
-    first = mine[0] * n_generations
-    times = {"time/rollout": 0.0, "time/reward": 0.0}
-    kept: list[_Scored] = []
-    replaced: list[Trajectory] = []
-    rewards_of_all: list[torch.Tensor] = []
-    places = list(mine)  # numbers of the prompts to sample for
-    for number in range(refill + 1):
-        if number and not distributed.sum_number(float(len(places))):
-            break  # no rank samples again
-        if not places:
-            engine.idle()
-            continue
-        stream = (iteration * (refill + 1) + number) * n_prompts
-        prompt_rows = [source.train_row(stream + i) for i in places]
-        again = (f"refill {number}",) if number else ()
-        seeds = [
-            key(seed, iteration, *again, i * n_generations + j, "rollout") for i in places for j in range(n_generations)
-        ]
-        started = time.perf_counter()
-        trajectory = sampled(prompt_rows, seeds)
-        done = time.perf_counter()
-        rows = [row for row in prompt_rows for _ in range(n_generations)]
-        texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-        progress.begin("verdicts", len(rows), "completions")
-        rewards = scored(rows, texts, trajectory.completion_ids())
-        progress.advance(len(rows))
-        times["time/rollout"] += done - started
-        times["time/reward"] += time.perf_counter() - done
-        rewards_of_all.append(rewards.reward_b)
-        found = _Scored(rows, trajectory, texts, rewards, seeds)
-        agree = rewards.reward_b.view(-1, n_generations).std(dim=1, correction=0) < AGREE
-        if number == refill or rewards.failed or not agree.any():
-            kept.append(found)
-            places = []
-            continue
-        again_b = agree.repeat_interleave(n_generations)
-        kept += [found.select(~again_b)] if not agree.all() else []
-        replaced.append(trajectory.rows(again_b.to(trajectory.tokens.device)))
-        places = [i for i, same in zip(places, agree.tolist(), strict=True) if same]
-    own = _joined(kept, policy.pad_id)
+    own, replaced, rewards_of_all = _rounds(phase, mine, n_prompts, refill)
 
     predicted_BM = None
     if own.trajectory.predicted_tokens is not None:
         started = time.perf_counter()
-        of_predictions, which_bM = _score_predictions(own.trajectory, own.rows, tokenizer, scored)
-        times["time/reward_predictions"] = time.perf_counter() - started
+        of_predictions, which_bM = _score_predictions(own.trajectory, own.rows, tokenizer, phase.score)
+        phase.times["time/reward_predictions"] = time.perf_counter() - started
         predicted_BM = distributed.all_gather_tensor(of_predictions.reward_b[which_bM])
         own.rewards.failed.update(of_predictions.failed)
 
@@ -167,14 +134,14 @@ def collect(
     if refill:  # the reward of the policy, not of the groups that were chosen
         everything = distributed.all_gather_tensor(torch.cat(rewards_of_all))
         metrics |= {"reward": float(everything.mean()), "refilled": (len(everything) - len(reward_B)) / n_generations}
-    failed, metrics = _over_ranks(own.rewards, own.trajectory, times, metrics)
+    failed, metrics = _over_ranks(own.rewards, own.trajectory, phase.times, metrics)
     return Batch(
         own.rows,
         own.trajectory,
         own.texts,
         own.rewards,
         own.seeds,
-        first,
+        mine[0] * n_generations,
         reward_B,
         group_B,
         failed,
@@ -183,6 +150,80 @@ def collect(
         predicted_BM,
         tuple(replaced),
     )
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """What the rounds of one iteration share. request: without rows. score: of (data rows, texts, token ids). times:
+    seconds so far, of all rounds."""
+
+    source: PromptSource
+    engine: Engine
+    policy: MaskedDiffusionLM
+    tokenizer: Any
+    request: Request
+    iteration: int
+    seed: int
+    score: Callable[..., Rewards]
+    progress: Progress
+    times: dict[str, float] = field(default_factory=lambda: {"time/rollout": 0.0, "time/reward": 0.0})
+
+
+def _rounds(
+    phase: _Phase, mine: Sequence[int], n_prompts: int, refill: int
+) -> tuple[_Scored, list[Trajectory], list[torch.Tensor]]:
+    """Scored rollouts of this rank's prompts `mine`; the rollouts that were replaced; the rewards of both, by round.
+
+    A collective: a rank that has nothing left to sample takes part until none has.
+    """
+    kept: list[_Scored] = []
+    replaced: list[Trajectory] = []
+    rewards: list[torch.Tensor] = []
+    places = list(mine)
+    for number in range(refill + 1):
+        if number and not distributed.sum_number(float(len(places))):
+            break
+        if not places:
+            phase.engine.idle()
+            continue
+        found = _one_round(phase, places, (phase.iteration * (refill + 1) + number) * n_prompts, number)
+        rewards.append(found.rewards.reward_b)
+        agree = found.rewards.reward_b.view(-1, phase.request.generations).std(dim=1, correction=0) < AGREE
+        if number == refill or found.rewards.failed:
+            agree[:] = False
+        if not agree.any():
+            kept.append(found)
+        else:
+            again_b = agree.repeat_interleave(phase.request.generations)
+            kept += [found.select(~again_b)] if not agree.all() else []
+            replaced.append(found.trajectory.rows(again_b.to(found.trajectory.tokens.device)))
+        places = [i for i, same in zip(places, agree.tolist(), strict=True) if same]
+    return _joined(kept, phase.policy.pad_id), replaced, rewards
+
+
+def _one_round(phase: _Phase, places: Sequence[int], stream: int, number: int) -> _Scored:
+    """Sample and score a group of rollouts for each of some prompts.
+
+    places: numbers of the prompts in the iteration. stream: the data row of place 0. number: of the round.
+    """
+    n, progress = phase.request.generations, phase.progress
+    prompt_rows = [phase.source.train_row(stream + i) for i in places]
+    rows = [row for row in prompt_rows for _ in range(n)]
+    again = (f"refill {number}",) if number else ()
+    seeds = [key(phase.seed, phase.iteration, *again, i * n + j, "rollout") for i in places for j in range(n)]
+    encoded = encode_rows(prompt_rows, phase.tokenizer, phase.policy, phase.request.sampler.gen_length or 0)
+    request = dataclasses.replace(phase.request, prompts=[ids for ids in encoded for _ in range(n)], seeds=seeds)
+    progress.begin("sampling", len(rows), "rollouts")
+    started = time.perf_counter()
+    trajectory = phase.engine.sample(request, lambda index, t: progress.advance(len(index), int(t.lengths.sum())))
+    sampled = time.perf_counter()
+    texts = decode_completions(phase.tokenizer, trajectory.tokens, phase.policy.eos_id)
+    progress.begin("verdicts", len(rows), "completions")
+    rewards = phase.score(rows, texts, trajectory.completion_ids())
+    progress.advance(len(rows))
+    phase.times["time/rollout"] += sampled - started
+    phase.times["time/reward"] += time.perf_counter() - sampled
+    return _Scored(rows, trajectory, texts, rewards, seeds)
 
 
 @dataclass(frozen=True)
