@@ -19,10 +19,6 @@ from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.runs.card import BLOCK_SAMPLER, SAMPLER
-from lfpo.train.config import LFPOConfig
-from lfpo.train.rl import LFPOTrainer
-from lfpo.train.sft import train_sft
-from lfpo.train.sft_config import SFTConfig
 from tiny import read_weights, save_weights, write_llada
 
 BLOCKS = {"llada": None, "lladamoe": None, "llada2_0": 32, "llada2_1": 32, "sdar": 4, "sdar_moe": 4}
@@ -216,10 +212,7 @@ def test_a_block_length_in_config_json(tmp_path: Path) -> None:
         fails(functools.partial(load_model, folder), "config.json", "block_size", repr(wrong))
 
 
-def test_block_models_are_not_run_with_full_attention(tmp_path: Path) -> None:
+def test_block_models_are_not_scored_with_full_attention(tmp_path: Path) -> None:
     source = golden("sdar", tmp_path / "sdar")
     model = load_model(source)
     fails(lambda: likelihood_bounds(model, [Pair([1], [2], 0)], LikelihoodConfig()), "blocks of 4", "likelihood")
-    common: dict[str, Any] = {"model": str(source), "output_dir": str(tmp_path / "run")}
-    fails(lambda: LFPOTrainer(args=LFPOConfig(**common, task="choice")), "blocks of 4", "training")
-    fails(lambda: train_sft(SFTConfig(**common, tasks={"choice": 1.0}, steps=1)), "blocks of 4", "training")

@@ -111,8 +111,8 @@ def test_a_gpu_adds_the_mask_in_float32(kv_heads: int):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-# Families of goldens with blocks that can be loaded -> their block length.
-GOLDEN_BLOCKS = {"sdar": 4}
+# The golden models that attend block by block -> the block length of their runs.
+GOLDEN_BLOCKS = {"sdar": 4, "sdar_moe": 4, "llada2_0": 8, "llada2_1": 8}
 
 
 @torch.no_grad()

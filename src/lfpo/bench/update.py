@@ -20,6 +20,7 @@ from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import views_of
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
@@ -226,7 +227,7 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, 
     objective = make_objective({"name": "lfpo", "timesteps": TIMESTEPS})
     policies = {CURRENT: model, OLD: model.frozen_copy()}
     signal = torch.linspace(0, 1, len(batch), device=model.device)
-    views = objective.views(batch, signal, [key("bench", i) for i in range(len(batch))], 0)
+    views = views_of(objective, batch, signal, [key("bench", i) for i in range(len(batch))], 0)
     return objective, policies, signal, views
 
 

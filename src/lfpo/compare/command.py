@@ -18,6 +18,7 @@ from lfpo.compare.grid import run_grid
 from lfpo.compare.inference import add_inference, inference_samplers
 from lfpo.compare.results import Results, load_results
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, recipe_name
+from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
@@ -64,10 +65,11 @@ def check(config: CompareConfig) -> None:
                 )
             objective = make_objective(settings.objective)
             try:
-                sampler = settings.sampler.for_length(get_task(settings.task).gen_length)
+                blocks = trained_block_length(settings.model)
+                sampler = settings.sampler.for_length(get_task(settings.task).gen_length, blocks)
             except ValueError as error:
                 raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
-            check_rollouts(objective, sampler, settings.tree)
+            check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
     if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
         raise UserError(f"lfpo compare: the recipes must have the same names of eval_samplers, found {samplers}")
 

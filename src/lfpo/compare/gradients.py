@@ -11,7 +11,7 @@ import torch
 from lfpo.base.rng import key
 from lfpo.models.roles import BASE
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps, signal_of
+from lfpo.objectives.needs import check_rollouts, kept_steps, signal_of, views_of
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
@@ -47,14 +47,14 @@ def gradient_quality(
 
 def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
     objective, meter = make_objective(settings), Meter()
-    check_rollouts(objective, trainer.sampler, trainer.args.tree)
+    check_rollouts(objective, trainer.sampler, trainer.args.tree, trained_block=trainer.model.block_length)
     signal = signal_of(objective, batch, trainer.args.tree)
     trainer.model.train()
     total, squares = None, 0.0
     for draw in range(draws):
         trainer.model.zero_grad()
         seeds = [key(seed, "draw", draw) for seed in batch.seeds]
-        views = objective.views(batch.trajectory, signal, seeds, draw % objective.num_iterations)
+        views = views_of(objective, batch.trajectory, signal, seeds, draw % objective.num_iterations)
         accumulate_gradients(
             objective, trainer.policies, views, signal, update_tokens=trainer.args.update_tokens, meter=meter
         )

@@ -100,8 +100,27 @@ class MaskedDiffusionLM(nn.Module):
         return int(self.backbone.config.vocab_size)
 
     @property
+    def training_structure(self) -> Structure:
+        """How tokens attend to each other in forwards that predict masked tokens of known rows, as in training: with
+        blocks in the doubled layout."""
+        return FULL if self.block_length is None else Structure(self.block_length, doubled=True)
+
+    @property
     def max_length(self) -> int:
         return int(self.backbone.config.max_position_embeddings)
+
+    def set_block_length(self, length: int) -> None:
+        """Make a model attend block by block, or with another block length; config.json will say so. Training has to
+        follow. Raises UserError for a family whose config.json cannot say it."""
+        key = self.family.block_key
+        if key is None:
+            raise UserError(
+                f"block_length {length}: config.json of {self.family.name} models has no field for it; start from a "
+                "model of another family"
+            )
+        for model in (self, *self.unsplit):
+            model.block_length = self.family.block_length({key: length})
+            model.config = {**model.config, key: length}
 
     def hidden(
         self,
@@ -143,6 +162,24 @@ class MaskedDiffusionLM(nn.Module):
             # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
         return hidden.to(self.dtype)
+
+    def noised_hidden(
+        self,
+        noised_BL: torch.Tensor,
+        clean_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor | None = None,
+        *,
+        structure: Structure,
+    ) -> torch.Tensor:
+        """Final hidden states [B, L, D] of noised tokens, in a forward of 2 L tokens for the doubled layout.
+
+        clean_BL: the same rows without noise, read in the doubled layout only (see Structure).
+        """
+        if not structure.doubled:
+            return self.hidden(noised_BL, attention_mask_BL, structure=structure)
+        both = torch.cat([noised_BL, clean_BL], dim=1)
+        real = None if attention_mask_BL is None else attention_mask_BL.repeat(1, 2)
+        return self.hidden(both, real, structure=structure)[:, : noised_BL.shape[1]]
 
     def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
         """`hidden` of the real tokens only, [T, D], rows concatenated; padding is not computed."""

@@ -49,6 +49,20 @@ class Structure:
         half = real_BL.shape[1] // 2
         return Structure().positions(real_BL[:, :half]).repeat(1, 2)
 
+    def tokens(self, length_B: torch.Tensor) -> torch.Tensor:
+        """Tokens of a forward over rows of these lengths, [B]; in the doubled layout a length is that of one half."""
+        return length_B * (2 if self.doubled else 1)
+
+    def pairs(self, length_B: torch.Tensor) -> torch.Tensor:
+        """Pairs of a query and a key that it attends to in rows of these lengths (as in `tokens`), [B] float64."""
+        n = length_B.double()
+        if self.block_length is None:
+            return n**2
+        # A token of block b sees as many keys as there are in blocks 0 .. b, in each half.
+        whole = length_B // self.block_length
+        in_whole = self.block_length**2 * (whole * (whole + 1)).double() / 2
+        return self.tokens(in_whole + n * (length_B % self.block_length))
+
     def sees(self, real_BL: torch.Tensor) -> Sees:
         """The rule as a function of the numbers of row, head, query and key.
 

@@ -44,6 +44,10 @@ class DiffuGRPO:
     def needs_base(self) -> bool:
         return self.beta > 0
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
+
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)
 

@@ -17,7 +17,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.ops.rectified import printed_sum
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, replay
+from lfpo.objectives.views import Views, drawn_states, replay
 from lfpo.rollout.trajectory import Trajectory, stratified_indices, uniform_indices
 
 
@@ -72,15 +72,10 @@ class LFPO:
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
-        """States the sampler really visited, at K timesteps of each row (Eq. 11)."""
+        """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row."""
         pick = stratified_indices if self.stratified else uniform_indices
-        rows, steps = [], []
-        for row, distinct in enumerate(trajectory.distinct_steps()):
-            index = pick(len(distinct), self.timesteps, generator(seeds[row], "timesteps", inner))
-            rows += [row] * len(index)
-            steps.append(distinct[index])
-        device = trajectory.tokens.device
-        return replay(trajectory, torch.tensor(rows, device=device), torch.cat(steps).to(device))
+        rngs = [generator(seed, "timesteps", inner) for seed in seeds]
+        return replay(trajectory, *drawn_states(trajectory, lambda row, n: pick(n, self.timesteps, rngs[row])))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """sum over T targets of -[w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, the sampled-token reading),

@@ -8,41 +8,59 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.objectives.objective import Objective
+from lfpo.objectives.views import Views
 from lfpo.rollout.collect import Batch
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.kept import evenly_spaced_steps
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 from lfpo.rollout.tree import check_tree, node_values
 
+# What an objective may name in `needs` beside GIVES, and how an error calls it: states that a model which attends block
+# by block cannot be shown. There a block is predicted from itself and from the blocks before it, without masks.
+OF_FULL_ATTENTION = {
+    "full_attention": "a model with full attention",
+    "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
+}
 
-def given_by(sampler: SamplerConfig, tree: Sequence[int] = ()) -> frozenset[str]:
-    """What rollouts of a sampler give: names of GIVES. sampler: with its lengths filled in. tree: see LFPOConfig."""
+
+def given_by(sampler: SamplerConfig, tree: Sequence[int] = (), trained_block: int | None = None) -> frozenset[str]:
+    """What rollouts of a sampler give: names of GIVES and OF_FULL_ATTENTION. sampler: with its lengths filled in. tree:
+    see LFPOConfig. trained_block: the block length of a model that attends block by block."""
     given = {"reveal_step", "confidence", "entropy"}
     given |= {"left_to_right"} if sampler.block_length == 1 else set()
-    given |= {"predictions"} if sampler.steps and sampler.cache == "none" and not tree else set()
-    return frozenset(given | ({"tree"} if tree else set()))
+    if trained_block is None:
+        given |= {"full_attention", "masked_prompt"}
+        given |= {"predictions"} if sampler.steps and sampler.cache == "none" and not tree else set()
+        given |= {"tree"} if tree else set()
+    return frozenset(given)
 
 
 def check_rollouts(
-    objective: Objective, sampler: SamplerConfig, tree: Sequence[int] = (), gives: Collection[str] = GIVES
+    objective: Objective,
+    sampler: SamplerConfig,
+    tree: Sequence[int] = (),
+    gives: Collection[str] = GIVES,
+    *,
+    trained_block: int | None = None,
 ) -> None:
     """Raise UserError where an objective cannot learn from rollouts of a sampler, or these cannot branch as asked.
 
-    The objective says so by `needs`, names of GIVES, or by its own `check_sampler`; both are optional.
-    sampler: with its lengths filled in. gives: what the engine's trajectories hold.
+    The objective says so by `needs`, names of GIVES and OF_FULL_ATTENTION, or by its own `check_sampler`; both are
+    optional. gives: what the engine's trajectories hold. The other arguments are those of `given_by`.
     """
     if tree:
         check_tree(tree, sampler)
     needs: frozenset[str] = getattr(objective, "needs", frozenset())
-    for need in sorted(needs - given_by(sampler, tree)):
+    name, called = type(objective).__name__, GIVES | OF_FULL_ATTENTION
+    cause = "which rollouts of this sampler do not give"
+    if trained_block is not None:
+        cause = f"and this model attends in blocks of {trained_block} tokens"
+    for need in sorted(needs - given_by(sampler, tree, trained_block)):
+        raise UserError(f"objective {name} needs {called.get(need, repr(need))}, {cause}")
+    for need in sorted(needs - OF_FULL_ATTENTION.keys() - set(gives)):
         raise UserError(
-            f"objective {type(objective).__name__} needs {GIVES.get(need, repr(need))}, which rollouts of this sampler "
-            "do not give"
-        )
-    for need in sorted(needs.difference(gives)):
-        raise UserError(
-            f"objective {type(objective).__name__} needs {GIVES[need]}, which this engine does not give; take another "
-            "engine or objective"
+            f"objective {name} needs {called[need]}, which this engine does not give; take another engine or objective"
         )
     if hasattr(objective, "check_sampler"):
         objective.check_sampler(sampler)
@@ -65,6 +83,14 @@ def rewards_for(
         assert predicted_BM is not None
         return predicted_BM
     return node_values(reward_B, tree) if "tree" in needs else reward_B
+
+
+def views_of(
+    objective: Objective, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int
+) -> Views:
+    """An objective's views of rollouts (see Objective.views). Where the model attends block by block, the steps that it
+    chooses from are rounds (see Trajectory.in_rounds), so that a forward replays a step of every block at once."""
+    return objective.views(trajectory.in_rounds(), signal_B, seeds, inner)
 
 
 def signal_of(objective: Objective, batch: Batch, tree: Sequence[int] = ()) -> torch.Tensor:

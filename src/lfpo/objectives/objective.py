@@ -20,7 +20,8 @@ class Objective(Protocol):
     needs_base: whether the loss uses the policy that training started from (it is kept in memory only then).
 
     Optional:
-    needs: what the objective needs of rollouts, names of lfpo.rollout.engine.GIVES, checked at start.
+    needs: what the objective needs of rollouts, names of lfpo.rollout.engine.GIVES, or of its states, names of
+        lfpo.objectives.needs.OF_FULL_ATTENTION; checked at start.
         With "predictions" or "tree" among them, `signal` takes rewards or values of several states of each rollout.
     rewarded_steps: with "predictions", at how many scheduled steps they are kept (None: all).
     at_progress(share): the objective at this share of training, 0 to below 1, where its knobs follow a schedule.

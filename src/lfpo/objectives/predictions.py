@@ -56,8 +56,12 @@ class Predictions:
         if policy not in self._hidden:
             model = self.policies[policy]
             with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-                ids_SL, mask_SL, target_SL = self.views.input_ids, self.views.attention_mask, self.views.target
-                if self.padding_free:
+                views = self.views
+                ids_SL, mask_SL, target_SL = views.input_ids, views.attention_mask, views.target
+                if views.structure.doubled:
+                    hidden = model.noised_hidden(ids_SL, views.labels, mask_SL, structure=views.structure)
+                    self._hidden[policy] = hidden[target_SL]
+                elif self.padding_free:
                     self._hidden[policy] = model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
                 else:
                     self._hidden[policy] = model.hidden(ids_SL, mask_SL)[target_SL]

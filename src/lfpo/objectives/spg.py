@@ -43,6 +43,7 @@ class SPG:
     num_iterations: int = 4
     advantage: Advantage = "mean"
     needs_base: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
 
     def __post_init__(self) -> None:
         at_least_one(self, "beta", "num_masks", "num_iterations")

@@ -49,6 +49,7 @@ class StableDRL:
     p_mask: float = 0.15
     advantage: Advantage = "mean"
     needs_base: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
 
     def __post_init__(self) -> None:
         at_least_one(self, "num_iterations", "beta", "num_masks", "block_length")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,11 @@ from torch.nn import functional as F
 
 from lfpo.base import distributed
 from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
+from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+
+NEVER = torch.iinfo(torch.long).max  # a step after all others
 
 
 @dataclass
@@ -25,6 +29,8 @@ class Views:
     state [S]: which of its rollout's views it is: the step that follows, or the number of the draw; 0 where one is all.
     length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
+    structure: how tokens attend to each other in the forward of these inputs. In the doubled layout the clean half is
+        `labels`, and a forward has 2 L tokens; all columns here are those of one half.
     second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
     """
 
@@ -39,6 +45,7 @@ class Views:
     length: torch.Tensor
     sampler: SamplerConfig
     mask_id: int
+    structure: Structure = FULL
     second: torch.Tensor | None = None
 
     def __len__(self) -> int:
@@ -54,10 +61,11 @@ class Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     def trim(self) -> Views:
-        """Drop the columns on the left that are padding in every view."""
-        start = int(self.attention_mask.any(0).int().argmax())
+        """Drop the columns on the left and on the right that are padding in every view."""
+        used = self.attention_mask.any(0).int()
+        columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
         narrow = ("row", "unit", "state", "length")
-        wide = {name: value[:, start:] for name, value in tensor_fields(self).items() if name not in narrow}
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
         return dataclasses.replace(self, **wide)
 
 
@@ -74,18 +82,22 @@ def noised(
 ) -> Views:
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
+    Rollouts of a model that attends block by block get the doubled layout: each block is predicted from its own noised
+    tokens and the clean blocks before it, all blocks in one forward. Blocks that the sampler never came to are padding.
+
     masked_SL may have C columns (completion only) or P + C; padding is never masked.
     target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
     """
+    block_length = trajectory.structure.block_length
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
     labels = torch.cat([prompt_ids, tokens], dim=1)
-    attention = torch.cat([prompt_mask, torch.ones_like(tokens)], dim=1)
+    attention = torch.cat([prompt_mask, trajectory.entered.to(prompt_mask.dtype)[row_S]], dim=1)
     target = F.pad(target_SC, widen)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     return Views(
@@ -100,12 +112,38 @@ def noised(
         length=trajectory.scored(after_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
+        structure=FULL if block_length is None else Structure(block_length, doubled=True),
     )
+
+
+def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of each rollout at drawn steps: its row [S], and the step each position's block is before, [S, C].
+
+    draw(row, n): indices of n distinct steps, int64. It is called once a row, or, where the model attends block by
+    block, once for each block of a row that has scored positions. View i then shows each block before the i-th of its
+    drawn steps, and blocks for which fewer were drawn without masks.
+    """
+    step_BC = trajectory.reveal_step.masked_fill(~trajectory.counted, -1).cpu()
+    rows, states = [], []
+    for row, (step_C, block_C) in enumerate(zip(step_BC, trajectory.block_BC.cpu(), strict=True)):
+        drawn_C = []
+        for block in block_C[step_C >= 0].unique():
+            distinct = step_C[(block_C == block) & (step_C >= 0)].unique()
+            drawn_C.append((block_C == block, distinct[draw(row, len(distinct))]))
+        count = max(len(steps) for _, steps in drawn_C)
+        state = torch.full((count, len(step_C)), NEVER)
+        for place_C, steps in drawn_C:
+            state[: len(steps), place_C] = steps[:, None]
+        rows += [row] * count
+        states.append(state)
+    device = trajectory.tokens.device
+    return torch.tensor(rows, device=device), torch.cat(states).to(device)
 
 
 def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
     """The states before given steps of given rows; targets are the still-masked positions up to the first EOS.
 
+    step_S: one a view, or [S, C], one a position.
     Every intermediate state is asked for the final solution: the paper's consistency term.
     """
     rows = trajectory.rows(row_S)
@@ -190,12 +228,12 @@ def coupled_views(
 
 
 def elbo_views(trajectory: Trajectory, masked_DBC: torch.Tensor, *, after_eos: bool) -> Views:
-    """A view and a unit for each of D masks of a rollout; a target's weight is n / (x C), with n scored tokens of C and
-    x of them in the mask. The weighted sum of log p is then an estimate of the ELBO over C if x is uniform on 1 .. n; a
-    view's weights sum to n / C."""
+    """A view and a unit for each of D masks of a rollout. A target's weight is n / (x C), with n scored tokens of which
+    the mask holds x, and C = gen_length. The weighted sum of log p is then an estimate of the ELBO over C if x is
+    uniform on 1 .. n; a view's weights sum to n / C."""
     scored_BC = trajectory.scored(after_eos)
     n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
-    weight_DB = n_B / (x_DB.clamp(min=1) * masked_DBC.shape[-1])
+    weight_DB = n_B / (x_DB.clamp(min=1) * (trajectory.sampler.gen_length or masked_DBC.shape[-1]))
     return masked_views(trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=after_eos)
 
 
@@ -225,7 +263,7 @@ def passes(views: Views, update_tokens: int, *, padding_free: bool = False) -> l
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    lengths = views.attention_mask.sum(-1).tolist()
+    lengths = views.structure.tokens(views.attention_mask.sum(-1)).tolist()
     if padding_free:
         groups = fill_by_tokens([sum(lengths[i] for i in m) for m in members], update_tokens)
     else:

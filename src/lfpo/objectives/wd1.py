@@ -38,6 +38,10 @@ class WD1:
         in_unit_interval(self, "p_mask_prompt")
         positive(self, "temperature")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
+
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         """Group size times (softmax(A) - softmax(-A)): the mean over rollouts is then the mean over prompts."""
         return self.weights(group_advantages(rewards_B, group_B, self.advantage), group_B)

@@ -108,12 +108,48 @@ class Trajectory:
         return self.reveal_step >= 0 if after_eos else self.counted
 
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        """Which completion positions were masked when step_B[b] began, [B, C] bool."""
-        return (self.reveal_step >= step_B[:, None]) | (self.reveal_step < 0)
+        """Which completion positions were masked when step_B[b] began, [B, C] bool. step_B: one a row, or [B, C], one a
+        position."""
+        step_BC = step_B[:, None] if step_B.dim() == 1 else step_B
+        return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
+
+    @property
+    def block_BC(self) -> torch.Tensor:
+        """The block of each completion position, [B, C] int64, counted from the prompt's first token; all 0 where there
+        are no blocks."""
+        if self.structure.block_length is None:
+            return torch.zeros_like(self.tokens)
+        column_C = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (self.prompt_mask.sum(-1, keepdim=True) + column_C) // self.structure.block_length
+
+    @property
+    def entered(self) -> torch.Tensor:
+        """Positions of blocks that the sampler came to, [B, C] bool; where there are no blocks, all."""
+        block_BC = self.block_BC
+        last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
+        return (block_BC <= last_B[:, None]) | (self.structure.block_length is None)
+
+    def in_rounds(self) -> Trajectory:
+        """The same rollouts, with each block's steps counted by themselves: reveal_step is the number of earlier steps
+        that revealed something in the position's block. Round r is the r-th such step of every block. One forward in
+        the doubled layout replays a round, because no block sees another one's noised tokens.
+
+        Itself where there are no blocks.
+        """
+        if self.structure.block_length is None:
+            return self
+        # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
+        size = self.reveal_step.amax() + 1
+        block_BC = self.block_BC
+        row_B1 = torch.arange(len(self), device=block_BC.device)[:, None]
+        start_BC = (row_B1 * (block_BC.amax() + 1) + block_BC) * size
+        distinct = (start_BC + self.reveal_step)[self.reveal_step >= 0].unique()
+        rank_BC = torch.searchsorted(distinct, start_BC + self.reveal_step) - torch.searchsorted(distinct, start_BC)
+        return dataclasses.replace(self, reveal_step=torch.where(self.reveal_step >= 0, rank_BC, -1))
 
     def distinct_steps(self, after_eos: bool = False) -> list[torch.Tensor]:
         """For each row, its N distinct steps that revealed a scored position (see `scored`), ascending, [N] int64.

@@ -22,7 +22,7 @@ from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
-from lfpo.objectives.needs import signal_of
+from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.router_balance import watched_routers
@@ -137,7 +137,7 @@ def optimizer_step(
     if len(mine):
         signal = signal_b[mine]
         seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
-        views = objective.views(batch.trajectory.rows(mine), signal, seeds, inner)
+        views = views_of(objective, batch.trajectory.rows(mine), signal, seeds, inner)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
     done, of = inner * args.optimizer_steps_per_iteration + number + 1, args.optimizer_steps_per_iteration

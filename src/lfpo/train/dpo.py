@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad
@@ -18,6 +19,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import key, python_rng
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
+from lfpo.models.structure import Structure
 from lfpo.objectives.measures import means_over_ranks
 from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
@@ -28,7 +30,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.dpo_config import DPOConfig
-from lfpo.train.examples import in_epochs, train_on_examples
+from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
 from lfpo.train.flops import Meter
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.run import TrainingRun
@@ -163,24 +165,34 @@ class DPOTrainer:
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:
-    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device."""
+    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device.
+
+    Where the model attends block by block, a row ends as a rollout would, with the block that holds its first EOS.
+    """
     ids, mask = left_pad([prompt for prompt, *_ in pairs for _ in range(2)], model.pad_id)
     tokens = torch.tensor([side for _, *sides in pairs for side in sides])
-    size, length = tokens.shape
+    length = tokens.shape[1]
+    revealed = torch.ones_like(tokens, dtype=torch.bool)
+    if model.block_length is not None:
+        ends = torch.tensor([sampled_length(prompt, side, model) for prompt, *sides in pairs for side in sides])
+        tokens = F.pad(tokens, (0, model.block_length - 1), value=model.eos_id)
+        revealed = torch.arange(tokens.shape[1]) < ends[:, None]
+    size = len(tokens)
     ones = torch.ones(size, dtype=torch.long)
     return Trajectory(
         prompt_ids=ids,
         prompt_mask=mask,
         tokens=tokens,
-        reveal_step=torch.zeros_like(tokens),
-        confidence=torch.ones(size, length),
-        entropy=torch.zeros(size, length),
+        reveal_step=revealed.long() - 1,
+        confidence=torch.ones(tokens.shape),
+        entropy=torch.zeros(tokens.shape),
         scheduled_steps=ones,
         nfe=ones,
         queries=ones,
         sampler=SamplerConfig(gen_length=length),
         mask_id=model.mask_id,
         eos_id=model.eos_id,
+        structure=Structure(model.block_length),
     ).to(model.device)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.rng import generator
+from lfpo.models import MaskedDiffusionLM
 from lfpo.train.run import Trainer, run_trainer
 
 T = TypeVar("T")
@@ -49,6 +50,15 @@ def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
         return examples[order(epoch)[position]]
 
     return example
+
+
+def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: MaskedDiffusionLM) -> int:
+    """Tokens of a completion as a sampler would have left it: to the end of the block that holds its first EOS. For a
+    model with full attention all tokens."""
+    if model.block_length is None:
+        return len(completion)
+    end = completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
+    return end + -(len(prompt) + end) % model.block_length
 
 
 class Lines:

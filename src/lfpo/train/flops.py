@@ -10,6 +10,7 @@ import torch
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
 from lfpo.models.four_bit import original_shape
+from lfpo.models.structure import FULL, Structure
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -22,13 +23,18 @@ class Meter:
 
 
 def forward_flops(
-    model: MaskedDiffusionLM, lengths: torch.Tensor, predicted: int, queries: torch.Tensor | None = None
+    model: MaskedDiffusionLM,
+    lengths: torch.Tensor,
+    predicted: int,
+    queries: torch.Tensor | None = None,
+    structure: Structure = FULL,
 ) -> float:
     """FLOPs of one forward over rows of the given lengths [B], int64, with the head at `predicted` positions in all.
 
     queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
-    Counts 2 for each weight of the body that a token uses, 4 L H E for attention with H heads of width E a token and
-    layer, and 2 for each weight of the head and predicted position.
+    structure: which tokens attend to which, where all are run.
+    Counts 2 for each weight of the body that a token uses, 4 H E for each key that a token attends to in a layer of H
+    heads of width E, and 2 for each weight of the head and predicted position.
     """
     config = model.backbone.config
     head = config.vocab_size * config.hidden_size
@@ -36,9 +42,9 @@ def forward_flops(
     body = sum(
         active_weights(model.backbone, name, original_shape(p).numel()) for name, p in layers if _runs(model, name)
     )
-    n = lengths.double()
-    run = n if queries is None else queries.double()
-    attention = 4 * config.num_hidden_layers * attention_width(config) * float((run * n).sum())
+    run = (structure.tokens(lengths) if queries is None else queries).double()
+    pairs = structure.pairs(lengths) if queries is None else run * lengths
+    attention = 4 * config.num_hidden_layers * attention_width(config) * float(pairs.sum())
     return 2 * body * float(run.sum()) + attention + 2 * head * predicted
 
 
@@ -55,7 +61,8 @@ def head_dim(config: Any) -> int:
 def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
     """FLOPs of predicting the targets of `views`, and of the backward pass if there is one: two forwards, or one with
     LoRA."""
-    once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
+    lengths, targets = views.attention_mask.sum(-1), int(views.target.sum())
+    once = forward_flops(model, lengths, targets, structure=views.structure)
     if not backward:
         return once
     return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients

@@ -96,7 +96,9 @@ class LFPOTrainer:
             reward_weights=self.reward_weights,
         )
         self.engine = make_engine(args)
-        check_rollouts(self.objective, self.sampler, args.tree, self.engine.gives)
+        check_rollouts(
+            self.objective, self.sampler, args.tree, self.engine.gives, trained_block=self.model.block_length
+        )
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # Set by the run that this trainer becomes part of.

@@ -14,7 +14,6 @@ from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
 from lfpo.models.fsdp import shard
 from lfpo.models.lora import attach, inject
-from lfpo.models.masked_lm import refuse_blocks
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.needs import check_rollouts
@@ -37,7 +36,7 @@ def load_policies(
 
     model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base, needs_old: whether the base
     policy and theta_old are kept.
-    Raises UserError for a loaded model without its tokenizer.
+    Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
     device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     if not isinstance(model, MaskedDiffusionLM):
@@ -50,7 +49,11 @@ def load_policies(
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
     elif mesh is not None:
         shard(model.to(device), mesh)
-    refuse_blocks(model, "training")
+    if model.block_length is not None and getattr(args, "padding_free", False):
+        raise UserError(
+            f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
+            "tokens; leave it out"
+        )
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = args.bf16 and device.type == "cuda"
     model.head_precision = args.head_precision
@@ -184,5 +187,5 @@ def samplers(
         evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
-    check_rollouts(objective, sampler, args.tree)
+    check_rollouts(objective, sampler, args.tree, trained_block=block_length)
     return sampler, evaluated

@@ -2,6 +2,10 @@
 
 For each example draw t ~ U(0, 1), mask every completion token with probability t (the prompt stays clean), and
 minimise the cross-entropy at masked positions weighted by 1/t. Completions are padded with EOS to gen_length.
+
+A model that attends block by block is trained on [noised; clean], as SDAR and LLaDA2 are: each block is predicted from
+its own noised tokens and the clean blocks before it, all blocks in one forward. There completions are padded to the end
+of the block with their first EOS, which is where rollouts end.
 """
 
 from __future__ import annotations
@@ -28,18 +32,19 @@ from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.train.algorithm import equal_passes
-from lfpo.train.examples import in_epochs, train_on_examples
+from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.run import TrainingRun
 from lfpo.train.setup import check_ranks, load_policies
-from lfpo.train.sft_config import SFTConfig
+from lfpo.train.sft_config import LossWeight, SFTConfig
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 
 
 @dataclass(frozen=True)
 class Example:
-    """One demonstration. prompt: P token ids. completion: gen_length token ids, padded with EOS."""
+    """One demonstration. prompt: P token ids. completion: token ids, padded with EOS to gen_length, or to the end of a
+    block (see sampled_length)."""
 
     prompt: list[int]
     completion: list[int]
@@ -63,6 +68,8 @@ class SFTTrainer:
         check_ranks(config, "sft")
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
         self.model = policies[CURRENT].train()
+        if config.block_length is not None:
+            self.model.set_block_length(config.block_length)
         if config.gradient_checkpointing:
             self.model.checkpoint_layers()
         self.draw = _example_source(config, self.tokenizer, self.model)
@@ -86,8 +93,17 @@ class SFTTrainer:
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}
         rng = generator(config.seed, step, "t")
-        filler = self.draw(step * config.batch_size) if config.fsdp else None
-        loss = accumulate_sft_gradients(self.model, batch, config.batch_size, config.update_tokens, rng, filler=filler)
+        low, high = config.mask_ratios
+        loss = accumulate_sft_gradients(
+            self.model,
+            batch,
+            config.batch_size,
+            config.update_tokens,
+            rng,
+            ratios=(low, high),
+            loss_weight=config.loss_weight,
+            filler=self.draw(step * config.batch_size) if config.fsdp else None,
+        )
         losses.append(distributed.sum_number(loss))
         distributed.sum_gradients(self.model.parameters())
         norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
@@ -120,21 +136,26 @@ def accumulate_sft_gradients(
     update_tokens: int,
     rng: torch.Generator,
     *,
+    ratios: tuple[float, float] = (0.0, 1.0),
+    loss_weight: LossWeight = "1/t",
     filler: Example | None = None,
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
     batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
-    Loss: mean over examples of (1/C) sum over masked positions of CE / t. t is stratified over the batch, which keeps
-    its distribution uniform and lowers the variance of the loss.
+    ratios, loss_weight: see SFTConfig (mask_ratios, loss_weight). t is stratified over the batch, which keeps its
+    distribution uniform and lowers the variance of the loss.
     filler: what a rank runs in passes that other ranks have and it has not (see equal_passes); with split weights only.
     """
-    t_B = ((torch.arange(size) + torch.rand((), generator=rng)) / size).clamp(min=MIN_T)
+    low, high = ratios
+    t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
+    t_B = (low + (high - low) * t_B).clamp(min=MIN_T)
     t_B = t_B[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
     noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
     indices = list(batch)
-    lengths = [len(e.prompt) + len(e.completion) for e in batch.values()]
+    structure = model.training_structure
+    lengths = structure.tokens(torch.tensor([len(e.prompt) + len(e.completion) for e in batch.values()])).tolist()
     passes = []
     for packed in pack_by_tokens(lengths, update_tokens):
         group = [indices[j] for j in packed]
@@ -145,7 +166,8 @@ def accumulate_sft_gradients(
         for j, i in enumerate(group):
             length = len(batch[i].completion)
             masked[j, -length:] = noise[i] < t_B[i]
-            weight[j, -length:] = 1 / (t_B[i] * length * size)
+            share = t_B[i] * length if loss_weight == "1/t" else masked[j].sum().clamp(min=1)
+            weight[j, -length:] = 1 / (share * size)
         if masked.any():
             passes.append((ids, attention, masked, weight))
     idle = None
@@ -155,8 +177,9 @@ def accumulate_sft_gradients(
     total = 0.0
     for tensors, factor in equal_passes(passes, idle):
         ids, attention, masked, weight = (x.to(model.device) for x in tensors)
+        noised = ids.masked_fill(masked, model.mask_id)
         with one_pass([model]):
-            hidden_TD = model.hidden(ids.masked_fill(masked, model.mask_id), attention)[masked]
+            hidden_TD = model.noised_hidden(noised, ids, attention, structure=structure)[masked]
             loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
             loss = factor * loss
             loss.backward()
@@ -191,7 +214,9 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
     """A function that returns the example of a number, the same before and after a resume."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
-        return Example(*encode_example(tokenizer, model, prompt, completion, gen_length, where))
+        ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
+        length = sampled_length(ids, answer, model)
+        return Example(ids, (answer + [model.eos_id] * length)[:length])
 
     if config.data_file is not None:
         rows = load_jsonl(config.data_file, required=("prompt", "completion"))

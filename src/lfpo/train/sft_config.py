@@ -11,6 +11,8 @@ from lfpo.base.lora_settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.config import Optim, check_split
 
+LossWeight = Literal["1/t", "equal"]
+
 
 @dataclass
 class SFTConfig:
@@ -22,6 +24,10 @@ class SFTConfig:
         Give one of the two.
     right_share: share of right demonstrations of tasks (None: each task's own).
     gen_length: completion length of data_file rows in tokens; tasks have their own.
+    block_length: tokens of a block; makes the model attend block by block (None: as its config.json says).
+    mask_ratios: [low, high], the range that an example's mask ratio t is drawn from.
+    loss_weight: of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
+        masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8]).
     lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights; the exported model is merged.
     bf16: on a GPU, run the body of forwards under bfloat16 autocast. Weights are float32.
     gradient_checkpointing, fsdp, fsdp_size: as in LFPOConfig.
@@ -42,6 +48,9 @@ class SFTConfig:
     right_share: float | None = None
     data_file: str | None = None
     gen_length: int = 64
+    block_length: int | None = None
+    mask_ratios: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    loss_weight: LossWeight = "1/t"
     steps: int = 1000
     batch_size: int = 64
     lora: LoraSettings | None = None
@@ -84,6 +93,9 @@ class SFTConfig:
             raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
         if bool(self.tasks) == (self.data_file is not None):
             raise ValueError("give either 'tasks' or 'data_file'")
+        if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
+            raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")
+        at_least_one(self, "block_length")
         at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
         at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
         time_limits(self, "rank_timeout", "progress_timeout")

@@ -1,0 +1,274 @@
+"""Views of rollouts of block-diffusion models: one forward replays a step of every block, as the sampler saw it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from block_rollouts import BLOCK, plain_rollouts, state_alone
+from lfpo.base.errors import UserError
+from lfpo.base.rng import generator
+from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.models.structure import FULL, Structure
+from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives.needs import check_rollouts, views_of
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, passes
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
+from lfpo.train.config import LFPOConfig
+from lfpo.train.flops import forward_flops, update_flops
+from lfpo.train.rl import LFPOTrainer
+from tiny import random_ids, write_llada
+
+PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]
+SEEDS = list(range(len(PROMPTS)))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> MaskedDiffusionLM:
+    return load_model(write_llada(tmp_path / "blocks", block_length=BLOCK))
+
+
+@pytest.fixture
+def rollouts(model: MaskedDiffusionLM) -> Trajectory:
+    return plain_rollouts(model, PROMPTS, ends=[1, 2])
+
+
+def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
+    return dict.fromkeys((CURRENT, OLD, BASE), model)
+
+
+def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
+    signal = torch.ones(len(t), dtype=torch.float64)
+    return views_of(make_objective({"name": name, **knobs}), t, signal, SEEDS, 0)
+
+
+def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
+    t = dataclasses.replace(
+        rollouts.rows(torch.tensor([2])),  # six prompt tokens: the first block of the completion has two positions
+        reveal_step=torch.tensor([[3, 1, 9, 9, 5, 14, 20, -1, 19, 30, -1, -1, -1, -1, -1]]),
+    )
+    assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
+    assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
+    assert t.entered.tolist() == [[True] * 10 + [False] * 5]
+    again = rollouts.in_rounds()
+    for row in range(len(rollouts)):  # rows do not depend on each other
+        alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
+        assert torch.equal(again.reveal_step[row], alone)
+
+
+def test_full_attention_has_no_rounds(rollouts: Trajectory):
+    t = dataclasses.replace(rollouts, structure=FULL)
+    assert t.in_rounds() is t
+    assert bool(t.entered.all()) and not bool(t.block_BC.any())
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
+    name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, rollouts: Trajectory
+):
+    views = views_for(name, rollouts, **knobs)
+    logp = Predictions(views, policies(model)).logp()
+    view, column = views.target.nonzero().unbind(-1)
+    completion = column - rollouts.prompt_ids.shape[1]
+    drawn = rollouts.confidence[views.row[view], completion]
+    torch.testing.assert_close(logp.exp(), drawn, rtol=1e-4, atol=1e-7)
+    every = {(int(r), int(c)) for r, c in rollouts.scored(after_eos=name in ("cj_grpo", "egspo")).nonzero()}
+    scored = {(int(r), int(c)) for r, c in zip(views.row[view], completion, strict=True)}
+    assert scored <= every and (name == "agrpo" or scored == every)
+    rounds = int(rollouts.in_rounds().reveal_step.amax()) + 1
+    steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
+    assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
+
+
+def test_lfpo_replays_stratified_steps_of_each_block(model: MaskedDiffusionLM, rollouts: Trajectory):
+    """At most K views a rollout; each block of each shows a state that the sampler saw, predicted as from it alone."""
+    views = views_for("lfpo", rollouts, timesteps=2)
+    assert views.row.bincount().max() == 2
+    logits = Predictions(views, policies(model)).logits()
+    view_T, column_T = views.target.nonzero().unbind(-1)
+    width = rollouts.prompt_ids.shape[1]
+    compared = 0
+    for number in range(len(views)):
+        row = int(views.row[number])
+        blocks = rollouts.block_BC[row]
+        for block in blocks[rollouts.entered[row]].unique().tolist():
+            column = (blocks == block).nonzero().flatten() + width
+            at = (view_T == number) & torch.isin(column_T, column)
+            if not at.any():
+                continue
+            shown = views.input_ids[number, column]
+            own = rollouts.reveal_step[row, column - width]
+            states = {
+                int(step): rollouts.state_before(torch.full((len(rollouts),), int(step)))[row, column - width]
+                for step in own.unique()
+            }
+            (step,) = [step for step, state in states.items() if torch.equal(state, shown)]
+            expected = state_alone(model, rollouts, row, step, block)
+            masked = views.target[number, column]  # still masked, up to the first EOS
+            assert torch.equal(masked, (own >= step) & rollouts.counted[row, column - width])
+            torch.testing.assert_close(logits[at], expected[masked], rtol=0, atol=1e-4)
+            compared += 1
+    assert compared > 15
+
+
+def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
+    """With K no less than the steps of every block, each block shows each of its steps once."""
+    views = views_for("lfpo", rollouts, timesteps=8)
+    for row in range(len(rollouts)):
+        shown = views.target[views.row == row][:, rollouts.prompt_ids.shape[1] :].sum(0).tolist()
+        block, step, counted = rollouts.block_BC[row], rollouts.reveal_step[row], rollouts.counted[row]
+        for column in range(len(shown)):
+            earlier = (block == block[column]) & counted & (step <= step[column])
+            assert shown[column] == (len(step[earlier].unique()) if counted[column] else 0)
+
+
+def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):
+    views = views_for("cj_grpo", rollouts)
+    width = rollouts.prompt_ids.shape[1]
+    assert torch.equal(views.attention_mask[:, width:].bool(), rollouts.entered[views.row])
+    ended = views.select((views.row == 1).nonzero().flatten()).trim()  # four prompt tokens, two blocks, then EOS
+    assert ended.input_ids.shape[1] == 4 + 2 * BLOCK
+    after = rollouts.tokens[1, BLOCK + 2 : 2 * BLOCK]  # drawn after the EOS, and seen by the clean half
+    assert ended.labels[0, -2:].tolist() == after.tolist()
+    assert not (after == rollouts.eos_id).any()
+
+
+@pytest.mark.parametrize("name", ["espo", "bgpo", "gdpo", "gdsd", "rejection", "unigrpo", "coupled_grpo"])
+def test_random_masks_are_predicted_in_all_blocks_at_once(name: str, model: MaskedDiffusionLM, rollouts: Trajectory):
+    views = views_for(name, rollouts, num_iterations=1)
+    logits = Predictions(views, policies(model)).logits()
+    view_T, column_T = views.target.nonzero().unbind(-1)
+    width, compared = rollouts.prompt_ids.shape[1], 0
+    for number in range(0, len(views), 3):
+        row = int(views.row[number])
+        start = width - int(rollouts.prompt_mask[row].sum())
+        for at in (view_T == number).nonzero().flatten().tolist()[::3]:
+            block = (int(column_T[at]) - start) // BLOCK
+            own = slice(start + block * BLOCK, start + (block + 1) * BLOCK)
+            ids = torch.cat([views.labels[number, start : own.start], views.input_ids[number, own]])
+            alone = model.head(model.hidden(ids[None], structure=Structure(BLOCK))[0, int(column_T[at]) - start])
+            torch.testing.assert_close(logits[at], alone, rtol=0, atol=1e-4)
+            compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("name", ["lfpo", "agrpo", "trace_rl", "rldf", "cj_grpo", "espo", "bgpo", "rejection"])
+def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path: Path):
+    model = load_model(write_llada(tmp_path / "blocks", block_length=BLOCK), dtype=torch.float64)
+    rollouts = plain_rollouts(model, PROMPTS, ends=[1, 2])
+    objective = make_objective({"name": name, "num_iterations": 1})
+    signal = objective.signal(torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(5).long())
+    gradients = []
+    for budget in (10_000, 1):
+        model.zero_grad()
+        views = views_of(objective, rollouts, signal, SEEDS, 0)
+        accumulate_gradients(objective, policies(model), views, signal, update_tokens=budget)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert gradients[0].norm() > 0
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
+
+
+def test_log_probabilities_by_passes_are_those_of_one(model: MaskedDiffusionLM, rollouts: Trajectory):
+    views = views_for("lfpo", rollouts)
+    how: dict[str, Any] = {"padding_free": False, "meter": None, "filler": None}
+    once = logp_at_targets(policies(model), views, OLD, update_tokens=10_000, **how)
+    parts = logp_at_targets(policies(model), views, OLD, update_tokens=1, **how)
+    torch.testing.assert_close(parts, once, rtol=1e-5, atol=1e-5)
+
+
+def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
+    views = views_for("lfpo", rollouts, timesteps=1)
+    lengths = views.attention_mask.sum(-1)
+    assert len(passes(views, 2 * int(lengths.max()) * len(views))) == 1
+    assert len(passes(views, 2 * int(lengths.max()) * len(views) - 1)) == 2
+    real = views.attention_mask.bool().repeat(1, 2)
+    sees = views.structure.dense(real) & real[:, :, None]
+    assert views.structure.pairs(lengths).tolist() == sees.sum((1, 2)).tolist()
+    config = model.backbone.config
+    attention = 4 * config.num_hidden_layers * config.hidden_size
+    of_weights = forward_flops(model, lengths, 0) - attention * float((lengths.double() ** 2).sum())
+    head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
+    expected = 2 * of_weights + attention * int(sees.sum()) + head
+    assert update_flops(model, views, backward=False) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_block_for_all_is_full_attention(model: MaskedDiffusionLM, rollouts: Trajectory):
+    """A block as long as the row: the states of the noised half are those that full attention gives."""
+    t = dataclasses.replace(rollouts, structure=Structure(64))
+    rng = generator(1)
+    masked = torch.rand(t.tokens.shape, generator=rng) < 0.5
+    objective = make_objective({"name": "unigrpo"})
+    doubled, whole = (objective.masked_views(x, masked) for x in (t, dataclasses.replace(t, structure=FULL)))  # type: ignore[attr-defined]
+    found = Predictions(doubled, policies(model)).logp()
+    torch.testing.assert_close(found, Predictions(whole, policies(model)).logp(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "spg"}, "SPG needs a model with full attention"),
+        ({"name": "stable_drl"}, "StableDRL needs a model with full attention"),
+        ({"name": "mdpo"}, "MDPO needs whole predictions"),
+        ({"name": "dtree_rpo"}, "DTreeRPO needs rollouts that branch"),
+        ({"name": "justgrpo"}, "JustGRPO needs tokens revealed one at a time"),
+        ({"name": "diffu_grpo"}, r"DiffuGRPO needs .* masks prompt tokens \(p_mask_prompt 0"),
+        ({"name": "wd1"}, r"WD1 needs .* masks prompt tokens \(p_mask_prompt 0"),
+    ],
+)
+def test_an_objective_that_needs_full_attention_is_refused_in_a_sentence(settings: dict[str, Any], said: str):
+    sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8, BLOCK)
+    with pytest.raises(UserError, match=f"objective {said}.*, and this model attends in blocks of 4 tokens") as caught:
+        check_rollouts(make_objective(settings), sampler, trained_block=BLOCK)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_other_objectives_are_taken():
+    sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8, BLOCK)
+    refused = {"spg", "stable_drl", "mdpo", "dtree_rpo", "justgrpo", "diffu_grpo", "wd1"}
+    for name in set(OBJECTIVES) - refused:
+        check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
+    for name in ("diffu_grpo", "wd1"):
+        check_rollouts(make_objective({"name": name, "p_mask_prompt": 0.0}), sampler, trained_block=BLOCK)
+
+
+def test_padding_free_updates_are_refused(tmp_path: Path):
+    source = write_llada(tmp_path / "padding", block_length=BLOCK)
+    args = LFPOConfig(output_dir=str(tmp_path / "run"), model=str(source), task="choice", padding_free=True)
+    with pytest.raises(UserError, match=r"'padding_free' is for models with full attention, .* blocks of 4"):
+        LFPOTrainer(args=args)
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "one at a time": {},
+    "two at a time": {"steps": 6},
+    "threshold": {"threshold": 0.05},
+    "top-k and temperature": {"temperature": 0.7, "top_k": 20},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rollouts_against_stored_blocks_are_replayed_exactly(rule: str, model: MaskedDiffusionLM):
+    """Prompts of 1 to 9 tokens, so that completions begin at each place of a block."""
+    prompts = [random_ids(1, n, seed=n)[0].tolist() for n in range(1, 10)]
+    sampler = SamplerConfig(**{"gen_length": 12, "temperature": 1.0, **RULES[rule]})
+    t = rollout(model, prompts, sampler, list(range(9)))
+    signal = torch.ones(len(t), dtype=torch.float64)
+    views = views_of(make_objective({"name": "cj_grpo"}), t, signal, list(range(9)), 0)
+    logp = Predictions(views, policies(model)).logp()
+    view, column = views.target.nonzero().unbind(-1)
+    drawn = t.confidence[views.row[view], column - t.prompt_ids.shape[1]]
+    assert len(drawn) == int((t.reveal_step >= 0).sum())
+    torch.testing.assert_close(logp, drawn.log(), rtol=0, atol=1e-4)
