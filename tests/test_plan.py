@@ -12,14 +12,16 @@ import pytest
 import torch
 
 import lfpo.rollout.collect
+from golden_families import golden
 from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
-from lfpo.models import init_model, load_tokenizer
+from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import optimizer_step
 from lfpo.train.config import LFPOConfig
@@ -179,6 +181,32 @@ def test_work_by_hand():
     # Two blocks of two forwards: the first runs all twelve tokens, the second the block and the token before it.
     assert (work.forwards, work.tokens) == (4, 2 * (12 + 5))
     assert count(make_objective({"name": "diffu_grpo"}), sampler, 4, True).others == 2
+
+
+def test_the_work_of_a_block_model(tmp_path: Path):
+    model = load_model(golden("sdar", tmp_path / "sdar"))
+    lfpo = make_objective({"name": "lfpo", "timesteps": 2})
+    sampler = SamplerConfig(temperature=1.0, remasking="low_confidence_static").for_length(12, 4)
+    work = count(lfpo, sampler, 8, False, trained_block=4)
+    # Prompt and first block once, eleven other forwards of a block, and two that store a finished one.
+    assert (work.forwards, work.tokens) == (12, 12 + 11 * 4 + 2 * 4)
+    model.eos_id = 131  # never drawn
+    found = rollout(model, [list(range(8)), list(range(9, 17))], sampler, [1, 2])
+    assert found.queries.tolist() == [work.tokens] * 2
+    # A view replays two of the four steps of all three blocks; its targets are their masked positions.
+    assert (work.views, work.unit) == (2, 1)
+    assert 12 < work.targets <= 2 * 12
+    assert count(lfpo, sampler, 8, False, trained_block=4, group=4).tokens == 12 / 4 + 13 * 4
+
+
+def test_a_plan_for_a_block_model_counts_both_halves_of_its_views():
+    args, config = recipe(sampler={"gen_length": 40, "temperature": 1.0}), model_config("sdar-1.7b")
+    blocks = estimate(args, config)
+    assert blocks.doubled
+    full = estimate(args, {**config, "model_type": "Dream", "mlp_bias": False})
+    assert not full.doubled
+    assert blocks.update_flops > 1.4 * full.update_flops
+    assert blocks.rollout_flops < full.rollout_flops / 10
 
 
 def test_known_hub_names_need_no_network():

@@ -12,6 +12,8 @@ from lfpo.base.errors import UserError
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import precision_of
 from lfpo.models.kv_cache import columns_for
+from lfpo.models.loading import family_of
+from lfpo.models.structure import FULL, Structure
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
@@ -35,8 +37,9 @@ class Estimate:
     """parts: name -> bytes of one GPU in each of PHASES. host: name -> bytes of CPU memory of each rank.
     rows: views in one update pass, each of `length` tokens. trained: number of trained weights.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
-    completion: tokens of a completion. rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of
-    gradient checkpointing included. evaluation_flops: of all evaluations of the run."""
+    doubled: whether a view runs as [noised; clean], twice its tokens. completion: tokens of a completion.
+    rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included.
+    evaluation_flops: of all evaluations of the run."""
 
     parts: dict[str, Phases]
     rows: int
@@ -46,6 +49,7 @@ class Estimate:
     host: dict[str, float]
     transfers: int
     work: Work
+    doubled: bool
     completion: int
     rollout_flops: float
     update_flops: float
@@ -72,7 +76,8 @@ class _Setup:
     """A recipe on a model and a machine.
 
     adapter: weights of one LoRA adapter, 0 without LoRA. per_weight: bytes. split: whether FSDP splits the layers.
-    step_views: views of one optimiser step on one rank. rows: views of one update pass.
+    step_views: views of one optimiser step on one rank. rows: views of one update pass. view_tokens: tokens of a view's
+    forward, with keys that each of them attends to, on average: view_keys.
     """
 
     def __init__(self, args: LFPOConfig, config: dict[str, Any], gpus: int, prompt_length: int, device: str):
@@ -81,12 +86,23 @@ class _Setup:
         if args.load_in_4bit and self.sizes.experts:
             raise UserError(NOT_IN_4BIT)
         self.objective = make_objective(args.objective)
-        self.sampler = args.sampler.for_length(gen_length(args))
-        check_rollouts(self.objective, self.sampler, args.tree)
+        self.trained_block = family_of(config, "config.json").block_length(config)
+        try:
+            self.sampler = args.sampler.for_length(gen_length(args), self.trained_block)
+        except ValueError as error:  # settings that do not go with this model
+            raise UserError(f"sampler: {error}") from error
+        check_rollouts(self.objective, self.sampler, args.tree, trained_block=self.trained_block)
         assert self.sampler.gen_length and self.sampler.block_length
         self.block_length = self.sampler.block_length
         self.length = prompt_length + self.sampler.gen_length
-        self.work = count(self.objective, self.sampler, prompt_length, self.shift, args.tree)
+        blocks: dict[str, Any] = {"trained_block": self.trained_block, "group": args.num_generations}
+        self.work = count(self.objective, self.sampler, prompt_length, self.shift, args.tree, **blocks)
+        structure = FULL if self.trained_block is None else Structure(self.trained_block, doubled=True)
+        length = torch.tensor([self.length])
+        self.view_tokens = int(structure.tokens(length))
+        self.view_keys = float(structure.pairs(length)) / self.view_tokens
+        # Keys that a token attends to in a rollout, on average.
+        self.sampled_keys = self.length if self.trained_block is None else prompt_length + self.sampler.gen_length / 2
         self.dtype: torch.dtype = getattr(torch, args.dtype)
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"
@@ -97,11 +113,11 @@ class _Setup:
         self.rollouts = args.prompts_per_iteration * args.num_generations
         self.step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
         # As many as update_tokens allows, but no more than there are, and whole units.
-        self.rows = max(self.work.unit, min(args.update_tokens // self.length, math.ceil(self.step_views)), 1)
+        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, math.ceil(self.step_views)), 1)
 
-    def activations(self, kind: Kind, rows: int) -> Activations:
+    def activations(self, kind: Kind, rows: int, length: int) -> Activations:
         layers, lora = self.hf.num_hidden_layers, self.args.lora
-        shape: dict[str, Any] = {"layers": layers, "rows": rows, "length": self.length}
+        shape: dict[str, Any] = {"layers": layers, "rows": rows, "length": length}
         return measure(kind, self.config, **shape, dtype=self.dtype, lora=lora, autocast=self.autocast)
 
 
@@ -139,6 +155,7 @@ def estimate(
         host=states.host,
         transfers=_transfers(setup),
         work=setup.work,
+        doubled=setup.view_tokens > setup.length,
         completion=setup.length - prompt_length,
         rollout_flops=rollout_flops,
         update_flops=update_flops,
@@ -164,16 +181,17 @@ def _gathered(setup: _Setup) -> Phases:
 
 def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
     hf, length = setup.hf, setup.length
-    in_flight = rows_in_flight(length, setup.sampler, setup.args.rollout_tokens)
+    stores = setup.trained_block is not None
+    in_flight = rows_in_flight(length, setup.sampler, setup.args.rollout_tokens, stores)
     active = in_flight * setup.block_length  # positions in the active blocks
     piece = max(1, min(PIECE_TOKENS[setup.device] // length, setup.args.rollout_tokens // length, in_flight))
-    forward = setup.activations("forward", piece).peak + 2 * active * hf.hidden_size * setup.per_weight
+    forward = setup.activations("forward", piece, length).peak + 2 * active * hf.hidden_size * setup.per_weight
     # float32 logits, and three tensors of probabilities for those that are drawn from at once.
     logits, kind = active * hf.vocab_size, setup.device
     probability = 8 if setup.products == "float32" else 4
     drawing = 4 * min(LOGIT_ELEMENTS[kind], logits) + 3 * probability * min(DRAW_ELEMENTS[kind], logits)
     cache = 0
-    if setup.sampler.cache != "none":
+    if stores or setup.sampler.cache != "none":
         per_token = 2 * hf.num_key_value_heads * head_dim(hf) * hf.num_hidden_layers  # numbers
         per_token *= 2 if setup.autocast else setup.per_weight  # bytes
         # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
@@ -186,7 +204,9 @@ def _rollout_parts(setup: _Setup) -> dict[str, Phases]:
 def _update_parts(setup: _Setup) -> dict[str, Phases]:
     args, sizes, width, vocabulary = setup.args, setup.sizes, setup.hf.hidden_size, setup.hf.vocab_size
     per_weight, trained = setup.per_weight, args.lora is None
-    activations = setup.activations("checkpointed" if args.gradient_checkpointing else "full", setup.rows)
+    activations = setup.activations(
+        "checkpointed" if args.gradient_checkpointing else "full", setup.rows, setup.view_tokens
+    )
     targets = min(setup.rows * setup.work.most_targets, setup.rows * setup.length)
     states = 3 * targets * width * per_weight
     logits = targets * vocabulary
@@ -223,20 +243,20 @@ def _evaluation_flops(setup: _Setup, prompt_length: int) -> float:
     sizes = replace(setup.sizes, active=setup.sizes.active + setup.adapter)
     total = 0.0
     for config in args.eval_samplers.values():
-        sampler = config.for_length(setup.length - prompt_length)
+        sampler = config.for_length(setup.length - prompt_length, setup.trained_block)
         assert sampler.gen_length and sampler.block_length
-        forwards, tokens = sampling_work(sampler, prompt_length, setup.shift)
-        length = prompt_length + sampler.gen_length
+        forwards, tokens = sampling_work(sampler, prompt_length, setup.shift, trained_block=setup.trained_block)
+        length = prompt_length + sampler.gen_length / (1 if setup.trained_block is None else 2)
         total += forward_flops(sizes, setup.hf, tokens, length, forwards * sampler.block_length)
     return times * problems * total
 
 
 def _flops(setup: _Setup) -> tuple[float, float]:
     """Of the rollouts and of the updates of one iteration."""
-    args, work, length = setup.args, setup.work, setup.length
+    args, work = setup.args, setup.work
     sizes = replace(setup.sizes, active=setup.sizes.active + setup.adapter)
-    sampled = forward_flops(sizes, setup.hf, work.tokens, length, work.forwards * setup.block_length)
-    once = forward_flops(sizes, setup.hf, work.views * length, length, work.targets)
+    sampled = forward_flops(sizes, setup.hf, work.tokens, setup.sampled_keys, work.forwards * setup.block_length)
+    once = forward_flops(sizes, setup.hf, work.views * setup.view_tokens, setup.view_keys, work.targets)
     # A backward pass costs two forwards, or one where the weights are frozen.
     forwards: float = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
     forwards += work.before / work.views

@@ -56,7 +56,8 @@ def print_memory(
         copied = f"; the reference's layers are copied {found.transfers} times an iteration" if found.transfers else ""
         console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
     console.print(
-        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length}). "
+        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length})"
+        f"{', each run as [noised; clean], twice the tokens' if found.doubled else ''}. "
         + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
         soft_wrap=True,
     )

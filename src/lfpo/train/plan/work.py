@@ -12,7 +12,8 @@ import torch
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.needs import kept_steps, rewards_for
+from lfpo.models.structure import Structure
+from lfpo.objectives.needs import kept_steps, rewards_for, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
@@ -31,7 +32,8 @@ class Work:
     """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
     unit: views that must share a pass. before: views of one rollout that run without gradients before the pass.
     others: policies beside CURRENT whose predictions the loss uses.
-    forwards: of one rollout, at most. tokens: all tokens of these forwards, for the planned prompt length."""
+    forwards: of one rollout, at most; those that only store a finished block are not among them.
+    tokens: all tokens that run for one rollout, for the planned prompt length."""
 
     views: float
     targets: float
@@ -40,25 +42,33 @@ class Work:
     before: float
     others: int
     forwards: int
-    tokens: int
+    tokens: float
 
 
 def count(
-    objective: Objective, sampler: SamplerConfig, prompt_length: int, shift: bool, tree: Sequence[int] = ()
+    objective: Objective,
+    sampler: SamplerConfig,
+    prompt_length: int,
+    shift: bool,
+    tree: Sequence[int] = (),
+    *,
+    trained_block: int | None = None,
+    group: int = 1,
 ) -> Work:
     """The work of an objective on rollouts that do not stop early.
 
     sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift. tree: see LFPOConfig.
+    trained_block: the block length of a model that attends block by block. group: rollouts of a prompt.
     """
-    trajectory = _toy(sampler, tree, kept_steps(objective, sampler))
+    trajectory = _toy(sampler, tree, kept_steps(objective, sampler), trained_block)
     size = len(trajectory)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     rewards = rewards_for(objective, reward, reward[:, None].expand(-1, len(kept_steps(objective, sampler))), tree)
     signal = objective.signal(rewards, torch.zeros(size, dtype=torch.long))
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views = objective.views(trajectory, chosen, list(range(size)), 0)
-    model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special()}, seed=0)
+    views = views_of(objective, trajectory, chosen, list(range(size)), 0)
+    model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special(), "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = 0, int(views.target.sum(-1).max())
 
@@ -73,7 +83,7 @@ def count(
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
-    forwards, tokens = sampling_work(sampler, prompt_length, shift)
+    forwards, tokens = sampling_work(sampler, prompt_length, shift, trained_block=trained_block, group=group)
     return Work(
         views=len(views) / size,
         targets=float(views.target.sum()) / size,
@@ -86,9 +96,18 @@ def count(
     )
 
 
-def sampling_work(sampler: SamplerConfig, prompt_length: int, shift: bool) -> tuple[int, int]:
-    """Forwards of one rollout that does not stop early, and all tokens of these forwards."""
+def sampling_work(
+    sampler: SamplerConfig, prompt_length: int, shift: bool, *, trained_block: int | None = None, group: int = 1
+) -> tuple[int, float]:
+    """Forwards of one rollout that does not stop early, and all tokens that run for it. trained_block, group: as in
+    `count`."""
     forwards, passes = int(_toy(sampler, (), ()).nfe[0]), 2 if sampler.cfg_scale else 1
+    if trained_block is not None:
+        assert sampler.gen_length
+        # The first forward runs the prompt and the first block, once for all rollouts of the prompt. The others run a
+        # block each, and so do those that store each finished block but the last.
+        stores = sampler.gen_length // trained_block - 1
+        return forwards, (prompt_length + trained_block) / group + (forwards - 1 + stores) * trained_block
     return passes * forwards, passes * _tokens(sampler, prompt_length, forwards, shift)
 
 
@@ -103,9 +122,11 @@ def _special() -> dict[str, int]:
     return {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 
 
-def _toy(sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int]) -> Trajectory:
-    """Two rollouts, or those of one tree, with a prompt of one token, revealed from left to right by the sampler's
-    schedule, or one token a step where it has none."""
+def _toy(
+    sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int], trained_block: int | None = None
+) -> Trajectory:
+    """Two rollouts, or those of one tree, with a prompt of one token or one block, revealed from left to right by the
+    sampler's schedule, or one token a step where it has none."""
     assert sampler.gen_length and sampler.block_length
     length, block = sampler.gen_length, sampler.block_length
     counts = reveal_schedule(sampler)
@@ -121,8 +142,8 @@ def _toy(sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int])
         kept["predicted_tokens"] = tokens[:, None].expand(-1, len(keep_steps), -1)
         kept["predicted_confidence"] = torch.ones(kept["predicted_tokens"].shape)
     return Trajectory(
-        prompt_ids=torch.zeros(size, 1, dtype=torch.long),
-        prompt_mask=torch.ones(size, 1, dtype=torch.long),
+        prompt_ids=torch.zeros(size, trained_block or 1, dtype=torch.long),
+        prompt_mask=torch.ones(size, trained_block or 1, dtype=torch.long),
         tokens=tokens,
         reveal_step=steps.clone(),
         confidence=torch.ones(size, length),
@@ -134,6 +155,7 @@ def _toy(sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int])
         mask_id=15,
         eos_id=14,
         node=nodes(size, tree) if tree else None,
+        structure=Structure(trained_block),
         **kept,
     )
 
