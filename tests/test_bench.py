@@ -195,6 +195,22 @@ def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pyte
         assert all(row["accuracy"] is None for row in modes.values())
 
 
+def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
+    small = ("--n", "2", "--generations", "2", "--tasks", "[words]", "--gen_length", "8", "--block_length", "4")
+    rows = bench(tmp_path, *small, "--causal_blocks", "true", "--tokens_per_step", "[2]", "--lora", "0")["rows"]
+    assert {row["group"] for row in rows} == {"block by block, 8 tokens in 4 steps"}
+    assert [row["mode"] for row in rows] == [
+        "published loop, no cache",
+        "engine, blocks not stored",
+        "+ finished blocks stored",
+        "+ prompts run once",
+        "bfloat16 autocast",
+    ]
+    assert [row["same"] for row in rows[:4]] == [1.0] * 4
+    published, plain, stored, shared = (row["model_tokens"] for row in rows[:4])
+    assert min(published, plain) > stored > shared
+
+
 def test_published_layouts_have_the_published_number_of_weights():
     for name, billions in (("llada-8b", 8.02), ("dream-7b", 7.62)):
         backbone = build_backbone(family_of(LAYOUTS[name], name), LAYOUTS[name])  # shapes only, no values

@@ -12,6 +12,7 @@ import torch
 
 import tiny
 from lfpo.base.errors import UserError
+from lfpo.bench.plain_blocks import plain_block_rollout
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
@@ -21,6 +22,7 @@ from lfpo.rollout.reveal import Step
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.rollout.tree import tree_rollout
+from lfpo.train.flops import forward_flops, rollout_flops
 
 # Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8]]
@@ -182,8 +184,36 @@ def test_queries_by_hand_and_as_the_model_saw_them(
     t = rollout(model, [list(range(prompt))], SamplerConfig(gen_length=8, steps=steps), [0])
     assert shapes == [(1, n) for n in expected]
     assert t.queries.tolist() == [sum(expected)]
-    stored = int(t.structure.block_length or 0) and -(-(prompt % 4 + 8) // 4) - 1
-    assert t.nfe.tolist() == [len(expected) - stored]
+    blocks = -(-(prompt % 4 + 8) // 4)
+    assert t.nfe.tolist() == [len(expected) - (blocks - 1)]
+
+
+def test_flops_of_a_rollout_by_hand(model: MaskedDiffusionLM):
+    """A prompt of 5 tokens, so that the first block has 3 masks; one token a step: 3 + 2 + 1 predictions there, and
+    4 + 3 + 2 + 1 in each of the other two blocks. On average a forward sees the prompt and half of the completion."""
+    model.eos_id = 263
+    t = rollout(model, [list(range(5)), list(range(9))], SamplerConfig(gen_length=8), [0, 1]).rows(torch.tensor([0]))
+    expected = forward_flops(model, torch.tensor([5 + 11 / 2]), 6 + 10 + 10, t.queries)
+    assert rollout_flops(model, t) == pytest.approx(expected)
+
+
+def test_the_published_loop_without_a_cache_runs_four_times_as_many_tokens(
+    model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Prompts of two blocks or more, eight blocks of completion, three rollouts of each prompt."""
+    model.eos_id = 263
+    prompts = [list(range(n)) for n in (8, 9, 14) for _ in range(3)]
+    for steps in (32, 16):
+        sampler = SamplerConfig(gen_length=32, steps=steps).for_length(32, 4)
+        shapes = count_tokens(model, monkeypatch)
+        plain = plain_block_rollout(model, prompts, sampler)
+        before = sum(rows * width for rows, width in shapes)
+        assert before == int(plain.queries.sum())
+        shapes.clear()
+        stored = rollout(model, prompts, sampler, range(9))
+        for name in ("tokens", "reveal_step", "nfe", "scheduled_steps"):
+            assert torch.equal(getattr(stored, name), getattr(plain, name)), name
+        assert before > 4 * sum(rows * width for rows, width in shapes)
 
 
 def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):

@@ -37,6 +37,7 @@ COMMANDS = {
     "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
     "train sudoku --learning_rate -1": "'learning_rate' -1.0 must be positive",
+    "train sudoku --sampler.editing_threshold 0.9": "sampler: 'editing_threshold' belongs to LLaDA2.1's token editing",
     "train sudoku --sampler.step 3": "sampler: unknown key 'step'; did you mean 'steps'",
     "train sudoku --sampler 3": "sampler: expected",
     "train sudoku --sampler.temperature 0": "temperature 0 makes all rollouts of a prompt the same",

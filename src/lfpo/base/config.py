@@ -146,15 +146,19 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
 
     where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults).
     A nested dataclass takes missing keys from the default of its field. `cls` may list aliases of its fields,
-    `ALIASES = {"other_name": "field"}`.
+    `ALIASES = {"other_name": "field"}`, and names known from elsewhere that it does not take,
+    `REFUSED = {"name": "is ... (why, and what to do)"}`.
     Raises UserError, naming the key, for an unknown or missing key and a wrong value.
     """
     aliases: dict[str, str] = getattr(cls, "ALIASES", {})
+    refused: dict[str, str] = getattr(cls, "REFUSED", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for given, value in values.items():
         name = aliases.get(given, given)
+        if given in refused:
+            raise UserError(f"{where}: {given!r} {refused[given]}")
         if name not in fields:
             raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases])}")
         if name in arguments:

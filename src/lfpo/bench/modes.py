@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.bench.plain import plain_rollout
+from lfpo.bench.plain_blocks import plain_block_rollout
 from lfpo.bench.problem import BenchRolloutConfig, Problem
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
@@ -74,6 +75,7 @@ def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
     largest."""
     model = problem.model
     modes: list[Mode] = []
+    assert config.block_length
     for tokens in config.tokens_per_step:
         blocks = problem.gen_length // config.block_length
         steps = max(1, config.block_length // tokens) * blocks
@@ -84,6 +86,32 @@ def layout_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
             Mode(group, "prefix cache", model, _engine(config, problem, model, steps=steps, cache="prefix")),
             Mode(group, "dual cache", model, _engine(config, problem, model, steps=steps, cache="dual")),
         ]
+        if tokens == max(config.tokens_per_step):
+            modes += _forms(config, problem, group, steps=steps)
+    return modes
+
+
+def block_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
+    """For a model that attends block by block: the published loop without a cache, and the engine without and with
+    stored blocks, at each number of tokens a step."""
+    assert config.block_length
+    model, block = problem.model, config.block_length
+    problem = replace(problem, gen_length=problem.gen_length + -problem.gen_length % block)
+    modes: list[Mode] = []
+    for tokens in config.tokens_per_step:
+        steps = max(1, block // tokens) * (problem.gen_length // block)
+        group = f"block by block, {problem.gen_length} tokens in {steps} steps"
+        sampler = SamplerConfig(gen_length=problem.gen_length, block_length=block, steps=steps)
+        whole = _engine(config, problem, model, steps=steps)
+        modes += [
+            Mode(
+                group, "published loop, no cache", model, partial(plain_block_rollout, model, problem.prompts, sampler)
+            ),
+            Mode(group, "engine, blocks not stored", model, partial(whole, store_blocks=False)),
+            Mode(group, "+ finished blocks stored", model, partial(whole, share_first=False)),
+        ]
+        if config.generations > 1:
+            modes.append(Mode(group, "+ prompts run once", model, whole))
         if tokens == max(config.tokens_per_step):
             modes += _forms(config, problem, group, steps=steps)
     return modes
@@ -132,7 +160,7 @@ def _engine(
     share_first: bool = True,
     compiled: bool = False,
     **settings: Any,
-) -> Run:
+) -> partial[Trajectory]:
     sampler = SamplerConfig(gen_length=problem.gen_length, block_length=config.block_length, **settings)
     prompts, tokens = problem.prompts, config.rollout_tokens
     work = partial(rollout, model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens)

@@ -23,7 +23,10 @@ class BenchRolloutConfig:
     layers: keep only the first layers of a layout, to try it where the whole does not fit.
     tasks: prompts come from these in turn. A layout has random tokens instead, 3/4 to all of prompt_length.
     n: number of prompts. generations: completions of each prompt.
-    gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks; 256 for a layout).
+    gen_length, block_length, prompt_length: tokens (gen_length None: the longest of the tasks; 256 for a layout;
+        block_length None: the model's own, or 8).
+    causal_blocks: run a model with full attention as one that attends block by block, to measure speed with stored
+        blocks; its tokens are meaningless then. Models that do so anyway are always measured in this way.
     tokens_per_step: for layouts, how many tokens each step reveals.
     lora: rank of the adapters in the rows with LoRA (0: no such rows).
     compile: a row with compiled forwards (default: on a GPU).
@@ -40,7 +43,8 @@ class BenchRolloutConfig:
     generations: int = 1
     prompt_length: int = 256
     gen_length: int | None = None
-    block_length: int = 8
+    block_length: int | None = None
+    causal_blocks: bool = False
     tokens_per_step: list[int] = field(default_factory=lambda: [1, 3])
     lora: int = 16
     compile: bool | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from lfpo.base.measure import matmul_peak
 from lfpo.bench.figure import speedup_figure
 from lfpo.bench.measure import deadline, measured, write_results
-from lfpo.bench.modes import Mode, Result, layout_modes, task_modes
+from lfpo.bench.modes import Mode, Result, block_modes, layout_modes, task_modes
 from lfpo.bench.problem import BenchRolloutConfig, Problem, layout_problem, task_problem
 from lfpo.bench.spent import Forwards, recorded
 from lfpo.bench.table import print_groups, rows_of_cells, write_markdown
@@ -21,13 +22,21 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import rollout_flops
 
+BLOCK_LENGTH = 8  # of a model that has none of its own
+
 
 def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None) -> Path:
     """Measure, print and write; returns the path of the JSON."""
     if config.threads:
         torch.set_num_threads(config.threads)
     problem = layout_problem(config) if config.model in LAYOUTS else task_problem(config)
-    modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
+    if config.causal_blocks and not problem.model.block_length:
+        problem.model.block_length = config.block_length or BLOCK_LENGTH
+    config = replace(config, block_length=config.block_length or problem.model.block_length or BLOCK_LENGTH)
+    if problem.model.block_length:
+        modes = block_modes(config, problem)
+    else:
+        modes = layout_modes(config, problem) if config.model in LAYOUTS else task_modes(config, problem)
     device = problem.model.device
     peak = matmul_peak(device, problem.model.dtype)
     runs = {mode: partial(_recorded, mode) for mode in modes}
@@ -47,7 +56,8 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
         needed = None if trajectory is None else rollout_flops(mode.model, trajectory)
         spent, reference = forwards.flops(mode.model), results[base][0]
         row = describe(problem, mode, result, reference, taken[mode], peak, spent=spent, needed=needed)
-        rows.append({**row, "speedup": taken[base]["seconds"] / row["seconds"]})
+        row |= {"speedup": taken[base]["seconds"] / row["seconds"], "model_tokens": sum(forwards.queries)}
+        rows.append(row)
     path = write_results(config, "rollout", rows, matmul_peak=peak)
     _tables(rows, peak, console or Console(), path.with_suffix(".md"))
     speedup_figure(rows, path.with_suffix(".svg"))
@@ -78,8 +88,8 @@ def describe(
         `peak`; for the plain loop, spent FLOP/s.
     """
     tokens, expected = _tokens(result), _tokens(reference)
-    lengths = _lengths(tokens, mode.model.eos_id)
-    counted = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(expected, mode.model.eos_id)[:, None]
+    lengths = _lengths(result, mode.model.eos_id)
+    counted = torch.arange(tokens.shape[1], device=tokens.device) < _lengths(reference, mode.model.eos_id)[:, None]
     engine = isinstance(result, Trajectory)
     return {
         "group": mode.group,
@@ -98,8 +108,11 @@ def _tokens(result: Result) -> torch.Tensor:
     return result.tokens if isinstance(result, Trajectory) else result[0]
 
 
-def _lengths(tokens_BC: torch.Tensor, eos_id: int) -> torch.Tensor:
+def _lengths(result: Result, eos_id: int) -> torch.Tensor:
     """Tokens of each row up to and including its first EOS [B]."""
+    if isinstance(result, Trajectory):
+        return result.lengths
+    tokens_BC = result[0]
     ends = tokens_BC == eos_id
     return torch.where(ends.any(-1), ends.int().argmax(-1) + 1, tokens_BC.shape[1])
 
@@ -115,6 +128,7 @@ def _tables(rows: Sequence[dict[str, Any]], peak: float, console: Console, path:
             f"{row['speedup']:.2f}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['nfe']:.1f}",
+            f"{row['model_tokens']:,}",
             f"{row['same']:.1%}",
             "-" if accuracy is None else f"{accuracy:.1%}",
             "-" if memory is None else f"{memory / 2**20:,.0f}",
@@ -122,10 +136,10 @@ def _tables(rows: Sequence[dict[str, Any]], peak: float, console: Console, path:
             f"{row['share_of_peak']:.0%}",
         ]
 
-    columns = ("", "s", "x", "tok/s", "NFE", "same", "correct", "MiB", "FLOPs", "util")
+    columns = ("", "s", "x", "tok/s", "NFE", "run", "same", "correct", "MiB", "FLOPs", "util")
     caption = (
-        "x: speed against the group's first row; same: share of its tokens that are equal; "
-        "FLOPs: those spent over those needed without padding and idle steps; "
+        "x: speed against the group's first row; run: tokens through the model, padding included; same: share of the "
+        "first row's tokens that are equal; FLOPs: those spent over those needed without padding and idle steps; "
         f"util: share of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
     )
     table = rows_of_cells(rows, "mode", cells, len(columns))
