@@ -81,7 +81,7 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
         f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
     ]
     assert [len(table.splitlines()) - 2 for table in tables] == [6, 6, 10]
-    assert {line.count("|") for table in tables for line in table.splitlines()} == {11}
+    assert {line.count("|") for table in tables for line in table.splitlines()} == {12}
     assert result["config"]["n"] == 3
     assert result["matmul_peak"] > 0
     assert {"environment", "versions"} <= result.keys()
