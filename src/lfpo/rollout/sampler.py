@@ -99,11 +99,11 @@ class SamplerConfig:
         "confidence_threshold": "threshold",  # SDAR
     }
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        name: "belongs to LLaDA2.1's token editing, which revises revealed tokens, and trajectories hold tokens that are "
-        "never revised; leave it out"
-        for name in ("editing_threshold", "max_post_steps")
-    }
+    REFUSED: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("editing_threshold", "max_post_steps"),
+        "belongs to LLaDA2.1's token editing, which revises revealed tokens; trajectories hold tokens that are never "
+        "revised, so leave it out",
+    )
 
     def __post_init__(self) -> None:
         check_types(self)
