@@ -23,7 +23,7 @@ from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.ops.chunked import in_chunks
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, kernel_on, rectified_sum
 from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
@@ -363,6 +363,11 @@ def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
         cross_entropy_sum(hidden, head, torch.zeros(400, dtype=torch.long), torch.full((400,), 0.5)).backward()
     assert head.grad is not None
     assert head.grad.tolist() == [[-100.0], [100.0]]
+
+
+def test_there_is_no_kernel_without_triton(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.objectives.ops.fused.importlib.util.find_spec", lambda name: None)
+    assert kernel_on.__wrapped__(torch.device("cuda", 0)) is None
 
 
 # Any function of logits

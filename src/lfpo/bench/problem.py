@@ -29,11 +29,11 @@ class BenchRolloutConfig:
         blocks; its tokens are meaningless then. Models that do so anyway are always measured in this way.
     tokens_per_step: for layouts, how many tokens each step reveals.
     lora: rank of the adapters in the rows with LoRA (0: no such rows).
-    compile: a row with compiled forwards (default: on a GPU).
+    compile: rows with compiled forwards (default: on a GPU).
     budget: minutes after which no mode is started; rows say what was not run (0: no limit).
     repeats: timings of each mode, in turn so that a slow moment of the machine falls on all; the table has the median.
-    rollout_tokens, threads, dtype: as in training. output: folder for rollout.json,
-        rollout.md and rollout.svg.
+    rollout_tokens, threads, dtype: as in training.
+    output: folder for rollout.json, rollout.md and rollout.svg.
     """
 
     model: str = "embedded"
