@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,9 @@ def test_highlighting_covers_every_character():
     assert painted["c"] == ["# a circle"]
     assert painted["n"] == ["3", "2"]
     assert highlight("The answer is 4.") is None
+    begin = time.process_time()
+    assert highlight("import a." * 10**6) is None and highlight("```\n" + "{,}" * 6_000) is not None
+    assert time.process_time() - begin < 2
 
 
 def test_runs_without_token_texts_still_have_a_page(tmp_path: Path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+MAX_COLOURED = 20_000
+"""Characters of the longest completion whose code is coloured: Pygments takes 9 s for a million."""
 # Pygments token types and the classes of page.css that colour them.
 INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
@@ -69,8 +71,11 @@ def sudoku_grid(prompt: str, completion: str) -> dict[str, Any] | None:
 def highlight(completion: str) -> list[list[Any]] | None:
     """Runs [class of page.css, number of characters] that cover a completion with Python code; None without code.
 
-    Code is a fenced block, or a completion that starts with def, class, import or from.
+    None also for a completion longer than MAX_COLOURED. Code is a fenced block, or a completion that starts with def,
+    class, import or from.
     """
+    if len(completion) > MAX_COLOURED:
+        return None
     fence = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", completion, re.DOTALL)
     if fence is None and not re.match(r"\s*(?:def|class|import|from) \w", completion):
         return None
