@@ -186,6 +186,19 @@ def test_a_transformers_that_routes_otherwise_is_refused(tmp_path: Path, monkeyp
     load_model(source)
 
 
+def test_the_end_of_a_chat_turn_is_eos(tmp_path: Path) -> None:
+    """As in SDAR's files: config.json names <|endoftext|>, generation_config.json lists <|im_end|> too."""
+    source = golden("sdar", tmp_path / "m")
+    assert load_model(source).eos_id == 128
+    (source / "generation_config.json").write_text('{"eos_token_id": [129, 128]}')
+    model = load_model(source)
+    assert (model.eos_id, model.pad_id) == (129, 128)
+    save_model(model, tmp_path / "saved")
+    assert load_model(tmp_path / "saved").eos_id == 129
+    (source / "generation_config.json").write_text('{"eos_token_id": 128}')
+    assert load_model(source).eos_id == 128
+
+
 def test_a_missing_mask_token(tmp_path: Path) -> None:
     source = golden("llada2_0", tmp_path / "m")
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -31,6 +31,8 @@ class Family:
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
     tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
         tokenizer.json (None: tokenizer.json is required).
+    turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it and config.json names
+        another one (None: EOS is as config.json says).
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
         this family does). block_default: its value where the field is missing; None stands for full attention.
     """
@@ -45,6 +47,7 @@ class Family:
     shift: bool = False
     mask_token: str = "<|mask|>"
     tokenizer_class: str | None = None
+    turn_end: str | None = None
     block_key: str | None = None
     block_default: int | None = None
 

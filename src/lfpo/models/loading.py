@@ -273,6 +273,8 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
         for name, value in ids.items():
             if value is None:
                 ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    if source is not None:
+        ids["eos"] = _turn_end(config, source, tokenizer) or ids["eos"]
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
@@ -281,6 +283,16 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
         if not isinstance(value, int) or not 0 <= value < vocab_size:
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     return ids
+
+
+def _turn_end(config: dict[str, Any], source: Path, tokenizer: Any) -> int | None:
+    """The id of the family's `turn_end` if the checkpoint's generation_config.json lists it."""
+    text, file = family_of(config, source / "config.json").turn_end, source / "generation_config.json"
+    if text is None or not file.exists():
+        return None
+    listed = read_json(file).get("eos_token_id")
+    found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(text)
+    return found if found in (listed if isinstance(listed, list) else [listed]) and found is not None else None
 
 
 def load_tokenizer(name: str | Path) -> Any:

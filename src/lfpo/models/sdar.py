@@ -62,6 +62,7 @@ SDAR = Family(
     hf_config=hf_config,
     mask_token="<|MASK|>",
     tokenizer_class="Qwen2TokenizerFast",
+    turn_end="<|im_end|>",
     block_key="block_size",
     block_default=BLOCK,
 )
@@ -74,6 +75,7 @@ SDAR_MOE = Family(
     stacked=STACKED_EXPERTS,
     mask_token="<|MASK|>",
     tokenizer_class="Qwen2TokenizerFast",
+    turn_end="<|im_end|>",
     block_key="block_size",
     block_default=BLOCK,
 )

@@ -57,7 +57,7 @@ def print_memory(
         console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
     console.print(
         f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length})"
-        f"{', each run as [noised; clean], twice the tokens' if found.doubled else ''}. "
+        f"{', each run beside its clean copy, twice the tokens' if found.doubled else ''}. "
         + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
         soft_wrap=True,
     )
