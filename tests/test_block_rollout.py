@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -233,6 +234,22 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     shapes.clear()
     rollout(model, prompts, sampler, range(8), share_first=False)
     assert shapes[0] == (8, 12)
+
+
+def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+    graphs: list[int] = []
+
+    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # which all tests set
+    sampler = SamplerConfig(gen_length=8, temperature=1.0, threshold=0.3)
+    plain = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12)
+    compiled = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, compiled=True)
+    assert_same(compiled, plain, [0, 1, 2, 3, 4])
+    assert 1 <= len(graphs) <= 3  # 1, 2 and 3 rows
 
 
 @pytest.mark.parametrize(
