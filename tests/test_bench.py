@@ -54,7 +54,11 @@ def test_the_plain_loop_is_the_published_procedure(checkpoint: Path, block: int,
     settings: dict[str, Any] = {"gen_length": 8, "block_length": block, "steps": steps}
     plain, forwards = plain_rollout(model, prompts, **settings)
     assert forwards == steps
-    assert plain.tolist() == [generate(model, prompt, **settings) for prompt in prompts]
+    alone = [generate(model, prompt, **settings) for prompt in prompts]
+    assert plain.tolist() == alone
+    # Unmasked, the longest row is the same, and the padding of the other is part of its prompt.
+    unmasked, _ = plain_rollout(model, prompts, **settings, mask_padding=False)
+    assert unmasked.tolist() == [alone[0], generate(model, [model.pad_id] * 2 + prompts[1], **settings)]
     for switches in (
         {"skip_idle": True},
         {"masked_logits": True},
@@ -80,16 +84,18 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
     assert [table.split(" |")[0] for table in tables] == [
         f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
     ]
-    assert [len(table.splitlines()) - 2 for table in tables] == [6, 6, 10]
+    assert [len(table.splitlines()) - 2 for table in tables] == [7, 7, 10]
     assert {line.count("|") for table in tables for line in table.splitlines()} == {12}
     assert result["config"]["n"] == 3
     assert result["matmul_peak"] > 0
     assert {"environment", "versions"} <= result.keys()
     rows = {(row["group"], row["mode"]): row for row in result["rows"]}
-    assert len(rows) == len(result["rows"]) == 2 * 6 + 9 + 1
+    assert len(rows) == len(result["rows"]) == 2 * 7 + 9 + 1
     for steps in (4, 16):
         group = f"exact, {steps} steps for 4 tokens"
         ladder = [row for row in result["rows"] if row["group"] == group]
+        unmasked = ladder.pop(1)
+        assert unmasked["mode"] == "without its mask of padding, as published" and unmasked["nfe"] == steps
         assert [row["same"] for row in ladder] == [1.0] * 6
         assert len({row["accuracy"] for row in ladder}) == 1
         assert [row["nfe"] for row in ladder[:5]] == [steps, 4, 4, 4, 4]
@@ -105,7 +111,7 @@ def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pyte
         assert 0 <= row["accuracy"] <= 1
         assert row["tokens_per_second"] > 0
         assert row["share_of_peak"] > 0
-    exact = [row["spent_over_needed"] for row in result["rows"][6:12]]
+    exact = [row["spent_over_needed"] for row in ladder]  # four steps for a token
     assert exact[0] / exact[1] == pytest.approx(4)  # one step of four reveals a token
     assert exact[1] > exact[2] >= exact[3] > exact[4]  # logits, padding, rows that share a forward
     assert rows[approximate, "bfloat16 autocast"]["same"] > 0.5

@@ -44,6 +44,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
         group = f"exact, {steps} steps for {problem.gen_length} tokens"
         ladder: list[tuple[str, Run]] = [
             ("plain loop", _plain(config, problem, steps)),
+            ("without its mask of padding, as published", _plain(config, problem, steps, mask_padding=False)),
             ("+ no forward for idle steps", _plain(config, problem, steps, skip_idle=True)),
             ("+ logits where masked", _plain(config, problem, steps, skip_idle=True, masked_logits=True)),
             ("+ own clocks, like lengths", _engine(config, problem, model, steps=steps, share_first=False)),
@@ -51,7 +52,7 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
             ("+ EOS stop", _engine(config, problem, model, steps=steps, early_stop="eos")),
         ]
         if config.generations == 1:
-            del ladder[4]  # no two rollouts have a first forward in common
+            del ladder[5]  # no two rollouts have a first forward in common
         modes += [Mode(group, label, model, run) for label, run in ladder]
     group = "approximate, against the exact engine"
     approximations: dict[str, dict[str, Any]] = {

@@ -21,19 +21,21 @@ def plain_rollout(
     gen_length: int,
     block_length: int,
     steps: int,
+    mask_padding: bool = True,
     skip_idle: bool = False,
     masked_logits: bool = False,
 ) -> tuple[torch.Tensor, int]:
     """Greedy low-confidence remasking of all prompts in one batch; returns tokens [B, gen_length] and forwards run.
 
     Differences from the published code: padding is masked, and the mask token is never chosen.
+    mask_padding: False is as published: shorter prompts attend to their padding.
     skip_idle: no forward for steps that reveal nothing. masked_logits: run the head only at positions that a step can
         reveal.
     """
     prompt_ids, prompt_mask = (x.to(model.device) for x in left_pad(prompts, model.pad_id))
     blank = torch.full((len(prompts), gen_length), model.mask_id, device=model.device)
     x = torch.cat([prompt_ids, blank], dim=1)
-    attention = torch.cat([prompt_mask, torch.ones_like(blank)], dim=1)
+    attention = torch.cat([prompt_mask, torch.ones_like(blank)], dim=1) if mask_padding else None
     start, forwards = prompt_ids.shape[1], 0
     blocks = gen_length // block_length
     base, extra = divmod(block_length, steps // blocks)
