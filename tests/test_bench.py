@@ -203,7 +203,8 @@ def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pyte
 
 def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
     small = ("--n", "2", "--generations", "2", "--tasks", "[words]", "--gen_length", "8", "--block_length", "4")
-    rows = bench(tmp_path, *small, "--causal_blocks", "true", "--tokens_per_step", "[2]", "--lora", "0")["rows"]
+    blocks = ("--causal_blocks", "true", "--tokens_per_step", "[2]")
+    rows = bench(tmp_path, *small, *blocks, "--lora", "0", "--compile", "true")["rows"]
     assert {row["group"] for row in rows} == {"block by block, 8 tokens in 4 steps"}
     assert [row["mode"] for row in rows] == [
         "published loop, no cache",
@@ -211,6 +212,7 @@ def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
         "+ finished blocks stored",
         "+ prompts run once",
         "bfloat16 autocast",
+        "compiled",
     ]
     assert [row["same"] for row in rows[:4]] == [1.0] * 4
     published, plain, stored, shared = (row["model_tokens"] for row in rows[:4])

@@ -138,8 +138,10 @@ def _forms(config: BenchRolloutConfig, problem: Problem, group: str, **settings:
         form(f"LoRA, rank {config.lora}, merged", adapted, merge=True)
     if model.device.type == "cuda" if config.compile is None else config.compile:
         run = _engine(config, problem, model, compiled=True, **settings)
-        cached = _engine(config, problem, model, compiled=True, cache="dual", **settings)
-        modes += [Mode(group, "compiled", model, run), Mode(group, "dual cache, compiled", model, cached)]
+        modes.append(Mode(group, "compiled", model, run))
+        if not model.block_length:  # block models have no approximate cache
+            run = _engine(config, problem, model, compiled=True, cache="dual", **settings)
+            modes.append(Mode(group, "dual cache, compiled", model, run))
     return modes
 
 
