@@ -1,8 +1,10 @@
-"""`lfpo compare`: the grid runs, resumes and is not run twice; the tables say what the cells say."""
+"""`lfpo compare`: the grid tunes, runs and is not run twice; endpoints and statistics as computed by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,28 @@ from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
 from lfpo.compare.command import check, run_compare
-from lfpo.compare.grid import prepare
-from lfpo.compare.results import cost_of_level
-from lfpo.compare.settings import Cell, CompareConfig, cell_config, pick_objectives
+from lfpo.compare.endpoints import (
+    accuracy_at,
+    area_under_curve,
+    best_level,
+    budgets,
+    collapsed,
+    cost_of_level,
+    frontier_area,
+    rate_sensitivity,
+)
+from lfpo.compare.grid import Grid, Trial, best_trial
+from lfpo.compare.settings import Arm, Cell, CompareConfig, cell_config, pick_arms, pick_objectives
+from lfpo.compare.statistics import (
+    bootstrap,
+    detectable,
+    interquartile_mean,
+    iqm,
+    paired,
+    probability_of_improvement,
+    profile,
+)
+from lfpo.compare.store import Store, cell_key, pack, unpack
 from lfpo.eval.estimates import average_over_tasks, over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import straightness
 from lfpo.models import load_model
@@ -24,19 +45,22 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from processes import start
 
+TINY = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1, "log_completions": False}
+THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
+
 
 def small(folder: Path, **changes: Any) -> CompareConfig:
-    tiny = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_size": 4, "eval_steps": 1}
-    values = {
+    values: dict[str, Any] = {
         "output_dir": str(folder),
-        "recipes": ["choice"],
         "objectives": {"lfpo": {"name": "lfpo", "timesteps": 1}, "rejection": {"name": "rejection"}},
-        "overrides": tiny,
-        "curve_problems": 4,
+        "arms": {"main": Arm(["choice"], ["lfpo", "rejection"], seeds=2)},
+        "overrides": {**TINY, **THRESHOLD},
         "learning_rates": [1e-4],
-        "seeds": 2,
+        "thresholds": [0.5, 0.9],
+        "tuning_seeds": [1],
+        "evaluation_seeds": [100, 101],
         "validation": 4,
-        "ablation": ["lfpo"],
+        "problems": 4,
         "target": "rejection",
     }
     return CompareConfig(**{**values, **changes})
@@ -45,8 +69,8 @@ def small(folder: Path, **changes: Any) -> CompareConfig:
 class ForkedCell:
     """What the grid uses of `subprocess.Popen`, for a forked process: a start costs no import of torch."""
 
-    def __init__(self, config: CompareConfig, cell: Cell):
-        self._process = start(run_cell, cell.folder(Path(config.output_dir))).process
+    def __init__(self, config: CompareConfig, folder: Path):
+        self._process = start(run_cell, folder).process
         self.terminate, self.wait = self._process.terminate, self._process.join
 
     def poll(self) -> int | None:
@@ -55,86 +79,204 @@ class ForkedCell:
     returncode = property(poll)
 
 
-def test_a_grid_runs_once_and_its_page_shows_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def ran(said: list[str]) -> int:
+    return sum(line.startswith("[") for line in said)
+
+
+@pytest.mark.long
+def test_a_grid_tunes_runs_once_and_its_page_shows_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
-    monkeypatch.setattr("lfpo.compare.gradients.TIMESTEPS", (1, 2))
+    monkeypatch.setattr("lfpo.compare.gradients.TIMESTEPS", (1,))
+    config = small(
+        tmp_path / "c",
+        learning_rates=[1e-5, 1e-4],
+        trials={"lfpo": [{"timesteps": 2}], "rejection": [{"masks": 1}]},
+        gradients=["main"],
+    )
     said: list[str] = []
-    page = run_compare(small(tmp_path / "c"), said.append)
-    assert sum("[" in line for line in said) == 5  # the base, and two objectives with two seeds
-    results = json.loads((tmp_path / "c" / "results.json").read_text())
-    assert len(results["cells"]) == 4
+    page = run_compare(config, said.append)
+    assert page is not None
+    # A base; two rates and a knob for two objectives; two objectives on two seeds.
+    assert ran(said) == 1 + 2 * 3 + 2 * 2
+    results = json.loads((tmp_path / "c/results.json").read_text())
+    assert [c["seed"] for c in results["cells"]] == [100, 101, 100, 101]
     for cell in results["cells"]:
-        stored = json.loads((Path(cell["folder"]) / "result.json").read_text())
-        assert stored["eval"]["greedy"]["accuracy"] == cell["eval"]["greedy"]["accuracy"]
-        assert (Path(cell["folder"]) / "run" / "metrics.jsonl").exists()
         assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] > 0
-    for name in ("convergence-choice.svg", "convergence-choice.png", "straightness-choice.svg", "tables.tex"):
-        assert (tmp_path / "c" / name).stat().st_size > 0
-    assert "cells/choice/lfpo/lr-0.0001/seed-*" in page.read_text()
-    for name in ("convergence", "straightness"):  # two seconds each; what follows is about cells and tables
-        monkeypatch.setattr(f"lfpo.compare.figures.{name}", lambda *_: None)
+        assert cell["curve"][1]["rollouts"] == 4
+        assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
+        assert len(cell["eval"]["threshold"]["correct"]) == 4
+        chosen = max((t for t in results["trials"] if t["objective"] == cell["objective"]), key=lambda t: t["mean"])
+        assert (cell["learning_rate"], cell["knobs"]) == (chosen["learning_rate"], json.loads(chosen["knobs"]))
+    assert len(results["trials"]) == 6
+    text = page.read_text()
+    for title in ("lfpo against the others, main", "Endpoints, main/choice", "Reaching the level", "All trials"):
+        assert title in text
+    names = {path.stem for path in (tmp_path / "c/figures").glob("*.svg")}
+    assert {"convergence-main-choice", "frontiers-main-choice", "rates-main-choice", "profiles-main"} <= names
+    monkeypatch.setattr("lfpo.compare.command.write_results", lambda *_: page)  # seconds; what follows is about cells
     again: list[str] = []
-    run_compare(small(tmp_path / "c"), again.append)
-    assert not any("[" in line for line in again)
-    (tmp_path / "c/cells/choice/lfpo/lr-0.0001/seed-1/result.json").unlink()  # as if killed before its last line
+    run_compare(config, again.append)
+    assert ran(again) == 0
+    store = Store(tmp_path / "c/cells.json.gz")
+    grid = Grid(config, store, again.append)
+    grid.trials = grid.read_trials()
+    cell = grid.evaluations()[-1]
+    assert grid.result(cell) is not None
+    del store.results[grid.key(cell)]
+    store.add("other", {"flops": 0.0, "training_seconds": 0.0})  # writes the file without the cell
     last: list[str] = []
-    run_compare(small(tmp_path / "c"), last.append)
-    assert sum("[" in line for line in last) == 1 and "seed 1" in "".join(line for line in last if "[" in line)
-    # Another way of decoding, asked for later: measured on what is there.
-    sure = {"sure": {"steps": 8, "schedule": "uniform", "early_stop": "both", "early_stop_threshold": 0.01}}
-    decoded: list[str] = []
-    page = run_compare(small(tmp_path / "c", inference_samplers=sure), decoded.append)
-    assert not any("[" in line for line in decoded)
-    assert sum("steps" in line for line in decoded) == 5
-    assert "Inference on choice, sampler `sure`" in page.read_text()
-    cell = json.loads((tmp_path / "c" / "results.json").read_text())["cells"][0]
-    assert set(cell["eval"]["sure"]["steps"]) == {1}  # any confidence clears the bar, so one step does it
-    run_compare(small(tmp_path / "c", inference_samplers=sure), decoded.append)
-    assert sum("steps" in line for line in decoded) == 5  # and is not measured twice
+    run_compare(config, last.append)
+    assert ran(last) == 1 and "seed 101" in "".join(line for line in last if line.startswith("["))
 
 
-OTHER = {"rejection": {"name": "rejection"}}
+def test_a_cell_that_fails_names_itself_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Failing(ForkedCell):
+        def __init__(self, config: CompareConfig, folder: Path):
+            label = json.loads((folder / "cell.json").read_text())["label"]
+            if "rejection" in label and "seed 101" in label:
+                (folder / "log.txt").write_text("error: no such luck\n")
+                super().__init__(config, folder / "nowhere")
+            else:
+                super().__init__(config, folder)
+
+    monkeypatch.setattr("lfpo.compare.grid.start", Failing)
+    monkeypatch.setattr("lfpo.compare.command.write_figures", lambda run: [])  # seconds; the grid above draws them
+    config = small(tmp_path)
+    with pytest.raises(UserError, match=r"1 cells failed .* rejection / lr 0.0001 / seed 101: error: no such luck"):
+        run_compare(config, lambda _: None)
+    text = (tmp_path / "README.md").read_text()
+    assert "main/choice / rejection / lr 0.0001 / seed 101: error: no such luck" in text
+    assert "1 of 2 seeds" in text
+    assert len(json.loads((tmp_path / "results.json").read_text())["cells"]) == 3
 
 
-def test_cells_of_other_settings_are_never_reused(tmp_path: Path):
-    cell = Cell("choice", "lfpo", 1e-4, 0)
-    assert prepare(small(tmp_path), cell)
-    with pytest.raises(UserError, match="other settings"):
-        prepare(small(tmp_path, objectives={**OTHER, "lfpo": {"name": "lfpo", "timesteps": 3}}), cell)
-    with pytest.raises(UserError, match="other settings"):
-        prepare(small(tmp_path, curve_problems=3), cell)
-    assert prepare(small(tmp_path), cell)
+def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
+    said: list[str] = []
+    arms = {
+        "main": Arm(["choice"], ["lfpo", "rejection"], seeds=2),
+        "again": Arm(["choice"], ["lfpo"], seeds=1, choice="main/choice"),  # cells that main has already
+        "more": Arm(["choice"], ["lfpo"], seeds=1, choice="main/choice", overrides={"prompts_per_iteration": 4}),
+    }
+    config = small(tmp_path / "c", arms=arms, learning_rates=[1e-5, 1e-4], dry_run=True)
+    assert run_compare(config, said.append) is None
+    assert not (tmp_path / "c").exists()
+    rows = {line.rsplit(maxsplit=4)[0]: line.split()[-4:] for line in said}
+    assert rows["main, base"][0] == "1" and "again, base" not in rows
+    assert rows["main, tuning"][:2] == ["4", "4"]
+    assert rows["main, evaluation"][0] == "4" and "again, evaluation" not in rows
+    assert rows["more, evaluation"][0] == "1"
+    assert rows["all"][0] == "10"
+
+
+def test_keys_depend_on_what_decides_the_numbers(tmp_path: Path):
+    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 100)
+    settings = cell_config(config, cell)
+
+    def key(fingerprint: str = "a", of: Cell = cell, **changes: Any) -> str:
+        return cell_key(config, dataclasses.replace(settings, **changes), of, fingerprint)
+
+    assert key() == key(threads=2, save_steps=7, update_tokens=99, output_dir="elsewhere")
+    others = [key("b"), key(learning_rate=2e-4), key(max_steps=2), key(average_decay=0.5), key(seed=3)]
+    others.append(key(of=dataclasses.replace(cell, tuning=True)))
+    assert len({key(), *others}) == 7
+    assert key() == key(objective={"name": "lfpo", "timesteps": 1, "num_iterations": 1})  # a default
+    assert key() != key(objective={"name": "lfpo", "timesteps": 2})
+    base = Cell("main", "choice", "base", 0.0, 0)
+    assert key(of=base) == key(of=base, max_steps=9, learning_rate=1.0) != key()  # training does not matter to it
+
+
+def test_the_fingerprint_follows_what_the_code_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from lfpo.objectives.lfpo import LFPO
+
+    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 100)
+    settings = cell_config(config, cell)
+
+    def fingerprint(**changes: Any) -> str:
+        changed = dataclasses.replace(settings, **changes)
+        return Grid(config, Store(tmp_path / "none"), print).probes.of(changed, cell).fingerprint
+
+    before = fingerprint()
+    assert before == fingerprint(seed=5, learning_rate=3e-4)  # these are in the key
+    loss = LFPO.loss
+
+    def doubled(self: LFPO, predictions: Any, signal: torch.Tensor) -> Any:
+        value, measures = loss(self, predictions, signal)
+        return 2 * value, measures
+
+    monkeypatch.setattr(LFPO, "loss", doubled)
+    assert fingerprint() != before
+
+
+def test_the_store_keeps_cells_and_refuses_what_it_cannot_read(tmp_path: Path):
+    store = Store(tmp_path / "new/cells.json.gz")
+    store.add("b", {"x": 1})
+    store.add("a", {"y": [0.5]})
+    assert Store(store.path).results == {"a": {"y": [0.5]}, "b": {"x": 1}}
+    first = store.path.read_bytes()
+    other = Store(tmp_path / "other.gz")
+    other.add("a", {"y": [0.5]})
+    other.add("b", {"x": 1})
+    assert other.path.read_bytes() == first  # no time, no order
+    store.path.write_bytes(first[:-9])
+    with pytest.raises(UserError, match=r"cells\.json\.gz: not readable"):
+        Store(store.path)
+    assert pack([True, False, False, True, True]) == "98"
+    assert unpack("98", 5) == [1, 0, 0, 1, 1]
 
 
 def test_cells_differ_in_objective_rate_and_seed_only(tmp_path: Path):
     config = small(tmp_path)
-    one = cell_config(config, Cell("choice", "lfpo", 1e-4, 0))
-    other = cell_config(config, Cell("choice", "rejection", 3e-4, 1))
-    differing = {k for k, v in vars(one).items() if v != getattr(other, k)}
-    assert differing == {"objective", "learning_rate", "seed", "output_dir"}
+    one = cell_config(config, Cell("main", "choice", "lfpo", 1e-4, 100, '{"timesteps": 3}'))
+    other = cell_config(config, Cell("main", "choice", "rejection", 3e-4, 101))
+    assert {k for k, v in vars(one).items() if v != getattr(other, k)} == {"objective", "learning_rate", "seed"}
+    assert one.objective == {"name": "lfpo", "timesteps": 3}
+    assert cell_config(config, Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True)).eval_steps == 0
 
 
-def test_labels_from_the_command_line():
-    values = {"objectives": {"a": {"name": "lfpo", "beta": 2.0}, "b": {"name": "spg"}}, "ablation": ["a", "b"]}
+def test_labels_and_arms_from_the_command_line():
+    values: dict[str, Any] = {
+        "objectives": {"a": {"name": "lfpo", "beta": 2.0}, "b": {"name": "spg"}},
+        "arms": {
+            "x": {"recipes": ["choice"], "objectives": ["a", "b"]},
+            "y": {"recipes": ["words"], "objectives": ["b"]},
+        },
+        "trials": {"a": [{}], "b": [{}]},
+        "rate_of": {"b": "a"},
+        "target": "b",
+    }
     picked = pick_objectives(values, "a, agrpo")
     assert picked["objectives"] == {"a": {"name": "lfpo", "beta": 2.0}, "agrpo": {"name": "agrpo"}}
-    assert picked["ablation"] == ["a"]
+    assert picked["arms"]["x"]["objectives"] == ["a", "agrpo"] and picked["arms"]["y"]["objectives"] == ["agrpo"]
+    assert (picked["target"], picked["trials"], picked["rate_of"], picked["first"]) == (None, {"a": [{}]}, {}, "a")
     with pytest.raises(UserError, match="agrpo"):
         pick_objectives(values, "agrp")
     assert pick_objectives({}, "own:Mine")["objectives"] == {"own:Mine": {"name": "own:Mine"}}
     with pytest.raises(UserError, match="label"):
         pick_objectives({"objectives": ["lfpo"]}, "lfpo")
-    assert pick_objectives({**values, "target": "a"}, "b")["target"] is None
+    values["arms"]["y"]["choice"] = "x/choice"
+    values["arms"]["z"] = {}
+    assert list(pick_arms(values, "y")["arms"]) == ["x", "y"]
+    with pytest.raises(UserError, match="--only: unknown arm 'w'"):
+        pick_arms(values, "y,w")
+
+
+ARM: dict[str, Any] = {"recipes": ["choice"], "objectives": ["lfpo"]}
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objectives": {"a": {"beta": 1.0}}, "ablation": [], "target": None}, "no 'name'"),
-        ({"objectives": {"base": {"name": "lfpo"}}, "ablation": [], "target": None}, "must not be 'base'"),
-        ({"target": "agrpo"}, "'target' 'agrpo'"),
-        ({"ablation": ["spg"]}, "'ablation' names 'spg'"),
-        ({"recipes": ["a/x.yaml", "b/x.yaml"]}, "different file names"),
+        ({"objectives": {"lfpo": {"beta": 1.0}}}, "no 'name'"),
+        ({"objectives": {"base": {"name": "lfpo"}}}, "must not be 'base'"),
+        ({"target": "agrpo"}, "'target' names 'agrpo'"),
+        ({"first": "agrpo"}, "'first' names 'agrpo'"),
+        ({"arms": {"x": Arm(["choice"], ["lfpq"])}}, "arm 'x' names 'lfpq'.*did you mean 'lfpo'"),
+        ({"gradients": ["mian"]}, "'gradients' names 'mian'"),
+        ({"evaluation_seeds": [1, 2]}, "seed 1 is both"),
+        ({"arms": {"x": Arm(**ARM, seeds=3)}}, "arm 'x': 3 seeds, and there are 2"),
+        ({"arms": {"x": Arm(**ARM, seeds=1, choice="y/choice")}}, "must be ARM/RECIPE"),
+        ({"trials": {"lfpo": [{}], "rejection": []}}, "same number .* 1 for lfpo, 0 for rejection"),
+        ({"thresholds": [1.5]}, "'thresholds'"),
         ({"learning_rates": [1e-4, 0.0001]}, "one or more different values"),
         ({"learning_rates": []}, "one or more different values"),
     ],
@@ -142,32 +284,105 @@ def test_labels_from_the_command_line():
 def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
     with pytest.raises(ValueError, match=said):
         small(tmp_path, **changes)
+    with pytest.raises(ValueError, match="different file names"):
+        Arm(["a/x.yaml", "b/x.yaml"], ["lfpo"])
 
 
 def test_cells_are_checked_before_any_runs(tmp_path: Path):
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("data_file: x.jsonl\neval_samplers: {sampled: {}}\n")
+    recipe.write_text("data_file: x.jsonl\neval_samplers: {threshold: {}}\n")
     with pytest.raises(UserError, match="has no 'task'"):
-        check(small(tmp_path, recipes=[str(recipe)]))
-    config = small(tmp_path, objectives={**OTHER, "lfpo": {"name": "agrpo"}})
+        check(small(tmp_path, arms={"x": Arm([str(recipe)], ["lfpo"], seeds=1)}))
+    with pytest.raises(UserError, match="timesteps"):
+        check(small(tmp_path, trials={"lfpo": [{"timesteps": 0}]}))
+    config = small(tmp_path, objectives={"lfpo": {"name": "agrpo"}, "rejection": {"name": "rejection"}})
     config.overrides["sampler"] = {"temperature": 0.0, "remasking": "random"}
     with pytest.raises(UserError, match="above 0"):
         check(config)
 
 
-def test_inference_samplers_are_checked_too(tmp_path: Path):
-    with pytest.raises(UserError, match="'greedy' is both an eval sampler and an inference sampler"):
-        check(small(tmp_path, inference_samplers={"greedy": {}}))
-    with pytest.raises(UserError, match=r"inference_samplers\.mine"):
-        check(small(tmp_path, inference_samplers={"mine": {"no_such_key": 1}}))
-
-
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    arguments = ["compare", "compare", "--output_dir", str(tmp_path), "--recipes", "[choice]"]
+    arguments = ["compare", "compare", "--output_dir", str(tmp_path), "--dry_run"]
     assert main([*arguments, "--overrides.max_step", "3"]) == 2
     assert "max_steps" in capsys.readouterr().err
-    assert main([*arguments, "--objectives", "lfpo", "--seeds", "0"]) == 2
-    assert "seeds 0 must be at least 1" in capsys.readouterr().err
+    assert main([*arguments, "--objectives", "lfpo", "--problems", "0"]) == 2
+    assert "problems 0 must be at least 1" in capsys.readouterr().err
+    assert main([*arguments, "--only", "ful"]) == 2
+    assert "unknown arm 'ful'" in capsys.readouterr().err
+
+
+def at(nfe: float, accuracy: float) -> dict[str, float]:
+    return {"nfe": nfe, "accuracy": accuracy}
+
+
+def test_the_area_under_a_frontier_by_hand():
+    # In log2 forwards from 0 to 4: nothing up to 1, from 0.5 to 1 up to 2, then 1. (0 + 0.75 + 2) / 4.
+    assert frontier_area([at(4, 1.0), at(2, 0.5)], 16) == pytest.approx(2.75 / 4)
+    # A point that costs more and is worse changes nothing, and neither does one at the same cost that is worse.
+    assert frontier_area([at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)], 16) == pytest.approx(2.75 / 4)
+    assert frontier_area([at(1, 1.0)], 16) == 1.0
+    assert frontier_area([at(16, 1.0)], 16) == 0.0  # right, but never before all forwards are spent
+
+
+CURVE = [
+    {"flops": 0.0, "rollouts": 0.0, "accuracy": 0.2},
+    {"flops": 10.0, "rollouts": 64.0, "accuracy": 0.4},
+    {"flops": 30.0, "rollouts": 128.0, "accuracy": 0.8},
+    {"flops": 40.0, "rollouts": 192.0, "accuracy": 0.6},
+]
+
+
+def test_endpoints_of_a_curve_by_hand():
+    assert best_level(CURVE) == 0.8
+    assert accuracy_at(CURVE, "flops", 20.0) == pytest.approx(0.6)
+    assert accuracy_at(CURVE, "rollouts", 64.0) == pytest.approx(0.4)
+    assert accuracy_at(CURVE, "flops", 99.0) == 0.6
+    # 10 * 0.3 + 20 * 0.6 over 30; and half of the way: 10 * 0.3 + 10 * 0.5 over 20.
+    assert area_under_curve(CURVE, 30.0) == pytest.approx(15 / 30)
+    assert area_under_curve(CURVE, 20.0) == pytest.approx(8 / 20)
+    assert budgets([CURVE, CURVE[:3]]) == {"flops": 30.0, "rollouts": 128.0}
+    assert cost_of_level(CURVE, 0.6, "flops") == pytest.approx(20.0)
+    assert cost_of_level(CURVE, 0.9, "flops") is None
+    assert cost_of_level(CURVE, 0.1, "flops") == 0.0  # it is there from the start
+    assert not collapsed(CURVE) and collapsed([*CURVE, {"flops": 50.0, "rollouts": 256.0, "accuracy": 0.1}])
+    assert rate_sensitivity([0.5, 0.9, 0.7]) == pytest.approx(0.2)
+
+
+def test_interquartile_means_and_improvement_by_hand():
+    assert interquartile_mean([9.0, 1.0, 2.0, 3.0, 100.0, 0.0, 4.0, 5.0]) == 3.5  # 2, 3, 4, 5
+    assert interquartile_mean([1.0, 5.0, 3.0]) == 3.0  # nothing is cut from three
+    assert iqm([[0.0, 1.0], [2.0, 9.0]]) == 1.5
+    assert probability_of_improvement([[1.0, 3.0]], [[2.0, 3.0]]) == pytest.approx((0 + 0 + 1 + 0.5) / 4)
+    assert probability_of_improvement([[1.0], [0.0]], [[0.0], [1.0]]) == 0.5
+    found = profile([[0.2, 0.8], [0.6]], [0.5, 0.9])
+    assert [e.mean for e in found] == pytest.approx([(0.5 + 1.0) / 2, 0.0])
+    assert (found[0].low, found[0].high) == pytest.approx((0.5, 1.0))  # the two seeds drawn: both low, or both high
+
+
+def test_the_bootstrap_is_stratified():
+    # Seeds of a task are drawn from that task, so tasks that are far apart add no spread.
+    same = bootstrap(iqm, [[0.0] * 4, [1.0] * 4])
+    assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
+    apart = bootstrap(iqm, [[0.0, 1.0]])
+    assert (apart.mean, apart.low, apart.high) == (0.5, 0.0, 1.0)
+    sure = bootstrap(probability_of_improvement, [[2.0, 3.0]], [[0.0, 1.0]])
+    assert (sure.mean, sure.low, sure.high) == (1.0, 1.0, 1.0)
+
+
+def test_paired_differences_and_what_they_can_see():
+    difference, seen = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
+    assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
+    assert seen == pytest.approx((4.303 + 1.061) / 3**0.5, rel=1e-3)  # quantiles of t with two degrees of freedom
+    # Many pairs: (1.96 + 0.84) / sqrt(n), with a deviation of 1.
+    many = [1.0, -1.0] * 5000
+    assert detectable(many) == pytest.approx(2.802 / 100, rel=1e-3)
+    assert math.isnan(detectable([1.0]))
+
+
+def test_the_best_trial_has_the_best_mean():
+    trials = [Trial("s", "a", 1e-4, "{}", (0.5, 0.7)), Trial("s", "a", 2e-4, "{}", (0.9, 0.2))]
+    assert best_trial(trials) is trials[0]
+    assert best_trial([]) is None
 
 
 def test_intervals_of_means_over_seeds_and_problems():
@@ -193,13 +408,6 @@ def test_the_interval_of_a_few_seeds_is_students():
     eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
-
-
-def test_where_a_curve_crosses_a_level():
-    curve = [{"seconds": 0.0, "greedy": 0.2}, {"seconds": 10.0, "greedy": 0.4}, {"seconds": 20.0, "greedy": 0.8}]
-    assert cost_of_level(curve, 0.6, "seconds", "greedy") == pytest.approx(15.0)
-    assert cost_of_level(curve, 0.9, "seconds", "greedy") is None
-    assert cost_of_level(curve, 0.1, "seconds", "greedy") == 0.0  # it is there from the start
 
 
 def test_best_is_bold_and_second_underlined():

@@ -11,8 +11,10 @@ import pytest
 from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import TASKS, Task, expression, get_task, sudoku
+from lfpo.prompts.tasks import LENGTHS, TASKS, Task, expression, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
+from lfpo.prompts.tasks.successor import successor_task
+from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.rewards.sudoku import is_grid
 from lfpo.train.sft import _tokenizer_corpus
@@ -244,3 +246,40 @@ def test_special_tokens_survive_saving(tmp_path: Path) -> None:
     again = load_tokenizer(tmp_path)
     for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
         assert getattr(again, name) == getattr(tokenizer(), name)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_successors_fill_their_length_and_fail_from_one_item_on(name: str) -> None:
+    task, embedded = get_task(name), load_tokenizer("embedded")
+    items = task.gen_length // 4
+    assert name == f"successor{task.gen_length}"
+    rng, right, first_wrong = python_rng("test", name), 0, set()
+    for index in range(200):
+        row = task.row("train" if index % 2 else "test", index)
+        text = task.demonstrate(row, rng, task.right_share)
+        assert len(embedded(text)["input_ids"]) == task.gen_length  # type: ignore[operator]
+        digits = [(int(text[4 * i + 2]) - int(row["digits"][i])) % 10 for i in range(items)]
+        assert [text[4 * i + 1] for i in range(items)] == list(row["digits"])
+        wrong = digits.index(9) if 9 in digits else items
+        assert digits == [1] * wrong + [9] * (items - wrong)  # once wrong, it stays wrong
+        assert task.correct(text, row) == (wrong == items)
+        right += wrong == items
+        first_wrong.add(wrong)
+    assert 0.3 < right / 200 < 0.5
+    assert 0 in first_wrong or items > 8  # it may begin anywhere
+    assert in_test_split(name, task.solution_key(task.row("test", 0)))
+
+
+def test_a_length_that_is_no_whole_number_of_items_is_refused() -> None:
+    assert task_texts(4) == ("a0\n", "a01;")
+    for length in (6, 0, 132):
+        with pytest.raises(ValueError, match=f"gen_length {length} must be a multiple of 4"):
+            successor_task(length)
+
+
+def task_texts(length: int) -> tuple[str, str]:
+    """The prompt and right answer of a successor problem whose digits are all 0."""
+    row = {"digits": "0" * (length // 4)}
+    task = successor_task(length)
+    prompt = next(r for r in (task.sample(random.Random(s)) for s in range(1000)) if r["digits"] == row["digits"])
+    return prompt["prompt"], task.demonstrate(row, random.Random(0), 1.0)

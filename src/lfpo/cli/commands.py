@@ -99,7 +99,7 @@ def lm_eval(rest: list[str]) -> None:
 
 
 def compare(rest: list[str]) -> None:
-    from lfpo.compare.settings import CompareConfig, pick_objectives
+    from lfpo.compare.settings import CompareConfig, pick_arms, pick_objectives
 
     if {"-h", "--help"} & set(rest):
         print(describe(CompareConfig, "compare", takes_file=True))
@@ -108,6 +108,8 @@ def compare(rest: list[str]) -> None:
     overrides = parse_overrides(rest)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
+    if "only" in overrides:
+        values = pick_arms(values, overrides.pop("only"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
     from lfpo.compare.command import run_compare
 

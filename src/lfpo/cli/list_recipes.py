@@ -61,7 +61,8 @@ def row(name: str) -> tuple[str, str, str, str]:
     values = load_yaml(name)
     needs = re.search(r"^# Needs: (.*)\.$", (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert needs is not None, name
-    tasks = values.get("tasks") or values.get("recipes") or [values["task"]]
+    of_arms = [recipe for arm in values.get("arms", {}).values() for recipe in arm["recipes"]]
+    tasks = values.get("tasks") or list(dict.fromkeys(of_arms)) or [values["task"]]
     return (
         name.rpartition("/")[2],
         _model(values),

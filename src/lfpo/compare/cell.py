@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from lfpo.base.config import build, load_yaml
-from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
+from lfpo.compare.settings import frontier_sampler
+from lfpo.compare.store import pack
 from lfpo.eval.evaluate import EvalResult, evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -30,13 +31,14 @@ VALIDATION_SEED = 7919
 
 def main(folder: Path) -> None:
     """Run the cell described by `folder/cell.json` and `folder/config.yaml`."""
+    started = time.process_time()
     cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
+    curve_sampler = cell["curve_sampler"]
     if cell["train"]:
         from lfpo.train.rl import LFPOTrainer
 
-        sampler = {cell["sampler"]: config.eval_samplers[cell["sampler"]]}
-        during = dataclasses.replace(config, eval_samplers=sampler, eval_size=cell["curve_problems"])
+        during = dataclasses.replace(config, eval_samplers={curve_sampler: config.eval_samplers[curve_sampler]})
         trainer = LFPOTrainer(args=during)
         trainer.train(resume=(Path(config.output_dir) / "config.yaml").exists())
         model, tokenizer = trainer.model, trainer.tokenizer
@@ -45,31 +47,45 @@ def main(folder: Path) -> None:
         torch.set_num_threads(config.threads or torch.get_num_threads())
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
-    result = {**cell, "curve": curve(metrics), **measure(model, tokenizer, config)}
-    result["validation_accuracy"] = validate(model, tokenizer, config, cell)
-    result |= {"environment": describe_environment(), "versions": versions()}
-    replace_file(folder / "result.json", json.dumps(result, indent=1) + "\n")
-
-
-def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig) -> dict[str, Any]:
-    """Held-out results under every eval sampler, problem by problem, and straightness."""
-    task = _task(config)
-    few = task.test_rows(config.eval_size)[:STRAIGHT_PROBLEMS]
-    greedy = SamplerConfig(block_length=config.sampler.block_length)
-    trajectory = _evaluate(model, tokenizer, config, greedy, few).trajectory
-    return {
-        "task": task.name,
-        "eval": {name: under_sampler(model, tokenizer, config, s) for name, s in config.eval_samplers.items()},
-        "straightness": straightness(model, trajectory, update_tokens=config.update_tokens),
+    trained_in = time.process_time() - started
+    result = {
+        "task": _task(config).name,
+        "forwards": _task(config).gen_length,
+        "curve": curve(metrics, curve_sampler, config),
+        "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
+        **measure(model, tokenizer, config, cell),
+        "training_seconds": round(trained_in, 1),
+        "seconds": round(time.process_time() - started, 1),
     }
+    replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def under_sampler(
-    model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, sampler: SamplerConfig
-) -> dict[str, Any]:
-    """Held-out results under one sampler, problem by problem. Raises UserError when a verdict is missing."""
-    rows = _task(config).test_rows(config.eval_size)
-    result = _evaluate(model, tokenizer, config, sampler, rows, seed=config.seed)
+def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> dict[str, Any]:
+    """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers and
+    straightness."""
+    task, sampler = _task(config), config.eval_samplers[cell["curve_sampler"]]
+    if cell["tuning"]:
+        rows: Sequence[Row] = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
+    else:
+        rows = task.test_rows(cell["problems"])
+
+    def under(one: SamplerConfig) -> dict[str, Any]:
+        return summary(_evaluate(model, tokenizer, config, one, rows, seed=config.seed), config)
+
+    found: dict[str, Any] = {
+        "problems": len(rows),
+        "frontier": [{"threshold": t, **under(frontier_sampler(sampler, t))} for t in cell["thresholds"]],
+    }
+    if not cell["tuning"]:
+        found["eval"] = {name: under(one) for name, one in config.eval_samplers.items()}
+        greedy = SamplerConfig(block_length=config.sampler.block_length)
+        trajectory = _evaluate(model, tokenizer, config, greedy, rows[:STRAIGHT_PROBLEMS]).trajectory
+        found["straightness"] = straightness(model, trajectory, update_tokens=config.update_tokens)
+    return found
+
+
+def summary(result: EvalResult, config: LFPOConfig) -> dict[str, Any]:
+    """An evaluation as the store keeps it. Raises UserError when a verdict is missing."""
     if result.not_judged:
         raise UserError(
             f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
@@ -77,17 +93,23 @@ def under_sampler(
         )
     return {
         "accuracy": result.accuracy,
-        "correct": [int(c is True) for c in result.correct],
-        "steps": result.trajectory.scheduled_steps.tolist(),
-        "nfe": result.trajectory.nfe.tolist(),
-        "seconds": result.seconds_per_problem,
+        "nfe": round(result.mean_nfe, 4),
+        "steps": round(result.mean_steps, 4),
+        "correct": pack([c is True for c in result.correct]),
     }
 
 
-def validate(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> float:
-    """Accuracy under the comparison's main sampler on training problems drawn with another seed."""
-    rows = [_task(config).row("train", i, seed=VALIDATION_SEED) for i in range(cell["validation"])]
-    return _evaluate(model, tokenizer, config, config.eval_samplers[cell["sampler"]], rows).accuracy or 0.0
+def curve(metrics: list[dict[str, Any]], sampler: str, config: LFPOConfig) -> list[dict[str, float]]:
+    """Each evaluation during training, with the training seconds, FLOPs and rollouts up to that step."""
+    points, seconds, flops, rollouts = [], 0.0, 0.0, 0.0
+    for m in metrics:
+        seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
+        if m["step"]:
+            rollouts += (config.prompts_per_iteration + m.get("refilled", 0.0)) * config.num_generations
+        if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
+            at = {"step": m["step"], "seconds": round(seconds, 2), "flops": flops, "rollouts": rollouts}
+            points.append({**at, "accuracy": accuracy})
+    return points
 
 
 def _task(config: LFPOConfig) -> Task | DataTask:
@@ -108,22 +130,9 @@ def _evaluate(
     return evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=seed, rollout_tokens=tokens)
 
 
-def curve(metrics: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Accuracy of each evaluation during training, with the training seconds and FLOPs up to that step."""
-    points, seconds, flops = [], 0.0, 0.0
-    for m in metrics:
-        seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
-        scores = {k.split("/")[1]: v for k, v in m.items() if k.startswith("eval/") and k.endswith("/accuracy")}
-        if scores:
-            points.append({"step": m["step"], "seconds": seconds, "flops": flops, **scores})
-    return points
-
-
 if __name__ == "__main__":
-    started = time.time()
     try:
         main(Path(sys.argv[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    print(f"done in {time.time() - started:.0f} s")

@@ -1,144 +1,156 @@
-"""`lfpo compare`: runs the grid, then writes tables (Markdown, LaTeX, JSON) and figures (SVG, PNG)."""
+"""`lfpo compare`: runs the grid, then writes tables (Markdown, LaTeX, JSON), figures and a page."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import build, to_dict, yaml_text
+from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
-from lfpo.compare import figures, tables
+from lfpo.base.files import replace_file
+from lfpo.compare import tables
+from lfpo.compare.dry_run import dry_run
 from lfpo.compare.gradients import gradient_quality
-from lfpo.compare.grid import run_grid
-from lfpo.compare.inference import add_inference, inference_samplers
-from lfpo.compare.results import Results, load_results
-from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, recipe_name
+from lfpo.compare.grid import Grid
+from lfpo.compare.results import Results, load_results, profiles
+from lfpo.compare.settings import Cell, CompareConfig, cell_config, recipe_name
+from lfpo.compare.store import Store, unpack
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
+from lfpo.report.figures import write_figures
 from lfpo.runs.directory import Run
-from lfpo.train.config import LFPOConfig
 
 
-def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path:
-    """Run the missing cells of the grid; write tables, figures and report. Returns the path of the Markdown page."""
+def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
+    """Run the missing cells of the grid; write tables, figures and report. Returns the path of the Markdown page, or
+    None after a dry run.
+
+    Raises UserError at the end where cells failed; tables and figures say what is missing.
+    """
     check(config)
-    rates = run_grid(config, report)
-    results = load_results(config, rates)
-    add_inference(results, report)
     root = Path(config.output_dir)
-    for recipe in config.recipes:
-        results.gradients[recipe] = cached_gradients(config, recipe, root)
-    for recipe in config.recipes:
-        figures.convergence(results, recipe, config.sampler, root / f"convergence-{recipe_name(recipe)}")
-        figures.straightness(results, recipe, root / f"straightness-{recipe_name(recipe)}")
+    grid = Grid(config, Store(Path(config.store).expanduser() if config.store else root / "cells.json.gz"), report)
+    if config.dry_run:
+        grid.trials = grid.read_trials()
+        dry_run(grid, report)
+        return None
+    grid.run()
+    results = load_results(grid)
+    for setting in [s for s in results.cells if s.partition("/")[0] in config.gradients]:
+        results.gradients[setting] = stored_gradients(grid, *setting.split("/", 1))
+    page = write_results(results, root)
+    report(f"wrote {page}\nwrote {write_report(Run(root))}")
+    if grid.failed:
+        label, why = next(iter(grid.failed.items()))
+        raise UserError(
+            f"{len(grid.failed)} cells failed and are missing from the tables, the first {label}: {why}; the same "
+            "command runs them again"
+        )
+    return page
+
+
+def write_results(results: Results, root: Path) -> Path:
+    """Write README.md, tables.tex, results.json and figures; returns the path of README.md."""
     made = all_tables(results)
-    page = root / "README.md"
-    replace_file(page, markdown_page(results, made))
+    root.mkdir(parents=True, exist_ok=True)
     replace_file(root / "tables.tex", "\n".join(tables.latex(t) for t in made))
     replace_file(root / "results.json", json.dumps(as_json(results, made)) + "\n")
-    report(f"wrote {page}\nwrote {write_report(Run(root))}")
+    figures = write_figures(Run(root))
+    page = root / "README.md"
+    replace_file(page, markdown_page(results, made, [p for p in figures if p.suffix == ".svg"]))
     return page
 
 
 def check(config: CompareConfig) -> None:
     """Check the settings of every cell before any of them runs. Raises UserError."""
-    samplers = {}
-    for recipe in config.recipes:
-        for label in config.objectives:
-            cell = Cell(recipe, label, config.learning_rates[0], 0)
-            settings = cell_config(config, cell)
-            if settings.task is None:
-                raise UserError(f"recipe {recipe}: has no 'task', whose verifier a comparison needs")
-            samplers[recipe] = list(settings.eval_samplers)
-            taken = set(settings.eval_samplers) & set(inference_samplers(config, recipe))
-            if taken:
-                raise UserError(
-                    f"recipe {recipe}: {sorted(taken)[0]!r} is both an eval sampler and an inference sampler"
-                )
-            objective = make_objective(settings.objective)
-            try:
-                blocks = trained_block_length(settings.model)
-                sampler = settings.sampler.for_length(get_task(settings.task).gen_length, blocks)
-            except ValueError as error:
-                raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
-            check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
-    if len({tuple(sorted(names)) for names in samplers.values()}) > 1:
-        raise UserError(f"lfpo compare: the recipes must have the same names of eval_samplers, found {samplers}")
+    for name, arm in config.arms.items():
+        for recipe in arm.recipes:
+            for label in arm.objectives:
+                for knobs in [{}, *config.trials.get(label, [])]:
+                    cell = Cell(name, recipe, label, config.learning_rates[0], 0, json.dumps(knobs))
+                    settings = cell_config(config, cell)
+                    objective = make_objective(settings.objective)
+                    try:
+                        blocks = trained_block_length(settings.model)
+                        sampler = settings.sampler.for_length(get_task(settings.task or "").gen_length, blocks)
+                    except ValueError as error:
+                        raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
+                    check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
 
 
-def cached_gradients(config: CompareConfig, recipe: str, root: Path) -> list[dict[str, Any]]:
-    """Gradient noise on one recipe, read from its file when settings and objectives are the same."""
-    file = root / f"gradients-{recipe_name(recipe)}.json"
-    settings = cell_config(config, Cell(recipe, next(iter(config.objectives)), config.learning_rates[0], 0))
-    question = json.loads(json.dumps({"settings": to_dict(settings), "objectives": config.objectives}))
-    if file.exists():
-        stored = read_json(file)
-        asked = stored["question"]
-        # Built again, so that a key that is newer than the file counts as its default.
-        same = settings == build(LFPOConfig, asked["settings"], str(file))
-        if same and asked["objectives"] == question["objectives"]:
-            return stored["rows"]
-    rows = gradient_quality(settings, config.objectives)
-    replace_file(file, json.dumps({"question": question, "rows": rows}, indent=1) + "\n")
-    return rows
+def stored_gradients(grid: Grid, arm: str, recipe: str) -> list[dict[str, Any]]:
+    """Gradient noise in one setting, from the store where settings, objectives and code are the same."""
+    config = grid.config
+    path = next(r for r in config.arms[arm].recipes if recipe_name(r) == recipe)
+    labels = config.arms[arm].objectives
+    cells = [Cell(arm, path, label, config.learning_rates[0], 0) for label in labels]
+    key = "gradients-" + hashlib.sha256("".join(grid.key(cell) for cell in cells).encode()).hexdigest()[:16]
+    if key not in grid.store.results:
+        settings = cell_config(config, cells[0])
+        rows = gradient_quality(settings, {label: config.objectives[label] for label in labels})
+        grid.store.add(key, {"gradients": rows})
+    return grid.store.results[key]["gradients"]
 
 
 def all_tables(results: Results) -> list[tables.Table]:
-    config = results.config
-    samplers = [config.sampler]
-    samplers += [s for s in next(iter(results.bases.values()))["eval"] if s != config.sampler]
-    # The ablation's first label, the whole method, is also in the main tables.
-    main = [label for label in config.objectives if label not in config.ablation[1:]]
-    made = [tables.accuracy_table(results, main, s, f"Accuracy, sampler `{s}`") for s in samplers]
-    for recipe in config.recipes:
-        made += [tables.steps_table(results, main, recipe, s) for s in samplers[1:]]
-    if config.ablation:
-        title = f"Ablation of LFPO's branches, sampler `{config.sampler}`"
-        made.append(tables.accuracy_table(results, config.ablation, config.sampler, title))
-    made += [t for r in config.recipes if (t := tables.reach_table(results, r, config.sampler)) is not None]
-    return made + [tables.gradient_table(results, r) for r in config.recipes]
+    made: list[tables.Table | None] = [tables.against_table(results, arm) for arm in results.config.arms]
+    for setting in results.cells:
+        made += [tables.endpoints_table(results, setting), tables.reach_table(results, setting)]
+    made += [tables.trials_table(results, setting) for setting in results.cells]
+    made += [tables.gradient_table(results, setting) for setting in results.gradients]
+    return [table for table in made if table is not None]
 
 
-def markdown_page(results: Results, made: list[tables.Table]) -> str:
+def markdown_page(results: Results, made: list[tables.Table], figures: list[Path]) -> str:
     config = results.config
     lines = ["# Comparison of objectives", ""]
     lines += [f"{describe_environment()}; {', '.join(f'{k} {v}' for k, v in versions().items())}.", ""]
+    if results.missing:
+        lines += ["Missing, and in no number below:", ""]
+        lines += [*(f"- {label}: {why}" for label, why in results.missing.items()), ""]
     lines += [tables.markdown(t) for t in made]
-    for recipe in config.recipes:
-        lines += [f"### Figures: {recipe}", "", f"![convergence](convergence-{recipe_name(recipe)}.svg)", ""]
-        lines += [f"![straightness](straightness-{recipe_name(recipe)}.svg)", ""]
-    lines += ["### Where the numbers come from", ""]
-    lines += ["| task | objective | learning rate | knobs | runs |", "| --- | --- | ---: | --- | --- |"]
-    for recipe in config.recipes:
-        lines.append(f"| {recipe} | {BASE} | | | `{_relative(results.bases[recipe], config)}` |")
-        for label, settings in config.objectives.items():
-            rate = results.rates[recipe, label]
-            knobs = ", ".join(f"{k} {v}" for k, v in settings.items() if k != "name")
-            runs = f"`{Path(_relative(results.cells[recipe, label][0], config)).parent}/seed-*`"
-            lines.append(f"| {recipe} | {label} | {rate:g} | {knobs} | {runs} |")
+    lines += ["### Figures", "", *(f"![{p.stem}](figures/{p.name})" for p in figures)]
     lines += ["", "### Settings", "", "Run by `lfpo compare` with these:", "", "```yaml"]
     return "\n".join([*lines, yaml_text(to_dict(config)).rstrip(), "```", ""])
 
 
-def _relative(result: dict[str, Any], config: CompareConfig) -> str:
-    return str(Path(result["folder"]).relative_to(config.output_dir))
-
-
 def as_json(results: Results, made: list[tables.Table]) -> dict[str, Any]:
-    """The tables as data, and the result and folder of every cell they are made from."""
+    """The tables as data, and the cells that they are made from, as `lfpo report` reads them."""
+    config = results.config
     return {
         "tables": [asdict(table) for table in made],
         "gradients": results.gradients,
-        "bases": results.bases,
-        "cells": [cell for cells in results.cells.values() for cell in cells],
+        "trials": [{**asdict(t), "mean": t.mean} for t in results.trials],
+        "profiles": {arm: found for arm in config.arms if (found := profiles(results, arm))},
+        "missing": results.missing,
+        "bases": {setting: _plain(base, config.curve_sampler) for setting, base in results.bases.items()},
+        "cells": [
+            _plain(cell, config.curve_sampler)
+            for labels in results.cells.values()
+            for seeds in labels.values()
+            for cell in seeds
+        ],
         "environment": describe_environment(),
         "versions": versions(),
     }
+
+
+def _plain(cell: dict[str, Any], sampler: str) -> dict[str, Any]:
+    """A cell's result with verdicts problem by problem."""
+    n = cell["problems"]
+    found = {
+        name: {**e, "correct": unpack(e["correct"], n), "nfe": [e["nfe"]], "steps": [e["steps"]]}
+        for name, e in cell["eval"].items()
+    }
+    curve = [{**p, sampler: p["accuracy"]} for p in cell["curve"]]
+    frontier = [{k: v for k, v in p.items() if k != "correct"} for p in cell["frontier"]]
+    more = {"recipe": cell["setting"], "sampler": sampler, "curve_problems": n}
+    return {**cell, **more, "eval": found, "curve": curve, "frontier": frontier}

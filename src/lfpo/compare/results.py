@@ -2,87 +2,115 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from lfpo.compare.grid import read_result
-from lfpo.compare.settings import BASE, Cell, CompareConfig
-from lfpo.eval.estimates import Estimate, average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.compare.endpoints import PRIMARY, best_level, budgets, cost_of_level, endpoints, frontier_area
+from lfpo.compare.grid import Grid, Trial, bases
+from lfpo.compare.settings import CompareConfig
+from lfpo.compare.statistics import profile
+from lfpo.eval.estimates import over_seeds
 
 
 @dataclass
 class Results:
-    """cells[recipe, objective]: results at the chosen learning rate, one a seed. bases[recipe]: the untrained model."""
+    """cells[setting][label]: finished cells, by seed; each has its `endpoints`. A setting is ARM/RECIPE.
+
+    bases[setting]: the untrained model, if its cell finished. missing: label of a cell -> why it has no result.
+    gradients[setting]: rows of gradient noise.
+    """
 
     config: CompareConfig
+    cells: dict[str, dict[str, list[dict[str, Any]]]]
     bases: dict[str, dict[str, Any]]
-    cells: dict[tuple[str, str], list[dict[str, Any]]]
-    rates: dict[tuple[str, str], float]
-    gradients: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    trials: list[Trial]
+    missing: dict[str, str]
+    gradients: dict[str, list[dict[str, Any]]]
+
+    def seeds(self, setting: str) -> int:
+        """How many seeds each objective has in a setting, if nothing is missing."""
+        return self.config.arms[setting.partition("/")[0]].seeds
 
 
-def load_results(config: CompareConfig, rates: dict[tuple[str, str], float]) -> Results:
-    """Read the results of all cells at the rates that run_grid chose."""
-    bases = {r: read_result(config, Cell(r, BASE, 0.0, 0)) for r in config.recipes}
-    cells = {
-        (r, o): [read_result(config, Cell(r, o, rate, seed)) for seed in range(config.seeds)]
-        for (r, o), rate in rates.items()
+def load_results(grid: Grid) -> Results:
+    """Read all finished cells of a grid that has run."""
+    cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    missing = dict(grid.failed)
+    for name, arm in grid.config.arms.items():
+        for recipe in arm.recipes:
+            for label in arm.objectives:
+                if grid.choice(name, recipe, label) is None:
+                    missing[f"{name} / {recipe} / {label}"] = "no trial of its tuning finished"
+    for cell in grid.evaluations():
+        result = grid.result(cell)
+        labels = cells.setdefault(cell.setting, {label: [] for label in grid.config.arms[cell.arm].objectives})
+        if result is None:
+            missing.setdefault(cell.label, "was not run")
+        else:
+            labels[cell.objective].append(result)
+    for labels in cells.values():
+        found = [c for seeds in labels.values() for c in seeds]
+        for c in found:
+            c["endpoints"] = endpoints(c, budgets([c["curve"] for c in found]))
+    base = {cell.setting: r for cell in bases(grid.config) if (r := grid.result(cell)) is not None}
+    return Results(grid.config, cells, base, grid.trials, missing, {})
+
+
+def scores(results: Results, settings: list[str], label: str, endpoint: str = PRIMARY) -> list[list[float]]:
+    """An endpoint of an objective: settings, then seeds. A setting in which it has no cell is left out."""
+    found = [results.cells[s].get(label, []) for s in settings if s in results.cells]
+    return [[c["endpoints"][endpoint] for c in seeds] for seeds in found if seeds]
+
+
+def pairs(results: Results, settings: list[str], a: str, b: str) -> tuple[list[list[float]], list[list[float]]]:
+    """The primary endpoint of two objectives on the seeds that both have, setting by setting."""
+    first, second = [], []
+    for setting in settings:
+        values = [
+            {c["seed"]: c["endpoints"][PRIMARY] for c in results.cells.get(setting, {}).get(o, [])} for o in (a, b)
+        ]
+        if common := [seed for seed in values[0] if seed in values[1]]:
+            first.append([values[0][seed] for seed in common])
+            second.append([values[1][seed] for seed in common])
+    return first, second
+
+
+def profiles(results: Results, arm: str) -> dict[str, Any]:
+    """Performance profiles of an arm's objectives over its tasks, from a point below all runs to one above."""
+    settings = [s for s in results.cells if s.partition("/")[0] == arm]
+    found = {
+        label: found for label in results.config.arms[arm].objectives if (found := scores(results, settings, label))
     }
-    return Results(config, bases, cells, rates)
-
-
-def accuracy(results: Results, recipe: str, objective: str, sampler: str) -> tuple[Estimate, Estimate]:
-    """Accuracy, and its difference from the base, over seeds and problems."""
-    values = [c["eval"][sampler]["correct"] for c in results.cells[recipe, objective]]
-    base = results.bases[recipe]["eval"][sampler]["correct"]
-    return over_seeds_and_problems(values), over_seeds_and_problems(values, base)
-
-
-def average(results: Results, objective: str, sampler: str) -> Estimate:
-    """Accuracy averaged over the tasks."""
-    return average_over_tasks(
-        [[c["eval"][sampler]["correct"] for c in results.cells[r, objective]] for r in results.config.recipes]
-    )
-
-
-def quantity(results: Results, recipe: str, objective: str, sampler: str, name: str) -> tuple[Estimate, float]:
-    """Steps or NFE a problem, and the relative change of their mean against the base."""
-    values = [c["eval"][sampler][name] for c in results.cells[recipe, objective]]
-    base = results.bases[recipe]["eval"][sampler][name]
-    estimate = over_seeds_and_problems(values)
-    return estimate, estimate.mean / (sum(base) / len(base)) - 1
-
-
-def reach(results: Results, recipe: str, axis: str, sampler: str) -> dict[str, dict[str, Any]]:
-    """For each objective, the cost (axis "seconds" or "flops") at which each seed first reaches the target's level.
-
-    The level is the best mean accuracy over seeds on the target's curve. Costs are interpolated between evaluations;
-    None stands for a seed that never reaches the level. "ratio" is the Estimate of the target's cost over the
-    objective's, paired by seed. It is None unless every seed of both reaches the level, since a mean over the other
-    seeds would favour an unreliable objective. Without a target the result is empty.
-    """
-    target = results.config.target
-    if target is None:
+    every = [x for tasks in found.values() for seeds in tasks for x in seeds]
+    if not every:
         return {}
-    curves = {o: [c["curve"] for c in results.cells[recipe, o]] for o in results.config.objectives}
-    steps = range(len(curves[target][0]))
-    level = max(sum(c[i][sampler] for c in curves[target]) / len(curves[target]) for i in steps)
-    costs = {o: [cost_of_level(c, level, axis, sampler) for c in cs] for o, cs in curves.items()}
+    low, high = min(every) - 0.01, max(every) + 0.01
+    levels = [low + (high - low) * i / 80 for i in range(81)]
+    return {"levels": levels, **{label: [asdict(e) for e in profile(tasks, levels)] for label, tasks in found.items()}}
+
+
+def base_area(base: dict[str, Any]) -> float:
+    """The area under the frontier of an untrained model."""
+    return frontier_area(base["frontier"], base["forwards"])
+
+
+def reach(results: Results, setting: str) -> dict[str, dict[str, Any]]:
+    """For each objective of a setting, the FLOPs at which each seed first reaches the target's level.
+
+    The level is the mean over seeds of the target's best. Costs are interpolated between evaluations; None stands for a
+    seed that never reaches it. "ratio" is the Estimate of the objective's cost over the target's, paired by seed; None
+    unless every seed of both reaches the level, since a mean over the other seeds would favour an unreliable objective.
+    Empty without a target.
+    """
+    target, labels = results.config.target, results.cells[setting]
+    if target is None or not labels.get(target):
+        return {}
+    level = sum(best_level(c["curve"]) for c in labels[target]) / len(labels[target])
+    costs = {o: {c["seed"]: cost_of_level(c["curve"], level, "flops") for c in cs} for o, cs in labels.items() if cs}
     table = {}
-    for objective, found in costs.items():
-        pairs = [(a, b) for a, b in zip(found, costs[target], strict=True) if a and b is not None]
-        ratio = over_seeds([b / a for a, b in pairs]) if len(pairs) == len(found) else None
-        table[objective] = {"level": level, "costs": found, "ratio": ratio}
+    for label, found in costs.items():
+        both = [(cost, costs[target].get(seed)) for seed, cost in found.items()]
+        full = [cost / other for cost, other in both if cost is not None and other]
+        ratio = over_seeds(full) if len(full) == len(found) else None
+        table[label] = {"level": level, "costs": list(found.values()), "ratio": ratio}
     return table
-
-
-def cost_of_level(curve: list[dict[str, float]], level: float, axis: str, sampler: str) -> float | None:
-    """The cost at which a curve first reaches a level (that of its first point if it starts there); None if never."""
-    if curve[0][sampler] >= level:
-        return curve[0][axis]
-    for before, after in itertools.pairwise(curve):
-        if after[sampler] >= level > before[sampler]:
-            share = (level - before[sampler]) / (after[sampler] - before[sampler])
-            return before[axis] + share * (after[axis] - before[axis])
-    return None

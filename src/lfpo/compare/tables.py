@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from lfpo.compare.results import Results, accuracy, average, quantity, reach
+from lfpo.compare.endpoints import PRIMARY, rate_sensitivity
+from lfpo.compare.grid import Trial
+from lfpo.compare.results import Results, base_area, pairs, reach, scores
+from lfpo.compare.statistics import bootstrap, iqm, paired, probability_of_improvement
 from lfpo.eval.estimates import Estimate
+
+ENDPOINTS = {PRIMARY: "frontier", "best": "best", "area": "area"}
+ENDPOINTS |= {"flops": "equal FLOPs", "rollouts": "equal rollouts"}
+ENDPOINTS_CAPTION = (
+    "In %. Frontier: area under accuracy over forwards, thresholds swept. Of the learning curve: its best, its area "
+    "over FLOPs, and accuracy at equal FLOPs and at equal rollouts. Interquartile means over seeds; small print: 95 % "
+    "intervals of a stratified bootstrap; best bold, second underlined. Collapsed: runs that end below their start."
+)
 
 
 @dataclass(frozen=True)
@@ -32,81 +43,115 @@ class Table:
 Scored = tuple[float | None, str, str]
 
 
-def accuracy_table(results: Results, labels: Sequence[str], sampler: str, title: str) -> Table:
-    """Accuracy per task and on average, with the improvement over the base in parentheses (the paper's Tables 1, 2)."""
-    recipes = results.config.recipes
-    columns = [_accuracy_column(results, labels, recipe, sampler) for recipe in recipes]
-    base = [b["eval"][sampler]["accuracy"] for b in results.bases.values()]
-    header = ["objective", *recipes]
-    if len(recipes) > 1:
-        means = [average(results, label, sampler) for label in labels]
-        columns.append([(e.mean, f"{100 * e.mean:.1f}", _interval(e, 1, 100)) for e in means])
-        base.append(sum(base) / len(base))
-        header.append("average")
-    rows = [[Entry("base"), *(Entry(f"{100 * b:.1f}") for b in base)], *_ranked_rows(labels, columns)]
-    return Table(title, header, rows, f"Accuracy in %, {_protocol(results)}; best bold, second underlined.")
-
-
-def steps_table(results: Results, labels: Sequence[str], recipe: str, sampler: str) -> Table:
-    """Steps, NFE, accuracy and seconds a problem at one sampler, with the change against the base (Table 3)."""
-    base = results.bases[recipe]["eval"][sampler]
-    columns = [_accuracy_column(results, labels, recipe, sampler)]
-    first = [Entry("base"), Entry(f"{100 * base['accuracy']:.1f}")]
-    for name in ("steps", "nfe"):
-        found = [quantity(results, recipe, label, sampler, name) for label in labels]
-        columns.append([(-e.mean, f"{e.mean:.2f} ({100 * change:+.0f} %)", _interval(e, 2)) for e, change in found])
-        first.append(Entry(f"{sum(base[name]) / len(base[name]):.2f}"))
-    cells = [results.cells[recipe, label] for label in labels]
-    seconds = [sum(c["eval"][sampler]["seconds"] for c in seeds) / len(seeds) for seeds in cells]
-    columns.append([(None, f"{1000 * x:.1f} ({100 * (x / base['seconds'] - 1):+.0f} %)", "") for x in seconds])
-    first.append(Entry(f"{1000 * base['seconds']:.1f}"))
+def endpoints_table(results: Results, setting: str) -> Table:
+    """Every endpoint of every objective in one setting, with the untrained model above."""
+    labels = list(results.cells[setting])
+    columns = [[_estimate(results, setting, label, name) for label in labels] for name in ENDPOINTS]
+    columns.append([_collapses(results, setting, label) for label in labels])
+    columns.append([_flops(results, setting, label) for label in labels])
+    rows = _ranked_rows(labels, columns)
+    if base := results.bases.get(setting):
+        at_start = base["eval"][results.config.curve_sampler]["accuracy"]
+        first = [Entry("base"), Entry(_percent(base_area(base))), Entry(_percent(at_start))]
+        rows = [first + [Entry("")] * (len(columns) - 2), *rows]
+    note = results.config.arms[setting.partition("/")[0]].note
     return Table(
-        f"Inference on {recipe}, sampler `{sampler}`",
-        ["objective", "accuracy", "scheduled steps", "NFE", "ms a problem"],
-        [first, *_ranked_rows(labels, columns)],
-        f"{_protocol(results)}; change against the base in parentheses. "
-        "Other cells ran at the same time, so times are only indicative.",
-    )
-
-
-def reach_table(results: Results, recipe: str, sampler: str) -> Table | None:
-    """Cost of reaching the best level of the target objective, in time and in FLOPs. None without a target."""
-    by_time = reach(results, recipe, "seconds", sampler)
-    by_flops = reach(results, recipe, "flops", sampler)
-    if not by_time:
-        return None
-    rows = [
-        [Entry(label), *_cost_and_ratio(by_time[label], 1.0), *_cost_and_ratio(by_flops[label], 1e12)]
-        for label in by_time
-    ]
-    level = next(iter(by_time.values()))["level"]
-    target = results.config.target
-    return Table(
-        f"Reaching the level of {target} on {recipe}",
-        ["objective", "seconds", "time ratio", "TFLOPs", "FLOP ratio"],
+        f"Endpoints, {setting}",
+        ["objective", *ENDPOINTS.values(), "collapsed", "TFLOPs"],
         rows,
-        f"Level: {100 * level:.1f} % ({sampler}), the best mean over seeds on {target}'s curve, a maximum of noisy "
-        f"means over {results.config.curve_problems} problems. Costs are means over the seeds that reach it. Ratio: "
-        f"{target}'s cost over the objective's, paired by seed, with 95 % t-interval, only where all seeds reach the "
-        "level. Other cells ran at the same time, so times are only indicative.",
+        " ".join(filter(None, [note, ENDPOINTS_CAPTION])),
     )
 
 
-def _cost_and_ratio(reached: dict[str, Any], unit: float) -> list[Entry]:
-    """Two cells from one objective's entry of `reach`: mean cost, and the target's cost over it."""
-    costs = [c for c in reached["costs"] if c is not None]
-    seeds = len(reached["costs"])
-    cost = Entry(
-        f"{sum(costs) / len(costs) / unit:.1f}" if costs else "never",
-        f"{len(costs)} of {seeds} seeds" if len(costs) < seeds else "",
+def against_table(results: Results, arm: str) -> Table | None:
+    """The first objective against each other one over all tasks of an arm. None if it has no pair of finished cells."""
+    config, settings = results.config, [s for s in results.cells if s.partition("/")[0] == arm]
+    first, rows = config.first, []
+    for label in config.arms[arm].objectives:
+        a, b = pairs(results, settings, first, label)
+        if label == first or not a:
+            continue
+        better = bootstrap(probability_of_improvement, a, b)
+        difference, seen = paired(a, b)
+        rows.append(
+            [
+                Entry(label),
+                Entry(f"{better.mean:.2f}", _interval(better, 2)),
+                Entry(f"{100 * difference.mean:+.1f}", _interval(difference, 1, 100)),
+                Entry("-" if math.isnan(seen) else f"{100 * seen:.1f}"),
+                Entry(str(sum(map(len, a)))),
+            ]
+        )
+    if not rows:
+        return None
+    return Table(
+        f"{first} against the others, {arm}",
+        ["objective", f"P({first} better)", "difference", "detectable", "pairs"],
+        rows,
+        "Area under the frontier. P: probability that a run has the larger area, mean over tasks. Difference: mean "
+        "over runs of equal task and seed, in points, with Student's t interval. Detectable: the true difference that "
+        "so many pairs find with probability 0.8 (two-sided, 5 %).",
     )
-    ratio = reached["ratio"]
-    if ratio is None:
-        return [cost, Entry("-")]
-    return [cost, Entry(f"{ratio.mean:.2f}", "" if math.isnan(ratio.low) else _interval(ratio, 1))]
 
 
-def gradient_table(results: Results, recipe: str) -> Table:
+def trials_table(results: Results, setting: str) -> Table | None:
+    """All trials of a setting's tuning, and how sensitive each objective is to the rate. None if it was not tuned."""
+    trials = [t for t in results.trials if t.setting == setting]
+    if not trials:
+        return None
+    config, rows, widest = results.config, [], 0
+    for label in dict.fromkeys(t.objective for t in trials):
+        own = [t for t in trials if t.objective == label]
+        best = max(own, key=lambda t: t.mean)
+        rates = [t.mean for t in own if t.knobs == "{}"]
+        entries = [Entry(_percent(t.mean), _trial_note(t, len(config.tuning_seeds)), int(t is best)) for t in own]
+        widest = max(widest, len(entries))
+        rows.append([Entry(label), Entry(f"{100 * rate_sensitivity(rates):.1f}"), *entries])
+    rows = [row + [Entry("missing")] * (2 + widest - len(row)) for row in rows]
+    return Table(
+        f"All trials, {setting}",
+        ["objective", "rate sensitivity", *(f"trial {i + 1}" for i in range(widest))],
+        rows,
+        f"Mean area under the frontier in % on {config.validation} validation problems, seeds "
+        f"{', '.join(map(str, config.tuning_seeds))}; the chosen trial bold. Rate sensitivity: the best rate's mean "
+        "minus the mean over all rates, in points.",
+    )
+
+
+def _trial_note(trial: Trial, seeds: int) -> str:
+    knobs = "".join(f", {k} {v}" for k, v in json.loads(trial.knobs).items())
+    fewer = f", {len(trial.scores)} of {seeds} seeds" if len(trial.scores) < seeds else ""
+    return f"lr {trial.learning_rate:g}{knobs}{fewer}"
+
+
+def reach_table(results: Results, setting: str) -> Table | None:
+    """FLOPs to the best level of the target objective. None without a target."""
+    found = reach(results, setting)
+    if not found:
+        return None
+    rows = []
+    for label, reached in found.items():
+        costs = [c for c in reached["costs"] if c is not None]
+        cost = f"{sum(costs) / len(costs) / 1e12:.2f}" if costs else "never"
+        ratio = reached["ratio"]
+        rows.append(
+            [
+                Entry(label),
+                Entry(cost, f"{len(costs)} of {len(reached['costs'])} seeds"),
+                Entry("-" if ratio is None else f"{ratio.mean:.2f}", "" if ratio is None else _interval(ratio, 2)),
+            ]
+        )
+    target, level = results.config.target, next(iter(found.values()))["level"]
+    return Table(
+        f"Reaching the level of {target}, {setting}",
+        ["objective", "TFLOPs", f"over {target}'s"],
+        rows,
+        f"Level: {_percent(level)} %, the mean over seeds of {target}'s best. FLOPs: mean over seeds that reach it. "
+        f"Last column: over {target}'s, by seed, only where all seeds of both reach it.",
+    )
+
+
+def gradient_table(results: Results, setting: str) -> Table:
     """Noise of the gradient from the objective's own random choices, on fixed rollouts."""
     rows = [
         [
@@ -115,10 +160,10 @@ def gradient_table(results: Results, recipe: str) -> Table:
             Entry(f"{g['flops'] / 1e12:.4f}"),
             Entry("-" if g["noise"] is None else f"{g['noise'] * g['flops'] / 1e12:.4f}"),
         ]
-        for g in results.gradients[recipe]
+        for g in results.gradients[setting]
     ]
     return Table(
-        f"Gradient noise on {recipe}",
+        f"Gradient noise, {setting}",
         ["objective", "noise", "TFLOPs a gradient", "noise x TFLOPs"],
         rows,
         "noise: E|g - E g|^2 / |E g|^2 over the objective's own draws (masks, timesteps), rollouts of the base fixed; "
@@ -126,12 +171,27 @@ def gradient_table(results: Results, recipe: str) -> Table:
     )
 
 
-def _accuracy_column(results: Results, labels: Sequence[str], recipe: str, sampler: str) -> list[Scored]:
-    column: list[Scored] = []
-    for label in labels:
-        value, gain = accuracy(results, recipe, label, sampler)
-        column.append((value.mean, f"{100 * value.mean:.1f} ({100 * gain.mean:+.1f})", _interval(value, 1, 100)))
-    return column
+def _estimate(results: Results, setting: str, label: str, endpoint: str) -> Scored:
+    found = scores(results, [setting], label, endpoint)
+    if not found:
+        return None, "missing", ""
+    estimate = bootstrap(iqm, found)
+    fewer = f", {len(found[0])} of {results.seeds(setting)} seeds" if len(found[0]) < results.seeds(setting) else ""
+    return estimate.mean, _percent(estimate.mean), _interval(estimate, 1, 100) + fewer
+
+
+def _collapses(results: Results, setting: str, label: str) -> Scored:
+    found = [c["endpoints"]["collapsed"] for c in results.cells[setting][label]]
+    return None, f"{sum(found):.0f} of {len(found)}", ""
+
+
+def _flops(results: Results, setting: str, label: str) -> Scored:
+    found = [c["flops"] for c in results.cells[setting][label]]
+    return None, f"{sum(found) / len(found) / 1e12:.2f}" if found else "-", ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _interval(estimate: Estimate, digits: int, scale: float = 1.0) -> str:
@@ -155,17 +215,6 @@ def _ranks(scores: Sequence[float | None]) -> list[int]:
         return [0] * len(rounded)
     best = sorted({score for score in rounded if score is not None}, reverse=True)[:2]
     return [best.index(score) + 1 if score in best else 0 for score in rounded]
-
-
-def _protocol(results: Results) -> str:
-    config = results.config
-    n = {len(next(iter(b["eval"].values()))["correct"]) for b in results.bases.values()}
-    problems = " or ".join(str(x) for x in sorted(n))
-    return (
-        f"{config.seeds} seeds on {problems} held-out problems, 95 % bootstrap intervals over both (with so few seeds "
-        f"they are somewhat narrow), learning rates by accuracy ({config.sampler}) on {config.validation} "
-        "validation problems"
-    )
 
 
 def markdown(table: Table) -> str:

@@ -1,13 +1,14 @@
-"""Figures of a comparison: accuracy against training cost and against NFE, and the ablation."""
+"""Figures of a comparison: learning curves, frontiers, performance profiles, sensitivity to the rate, and length."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lfpo.base.files import read_json
-from lfpo.eval.estimates import over_seeds_and_problems
+from lfpo.eval.estimates import over_seeds
 from lfpo.report.comparison import TERA, by_objective
 from lfpo.report.simplex import draw_simplex
 from lfpo.report.style import COLOURS
@@ -15,24 +16,31 @@ from lfpo.report.style import COLOURS
 STRONG = 4  # objectives that stand out; the others are thin and grey
 GREY = "#9a9a9a"
 
+Groups = dict[str, list[dict[str, Any]]]
+
 
 def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
-    """(name, figure) for each figure of a folder of `lfpo compare`."""
+    """(name, figure) for each figure of a folder of `lfpo compare`. Those that need what its results lack are left out:
+    results of earlier versions have no frontiers, trials and profiles."""
     results = read_json(folder / "results.json")
-    for recipe in dict.fromkeys(c["recipe"] for c in results["cells"]):
-        groups = by_objective(results, recipe)
+    settings = list(dict.fromkeys(c["recipe"] for c in results["cells"]))
+    groups = {setting: by_objective(results, setting) for setting in settings}
+    for setting in settings:
+        name = setting.replace("/", "-").replace(" ", "-")
         sampler = results["cells"][0]["sampler"]
-        stem = Path(recipe).stem
-        yield f"convergence-{stem}", convergence(groups, sampler)
-        for name in results["bases"].get(recipe, {}).get("eval", {}):
-            yield f"steps-accuracy-{stem}-{name}", _objectives_by_steps(groups, results["bases"][recipe], name)
-        labels = [row[0]["text"] for t in results["tables"] if t["title"].startswith("Ablation") for row in t["rows"]]
-        if ablated := {label: groups[label] for label in dict.fromkeys(labels) if label in groups}:
-            yield f"ablation-{stem}", _ablation(ablated, results["bases"][recipe], sampler)
+        yield f"convergence-{name}", convergence(groups[setting], sampler)
+        if all("frontier" in c for cells in groups[setting].values() for c in cells):
+            yield f"frontiers-{name}", frontiers(groups[setting], results["bases"].get(setting), sampler)
+        if trials := [t for t in results.get("trials", []) if t["setting"] == setting and t["knobs"] == "{}"]:
+            yield f"rates-{name}", rates(trials)
+    for arm, found in results.get("profiles", {}).items():
+        yield f"profiles-{arm.replace(' ', '-')}", profiles(found)
+    if lengths := by_length(groups):
+        yield "length", length(lengths, results.get("gradients", {}))
     yield "simplex", draw_simplex()
 
 
-def standing_out(groups: dict[str, list[dict[str, Any]]], sampler: str) -> dict[str, str]:
+def standing_out(groups: Groups, sampler: str) -> dict[str, str]:
     """Colours of the objectives that stand out: the first one, and those of the best accuracy under a sampler."""
     first, *others = groups
     accuracy = {label: sum(c["eval"][sampler]["accuracy"] for c in cells) for label, cells in groups.items()}
@@ -40,13 +48,9 @@ def standing_out(groups: dict[str, list[dict[str, Any]]], sampler: str) -> dict[
     return dict(zip([first, *best], COLOURS, strict=False))
 
 
-def convergence(
-    groups: dict[str, list[dict[str, Any]]], sampler: str, level: tuple[float, str] | None = None, title: str = ""
-) -> Any:
+def convergence(groups: Groups, sampler: str) -> Any:
     """Mean accuracy over seeds against seconds and against TFLOPs, with a band from the lowest to the highest seed for
-    the objectives that stand out, and all names to the right.
-
-    groups: cells by objective. level: an accuracy to mark, and what it is.
+    the objectives that stand out, and all names to the right. groups: cells by objective.
     """
     from matplotlib import pyplot as plt
 
@@ -59,106 +63,169 @@ def convergence(
             points = list(zip(*(c["curve"] for c in cells), strict=False))
             x = [sum(p[key] for p in at) / len(at) / unit for at in points]
             ys = [[100 * p[sampler] for p in at] for at in points]
-            means = [sum(y) / len(y) for y in ys]
-            ends[label] = means[-1]
+            ends[label] = sum(ys[-1]) / len(ys[-1])
+            _banded(axis, x, ys, colours.get(label))
             if label in colours:
-                axis.plot(x, means, color=colours[label], lw=1.6, zorder=3)
                 lowest = min(lowest, *(min(y) for y in ys))
-                axis.fill_between(x, [min(y) for y in ys], [max(y) for y in ys], color=colours[label], alpha=0.1, lw=0)
-            else:
-                axis.plot(x, means, color=GREY, lw=0.8, alpha=0.6)
         axis.set_xlabel(text)
-        if level:
-            axis.axhline(100 * level[0], color="#666666", lw=0.8, ls=(0, (6, 3)))
-    if level:
-        axes[0].annotate(level[1], (0, 100 * level[0]), fontsize=8, color="#666666", va="bottom")
     axes[0].set_ylabel(f"held-out accuracy, {sampler} (%)")
     axes[0].set_ylim(bottom=max(axes[0].get_ylim()[0], lowest - 4))  # cut to what stands out
     name_lines(axes[1], ends, colours)
-    figure.suptitle(title)
     figure.tight_layout()
     return figure
+
+
+def frontiers(groups: Groups, base: dict[str, Any] | None, sampler: str) -> Any:
+    """Accuracy over forwards of greedy decoding, one point a threshold: means over seeds, with a band from the lowest
+    to the highest seed. Black and dotted: the untrained model."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.5, 3.8))
+    colours, ends = standing_out(groups, sampler), dict[str, float]()
+    for label, cells in groups.items():
+        points = list(zip(*(c["frontier"] for c in cells), strict=True))
+        ys = [[100 * p["accuracy"] for p in at] for at in points]
+        _banded(axis, [sum(p["nfe"] for p in at) / len(at) for at in points], ys, colours.get(label), marker="o")
+        ends[label] = sum(ys[-1]) / len(ys[-1])
+    if base is not None and "frontier" in base:
+        y = [100 * p["accuracy"] for p in base["frontier"]]
+        axis.plot([p["nfe"] for p in base["frontier"]], y, "o:", ms=3, lw=1.2, color="#000000")
+        ends["base"], colours = y[-1], {**colours, "base": "#000000"}
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.set(xlabel="forwards a completion (NFE)", ylabel="held-out accuracy (%)")
+    name_lines(axis, ends, colours)
+    figure.tight_layout()
+    return figure
+
+
+def profiles(found: dict[str, Any]) -> Any:
+    """Performance profiles: the share of runs, over all tasks of an arm, whose area under the frontier is above a
+    level, with 95 % bands. found: `levels`, and label -> an estimate at each level."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.5, 3.8))
+    levels = [100 * level for level in found["levels"]]
+    lines = {label: at for label, at in found.items() if label != "levels"}
+    colours = [COLOURS[i] if i < len(COLOURS) else GREY for i in range(len(lines))]
+    for i, ((label, at), colour) in enumerate(zip(lines.items(), colours, strict=True)):
+        mean, low, high = ([100 * e[k] for e in at] for k in ("mean", "low", "high"))
+        axis.plot(levels, mean, color=colour, lw=1.6)
+        axis.fill_between(levels, low, high, color=colour, alpha=0.1, lw=0)
+        # Where a line passes a height of its own, so that the names do not meet.
+        height = 90 - 80 * (i + 0.5) / len(lines)
+        place = next((n for n, share in enumerate(mean) if share <= height), len(levels) - 1)
+        where: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8, "weight": "bold"}
+        where["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+        axis.annotate(label, (levels[place], height), color=colour, **where)
+    axis.set(xlabel="area under the frontier (%)", ylabel="runs above (%)")
+    figure.tight_layout()
+    return figure
+
+
+def rates(trials: list[dict[str, Any]]) -> Any:
+    """Area under the frontier on validation problems over the learning rate: means over the tuning seeds, with a band
+    from the lowest to the highest."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.5, 3.8))
+    labels = list(dict.fromkeys(t["objective"] for t in trials))
+    colours = dict(zip(labels, COLOURS, strict=False))
+    ends = {}
+    for label in labels:
+        own = sorted((t for t in trials if t["objective"] == label), key=lambda t: t["learning_rate"])
+        ys = [[100 * score for score in t["scores"]] for t in own]
+        _banded(axis, [t["learning_rate"] for t in own], ys, colours.get(label), marker="o")
+        ends[label] = sum(ys[-1]) / len(ys[-1])
+    axis.set_xscale("log")
+    tried = sorted({t["learning_rate"] for t in trials})
+    axis.set_xticks(tried, [f"{rate:g}" for rate in tried])
+    axis.minorticks_off()
+    axis.set(xlabel="learning rate", ylabel="area under the frontier (%)")
+    name_lines(axis, ends, colours)
+    figure.tight_layout()
+    return figure
+
+
+def by_length(groups: dict[str, Groups]) -> dict[int, tuple[str, Groups]]:
+    """Completion length -> setting and its cells, for arms whose names differ by a number at their end, such as
+    "length 16" and "length 32". Empty unless there are two."""
+    found: dict[str, dict[int, tuple[str, Groups]]] = {}
+    for setting, cells in groups.items():
+        if match := re.fullmatch(r"(.*?)(\d+)(/.*)", setting):
+            found.setdefault(match[1] + match[3], {})[int(match[2])] = (setting, cells)
+    several = [lengths for lengths in found.values() if len(lengths) > 1]
+    return dict(sorted(several[0].items())) if several else {}
+
+
+def length(lengths: dict[int, tuple[str, Groups]], gradients: dict[str, list[dict[str, Any]]]) -> Any:
+    """Area under the frontier, with Student's t interval over seeds, and gradient noise for its cost, both over the
+    completion's length."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8))
+    labels = list(dict.fromkeys(label for _, groups in lengths.values() for label in groups))
+    colours = dict(zip(labels, COLOURS, strict=False))
+    ends, noise_ends = dict[str, float](), dict[str, float]()
+    for label in labels:
+        has = [(n, groups[label]) for n, (_, groups) in lengths.items() if groups.get(label)]
+        at = [over_seeds([100 * c["endpoints"]["frontier"] for c in cells]) for _, cells in has]
+        errors = [[e.mean - e.low for e in at], [e.high - e.mean for e in at]]
+        axes[0].errorbar(
+            [n for n, _ in has],
+            [e.mean for e in at],
+            yerr=errors,
+            fmt="o-",
+            ms=3,
+            lw=1.4,
+            capsize=2,
+            color=colours[label],
+        )
+        ends[label] = at[-1].mean
+        rows = {n: row for n, (s, _) in lengths.items() for row in gradients.get(s, []) if row["label"] == label}
+        noisy = [(n, row["noise"] * row["flops"] / TERA) for n, row in rows.items() if row["noise"] is not None]
+        if noisy:
+            axes[1].plot([n for n, _ in noisy], [y for _, y in noisy], "o-", ms=3, lw=1.4, color=colours[label])
+            noise_ends[label] = noisy[-1][1]
+    for axis in axes:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(lengths), [str(n) for n in lengths])
+        axis.set_xlabel("completion (tokens)")
+    axes[0].set_ylabel("area under the frontier (%)")
+    axes[1].set_ylabel("gradient noise x TFLOPs")
+    if noise_ends:
+        axes[1].set_yscale("log")
+    name_lines(axes[0], ends, colours)
+    name_lines(axes[1], noise_ends, colours)
+    figure.tight_layout()
+    return figure
+
+
+def _banded(axis: Any, x: list[float], ys: list[list[float]], colour: str | None, marker: str = "") -> None:
+    """A line of means, with a band from lowest to highest; thin and grey without a colour."""
+    means = [sum(y) / len(y) for y in ys]
+    if colour is None:
+        axis.plot(x, means, color=GREY, lw=0.8, alpha=0.6)
+        return
+    axis.plot(x, means, color=colour, lw=1.6, marker=marker, ms=3, zorder=3)
+    axis.fill_between(x, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.1, lw=0)
 
 
 def name_lines(axis: Any, ends: dict[str, float], colours: dict[str, str]) -> None:
     """Write the names of lines to the right of an axis at about the height of their ends, without overlap; the names of
     lines that end below the axis have their last value."""
-    low, high = axis.get_ylim()
-    gap, y = 0.062 * (high - low), high + 1.0
+    low = axis.get_ylim()[0]
+    to_axis = axis.transData + axis.transAxes.inverted()
+    gap, y = 0.062, 1.1
     for label in sorted(ends, key=lambda name: -ends[name]):
-        y = min(max(ends[label], low), y - gap)
-        bold = "bold" if label in colours else "normal"
+        y = min(float(to_axis.transform((axis.get_xlim()[1], max(ends[label], low)))[1]), y - gap)
         axis.annotate(
             label if ends[label] >= low else f"{label}, below: {ends[label]:.0f}",
             (1.02, y),
-            xycoords=("axes fraction", "data"),
+            xycoords="axes fraction",
             fontsize=8,
             color=colours.get(label, "#666666"),
-            weight=bold,
+            weight="bold" if label in colours else "normal",
             va="center",
             annotation_clip=False,
         )
-
-
-def straightness(groups: dict[str, list[dict[str, Any]]], base: list[float], sampler: str, title: str = "") -> Any:
-    """Share of masked positions whose argmax is already the final token, at each state; the legend has the means."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 4.4))
-    colours = standing_out(groups, sampler)
-    runs = {"base": [base]} | {label: [c["straightness"] for c in cells] for label, cells in groups.items()}
-    for label, rows in runs.items():
-        means = [100 * sum(values) / len(values) for values in zip(*rows, strict=False)]
-        colour = "#000000" if label == "base" else colours.get(label, GREY)
-        strong = label == "base" or label in colours
-        name = f"{label}, mean {sum(means) / len(means):.1f} %"
-        axis.plot(
-            means,
-            ":" if label == "base" else "-",
-            color=colour,
-            lw=1.6 if strong else 0.8,
-            alpha=1 if strong else 0.6,
-            label=name,
-        )
-    axis.set(xlabel="denoising state (greedy, one token a step)", ylabel="masked positions already right (%)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=7, frameon=False)
-    figure.suptitle(title)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    return figure
-
-
-def _objectives_by_steps(groups: dict[str, list[dict[str, Any]]], base: dict[str, Any], sampler: str) -> Any:
-    """Each objective's NFE and accuracy under one sampler, with 95 % intervals over seeds and problems."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5, 3.4))
-    for i, (label, cells) in enumerate({"base": [base], **groups}.items()):
-        found = over_seeds_and_problems([c["eval"][sampler]["correct"] for c in cells])
-        nfe = [sum(c["eval"][sampler]["nfe"]) / len(c["eval"][sampler]["nfe"]) for c in cells]
-        x, y = sum(nfe) / len(nfe), 100 * found.mean
-        colour = "#000000" if label == "base" else COLOURS[(i - 1) % len(COLOURS)]
-        spread = [[y - 100 * found.low], [100 * found.high - y]]
-        axis.errorbar(x, y, yerr=spread, fmt="s" if label == "base" else "o", ms=4, lw=1, color=colour)
-        axis.annotate(label, (x, y), (4, 3), textcoords="offset points", fontsize=7, color=colour)
-    axis.set(xlabel="forwards a completion (NFE)", ylabel=f"held-out accuracy, {sampler} (%)")
-    figure.tight_layout()
-    return figure
-
-
-def _ablation(groups: dict[str, list[dict[str, Any]]], base: dict[str, Any], sampler: str) -> Any:
-    """Accuracy of the whole method and of each ablation, with 95 % intervals over seeds and problems."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(4.2, 3))
-    for i, (label, cells) in enumerate({"base": [base], **groups}.items()):
-        found = over_seeds_and_problems([c["eval"][sampler]["correct"] for c in cells])
-        y = 100 * found.mean
-        spread = [[y - 100 * found.low], [100 * found.high - y]]
-        axis.bar(
-            i, y, yerr=spread, width=0.6, color="#999999" if label == "base" else COLOURS[0], alpha=0.85, capsize=3
-        )
-    axis.set_xticks(range(len(groups) + 1), ["base", *groups], rotation=15)
-    axis.set_ylabel(f"held-out accuracy, {sampler} (%)")
-    axis.grid(visible=False, axis="x")
-    figure.tight_layout()
-    return figure

@@ -17,6 +17,11 @@ TASKS: dict[str, str] = {
     "choice": "lfpo.prompts.tasks.choice:TASK",
 }
 
+# The same task in several lengths, for comparisons. The recipes successor-pretrain and successor make its base model.
+LENGTHS: dict[str, str] = {
+    f"successor{length}": f"lfpo.prompts.tasks.successor:LENGTH_{length}" for length in (16, 32, 64, 128)
+}
+
 # Data sets: read from files or the Hugging Face hub.
 BENCHMARKS: dict[str, str] = {
     "gsm8k": "lfpo.prompts.tasks.gsm8k:TASK",
@@ -48,7 +53,8 @@ def get_task(name: str) -> Task | DataTask:
     Raises UserError for an unknown name or a missing file.
     """
     base, at, where = name.partition("@")
-    task = gym_task(base) if base.startswith("reasoning_gym:") else resolve(base, {**TASKS, **BENCHMARKS}, kind="task")
+    known = {**TASKS, **LENGTHS, **BENCHMARKS}
+    task = gym_task(base) if base.startswith("reasoning_gym:") else resolve(base, known, kind="task")
     if not isinstance(task, Task | DataTask):
         raise UserError(f"task {name!r}: expected a Task or DataTask, found {type(task).__name__}")
     if not at:
@@ -58,4 +64,4 @@ def get_task(name: str) -> Task | DataTask:
     return task.at(where)
 
 
-__all__ = ["BENCHMARKS", "TASKS", "DataTask", "Row", "Task", "get_task"]
+__all__ = ["BENCHMARKS", "LENGTHS", "TASKS", "DataTask", "Row", "Task", "get_task"]

@@ -1,0 +1,61 @@
+"""Successors: labelled digits in the prompt; the completion repeats each and adds the digit after it. Its length is a
+knob: an item takes four tokens, and there are as many tasks as lengths.
+
+`a7b3` asks for `a78;b34;`. In a wrong demonstration one item and all after it have the digit before (`b32;`). The
+mistake may begin anywhere, so in every length right demonstrations are as frequent, and one decision among many spoils
+a completion.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+
+from lfpo.prompts.tasks.task import Row, Task
+
+LABELS = string.ascii_letters[:32]
+ITEM_TOKENS = 4  # label, digit, successor, semicolon
+
+
+def successor_task(gen_length: int) -> Task:
+    """The task whose completions have `gen_length` tokens, a multiple of 4 up to 128."""
+    items = gen_length // ITEM_TOKENS
+    if items * ITEM_TOKENS != gen_length or not 1 <= items <= len(LABELS):
+        raise ValueError(f"gen_length {gen_length} must be a multiple of 4, from 4 to {ITEM_TOKENS * len(LABELS)}")
+
+    def sample(rng: random.Random) -> Row:
+        """Random digits. Column `digits`: them as one string."""
+        digits = "".join(rng.choice(string.digits) for _ in range(items))
+        shown = "".join(label + digit for label, digit in zip(LABELS, digits, strict=False))
+        return {"prompt": f"{shown}\n", "digits": digits}
+
+    return Task(
+        name=f"successor{gen_length}",
+        sample=sample,
+        solution_key=lambda row: row["digits"],
+        correct=correct,
+        demonstrate=demonstrate,
+        right_share=0.4,
+        gen_length=gen_length,
+    )
+
+
+def _render(digits: str, right: int) -> str:
+    """The completion whose first `right` items are right."""
+    steps = [1] * right + [-1] * (len(digits) - right)
+    items = zip(LABELS, digits, steps, strict=False)
+    return "".join(f"{label}{digit}{(int(digit) + step) % 10};" for label, digit, step in items)
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The right answer, or one that is wrong from a random item on."""
+    digits = row["digits"]
+    return _render(digits, len(digits) if rng.random() < right_share else rng.randrange(len(digits)))
+
+
+def correct(completion: str, row: Row) -> bool:
+    """Whether the completion is the right answer and nothing else."""
+    return completion.strip() == _render(row["digits"], len(row["digits"]))
+
+
+LENGTH_16, LENGTH_32, LENGTH_64, LENGTH_128 = (successor_task(length) for length in (16, 32, 64, 128))
