@@ -257,7 +257,7 @@ def test_successors_fill_their_length_and_fail_from_one_item_on(name: str) -> No
     for index in range(200):
         row = task.row("train" if index % 2 else "test", index)
         text = task.demonstrate(row, rng, task.right_share)
-        assert len(embedded(text)["input_ids"]) == task.gen_length  # type: ignore[operator]
+        assert len(embedded(text)["input_ids"]) == task.gen_length
         digits = [(int(text[4 * i + 2]) - int(row["digits"][i])) % 10 for i in range(items)]
         assert [text[4 * i + 1] for i in range(items)] == list(row["digits"])
         wrong = digits.index(9) if 9 in digits else items
