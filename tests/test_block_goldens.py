@@ -1,4 +1,7 @@
-"""Sampler runs of the published codes, token for token and step for step (tests/golden_families.py)."""
+"""Sampler runs of the published codes, token for token and step for step (tests/golden_families.py).
+
+LLaDA2.1's runs edit tokens, which is refused (SamplerConfig.REFUSED).
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.rows import block_sizes
 from lfpo.rollout.trajectory import Trajectory
 
 SHOWN = 24  # most states that are printed
@@ -60,7 +61,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     sure = float(trajectory.confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
-        f"{length} of {sampler.gen_length} tokens, mean confidence {sure:.2f}",
+        f"{length} of {sum(block_sizes(len(ids[0]), sampler, model))} tokens, mean confidence {sure:.2f}",
         style="dim",
         highlight=False,
     )

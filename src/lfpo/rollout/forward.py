@@ -136,12 +136,8 @@ class BlockForward:
         return torch.cat(states)
 
     def _cut(self, lengths: Sequence[int]) -> list[slice]:
-        """Rows of these lengths in pieces: on a CPU as few as fit, on a GPU those that take the least time."""
-        if self.compiled:
-            return cheapest_pieces(tuple(lengths), self.piece_tokens, LENGTH_BUCKET)
-        if self.model.device.type == "cuda":
-            return cheapest_pieces(tuple(lengths), self.piece_tokens, 1)
-        return pieces(lengths, self.piece_tokens)
+        """Rows of these lengths in pieces."""
+        return cut(lengths, self.piece_tokens, self.model.device, self.compiled)
 
     def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor, cache: KeyValueCache | None = None) -> torch.Tensor:
         """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
@@ -317,6 +313,15 @@ def cheapest_pieces(lengths: tuple[int, ...], budget: int, step: int) -> list[sl
         slices.append(slice(best[end][1], end))
         end = best[end][1]
     return slices[::-1]
+
+
+def cut(lengths: Sequence[int], budget: int, device: torch.device, compiled: bool = False) -> list[slice]:
+    """Rows of these lengths in pieces: on a CPU as few as fit, on a GPU those that take the least time."""
+    if compiled:
+        return cheapest_pieces(tuple(lengths), budget, LENGTH_BUCKET)
+    if device.type == "cuda":
+        return cheapest_pieces(tuple(lengths), budget, 1)
+    return pieces(lengths, budget)
 
 
 def pieces(lengths: Sequence[int], budget: int) -> list[slice]:

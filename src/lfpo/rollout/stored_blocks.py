@@ -16,7 +16,7 @@ import torch
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair
 from lfpo.models.structure import Structure
-from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, held, pieces, run_window
+from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, cut, held, run_window
 from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
 from lfpo.rollout.sampler import SamplerConfig
 
@@ -136,7 +136,7 @@ class StoredBlocks:
         size, found = self.block_length, []
         prompts = [self.prompts[row_ids[i]] for i in places]
         offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
-        for piece in pieces([len(p) + size for p in prompts], self.piece_tokens) if places else []:
+        for piece in cut([len(p) + size for p in prompts], self.piece_tokens, self.model.device) if places else []:
             longest = max(len(p) for p in prompts[piece])
             begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
             index, cache = self._tensor(places[piece]), KeyValueCache()
