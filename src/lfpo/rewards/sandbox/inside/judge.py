@@ -8,7 +8,8 @@ import types
 
 from . import wire
 from .compare import refuse_broadcasting, same
-from .remote import Abandoned, Function, Link
+from .link import Link
+from .remote import Abandoned, Function
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
