@@ -46,12 +46,16 @@ def time_limits(knobs: Any, *names: str) -> None:
             raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")
 
 
+SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
+
+
 def check_model_name(name: str | Path) -> None:
-    """Raise UserError for a model that is neither "embedded", nor a folder, nor written like a hub id."""
+    """Raise UserError for a model that is not one of SHIPPED_MODELS, nor a folder, nor written like a hub id."""
     text, path = str(name), Path(name).expanduser()
-    if text == "embedded" or path.is_dir():
+    if text in SHIPPED_MODELS or path.is_dir():
         return
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
         raise UserError(
-            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, or 'embedded'"
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded' or "
+            "'embedded-block'"
         )

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
-from lfpo.base.checks import check_model_name
+from lfpo.base.checks import SHIPPED_MODELS, check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.dream import DREAM
@@ -43,7 +43,9 @@ FAMILIES: dict[str, Family] = {
     "sdar_moe": SDAR_MOE,
 }
 
-EMBEDDED = Path(__file__).parent / "embedded"
+# Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
+SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
+EMBEDDED = SHIPPED["embedded"]
 # Copied unread from a loaded checkpoint to a saved one, for other tools.
 _COMPANIONS = (
     "tokenizer*.json",
@@ -58,12 +60,12 @@ _COMPANIONS = (
 
 
 def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint: a folder, `embedded` (the package's own), or a hub id (downloaded once).
+    """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once).
 
     Raises UserError where there is no such folder or hub repository, or where it holds the model in `model/`.
     """
-    if str(name) == "embedded":
-        return EMBEDDED
+    if str(name) in SHIPPED:
+        return SHIPPED[str(name)]
     check_model_name(name)
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():

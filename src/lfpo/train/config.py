@@ -29,7 +29,8 @@ class LFPOConfig:
     """Configuration of RL training. Names are TRL's where TRL has the same thing.
 
     output_dir: the run directory.
-    model: checkpoint folder, hub id, or "embedded" (the package's own small model).
+    model: checkpoint folder, hub id, or one of the package's own small models: "embedded", and "embedded-block", which
+        attends block by block.
     task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs.
     reward_funcs: dotted paths of reward functions (`module.function`); without them the task's own reward is used.
     reward_weights: one weight a function; all 1 without it.

@@ -16,7 +16,7 @@ from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.loading import EMBEDDED, family_of
+from lfpo.models.loading import SHIPPED, family_of
 from lfpo.models.lora import factors, inject
 from lfpo.models.masked_lm import build_backbone
 
@@ -80,7 +80,7 @@ def model_config(name: str) -> dict[str, Any]:
     """
     if name in LAYOUTS or name in PUBLISHED:
         return LAYOUTS[PUBLISHED.get(name, name)]
-    folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    folder = SHIPPED.get(name, Path(name).expanduser())
     if folder.is_dir():
         return read_json(folder / "config.json")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -1,0 +1,64 @@
+"""The shipped block-diffusion model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lfpo.base.config import load_yaml
+from lfpo.base.files import read_json
+from lfpo.cli.command_line import main
+from lfpo.eval.evaluate import evaluate
+from lfpo.models import load_model, load_tokenizer
+from lfpo.models.loading import EMBEDDED, SHIPPED
+from lfpo.models.roles import CURRENT
+from lfpo.objectives import make_objective
+from lfpo.objectives.needs import views_of
+from lfpo.objectives.predictions import Predictions
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.tasks import get_task
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from test_distributed import metrics
+
+FOLDER = SHIPPED["embedded-block"]
+
+
+def test_it_is_the_embedded_model_with_the_blocks_that_its_recipe_says():
+    recipe = load_yaml("embedded-block")
+    assert read_json(FOLDER / "config.json") == {**read_json(EMBEDDED / "config.json"), "block_length": 8}
+    assert recipe["model"] == "embedded" and recipe["block_length"] == 8
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (FOLDER / name).read_bytes() == (EMBEDDED / name).read_bytes()
+    assert sum(f.stat().st_size for f in FOLDER.iterdir()) < 4e6
+
+
+@pytest.mark.parametrize("name", ["sudoku", "choice"])
+def test_it_is_flawed_but_not_hopeless(name: str):
+    task, model = get_task(name), load_model("embedded-block")
+    rows = [task.row("test", i) for i in range(40)]
+    sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length, model.block_length)
+    result = evaluate(model, load_tokenizer("embedded-block"), rows, task.correct_all, sampler)
+    assert result.accuracy is not None and 0.05 < result.accuracy < 0.85
+
+
+def test_its_rollouts_are_replayed_exactly():
+    task, model = get_task("sudoku"), load_model("embedded-block")
+    prompts = encode_rows([task.row("train", i) for i in range(3)], load_tokenizer("embedded-block"), model, 24)
+    t = rollout(model, prompts, SamplerConfig(temperature=1.0, gen_length=task.gen_length), [1, 2, 3])
+    views = views_of(make_objective({"name": "cj_grpo"}), t, torch.ones(3, dtype=torch.float64), [1, 2, 3], 0)
+    logp = Predictions(views, {CURRENT: model}).logp()
+    view, column = views.target.nonzero().unbind(-1)
+    torch.testing.assert_close(
+        logp, t.confidence[views.row[view], column - t.prompt_ids.shape[1]].log(), rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.long
+def test_a_run_of_the_demo_recipe(tmp_path: Path):
+    folder = tmp_path / "run"
+    given = ["--model", "embedded-block", "--max_steps", "1", "--eval_size", "4", "--output_dir", str(folder)]
+    assert main(["train", "demo", *given]) == 0
+    assert metrics(folder)[-1]["grad_norm"] > 0
