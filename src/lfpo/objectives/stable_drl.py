@@ -33,7 +33,8 @@ class StableDRL:
         speaks of an unconditional clip.
     shared_masks: E_old on the masks of E. As published (False) it has draws of its own, so v varies with the masks even
         where the policy has not changed.
-    beta, mix, num_masks, block_length, p_mask: as in `spg`. Tokens after the first EOS are masked and not scored.
+    beta, mix, num_masks, block_length, p_mask: as in `spg`. In a short prompt, p_mask hides what the
+        answer needs. Tokens after the first EOS are masked and not scored.
     Defaults are the authors'.
 
     The public code's softmax runs over the rows of one rank; here over all of the step, on all ranks.
