@@ -188,8 +188,9 @@ def test_experts_are_not_quantised(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_split_experts_train_as_whole_ones(tmp_path: Path) -> None:
-    folder = golden("lladamoe", tmp_path / "m")
+@pytest.mark.parametrize(("name", "changes"), [("lladamoe", {}), ("llada2_0", {"block_length": 8})])
+def test_split_experts_train_as_whole_ones(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = golden(name, tmp_path / "m", **changes)
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, trains_as_one, folder, 0, False, True, trajectory):
         assert rank.returncode == 0, rank.stderr

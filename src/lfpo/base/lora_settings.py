@@ -11,9 +11,9 @@ from lfpo.base.checks import at_least_one
 class LoraSettings:
     """r: rank. lora_alpha: an adapter is scaled by lora_alpha / r. Defaults are d1's.
 
-    target_modules: "all-linear" (every linear layer but the head); "as-published" (the layers that d1's list matches:
-    in LLaDA only q, k, v and up, because its output, gate and down projections have other names); or a list of names,
-    the family's own or transformers'.
+    target_modules: "all-linear" (every linear layer but the head; in a mixture of experts those of the attention);
+        "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output, gate and
+        down projections have other names); or a list of names, the family's own or transformers'.
 
     There is no dropout: with it, two forwards of the same policy would give different probabilities.
     """
