@@ -15,6 +15,7 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
+from lfpo.report.comparison import frontier
 from lfpo.report.counts import histogram, reveal_map, reward_histograms
 from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
@@ -253,6 +254,12 @@ def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     (tmp_path / "results.json").write_text('{"cells": []}')
     with pytest.raises(UserError, match=r"results\.json: lacks .*tables"):
         write_report(Run(tmp_path))
+
+
+def test_the_page_has_the_mean_of_each_point_of_a_frontier():
+    one, other = ([{"threshold": 0.5, "accuracy": a, "nfe": n}] for a, n in ((0.5, 2.0), (0.7, 3.0)))
+    assert frontier([one, other]) == {"threshold 0.5": {"accuracy": pytest.approx(0.6), "nfe": 2.5}}
+    assert frontier([[], []]) == {}
 
 
 def test_a_comparison_has_its_tables_with_ranks_and_means_over_seeds(tmp_path: Path):

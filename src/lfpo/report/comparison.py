@@ -49,7 +49,8 @@ def _recipe(results: dict[str, Any], name: str, sampler: str) -> dict[str, Any]:
 
 
 def _objective(label: str, cells: list[dict[str, Any]], sampler: str) -> dict[str, Any]:
-    """Means over an objective's seeds. final: accuracy and NFE of the table's evaluation, by sampler."""
+    """Means over an objective's seeds. final: accuracy and NFE of the table's evaluation, by sampler, and of the points
+    of the frontier."""
     evals = {name: [c["eval"][name] for c in cells] for name in cells[0]["eval"]}
     return {
         "label": label,
@@ -61,7 +62,16 @@ def _objective(label: str, cells: list[dict[str, Any]], sampler: str) -> dict[st
                 "nfe": sum(sum(e["nfe"]) / len(e["nfe"]) for e in seeds) / len(seeds),
             }
             for name, seeds in evals.items()
-        },
+        }
+        | frontier([c.get("frontier", []) for c in cells]),
+    }
+
+
+def frontier(points: list[list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Mean accuracy and NFE over seeds at each threshold of their frontiers, which results of earlier versions lack."""
+    return {
+        f"threshold {at[0]['threshold']:g}": {k: sum(p[k] for p in at) / len(at) for k in ("accuracy", "nfe")}
+        for at in zip(*points, strict=True)
     }
 
 
