@@ -21,9 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import whole
-from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
-from lfpo.models.placement import merged_adapter
+from lfpo.models.placement import merged_adapter, narrow_matrices
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
@@ -112,7 +111,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
     (unsplit,) = policy.unsplit
     unsplit.adapter, unsplit.autocast, unsplit.head_precision = policy.adapter, policy.autocast, policy.head_precision
     empty = dict([*unsplit.backbone.named_parameters(), *saved_buffers(unsplit.backbone)])
-    whole_precision = {id(router.weight) for router in routers(policy.backbone)}
+    narrow = {name for name, _ in narrow_matrices(policy.backbone)} if cast else set()
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: _assign(unsplit.backbone, empty))
         if merge:
@@ -122,8 +121,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
         with torch.no_grad():
             for name, p in policy.backbone.named_parameters():
                 if name in missing:
-                    narrow = cast and "layers." in name and p.ndim >= 2 and id(p) not in whole_precision
-                    state[name] = whole(p.to(torch.bfloat16) if narrow else p).detach()
+                    state[name] = whole(p.to(torch.bfloat16) if name in narrow else p).detach()
         _assign(unsplit.backbone, state)
         del state
         yield unsplit

@@ -68,14 +68,14 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
         forward then runs one product for each where it ran three. The sum is rounded to the copies' dtype once. No
         other policy of this backbone may run meanwhile.
     """
-    whole_precision = {id(router.weight) for router in routers(policy.backbone)}
+    narrow = {id(p) for _, p in narrow_matrices(policy.backbone)} if cast else set()
     slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     with merged_adapter(policy, policy, cast=cast) if merge else contextlib.nullcontext():
         try:
             slots = _slots(policy.backbone.model.layers)
             for parameters, name, stored in slots:
                 weight = stored.detach().to(policy.device, non_blocking=True, copy=move_to_device)
-                if cast and stored.ndim >= 2 and stored.is_floating_point() and id(stored) not in whole_precision:
+                if id(stored) in narrow:
                     # A second call, so that the device casts; `to` with both arguments would cast on the CPU.
                     weight = weight.to(torch.bfloat16)
                 if weight.dtype != stored.dtype or move_to_device:
@@ -114,6 +114,16 @@ def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast
         for modules, name, layer in replaced:
             modules[name] = layer
         target.adapter = adapter
+
+
+def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and values of the layers' matrices that autocast rounds to bfloat16. Routers multiply in float32."""
+    wide = {id(router.weight) for router in routers(backbone)}
+    return [
+        (name, p)
+        for name, p in backbone.named_parameters()
+        if name.startswith("model.layers.") and p.ndim >= 2 and p.is_floating_point() and id(p) not in wide
+    ]
 
 
 def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Parameter]]:

@@ -25,6 +25,7 @@ from lfpo.base.environment import versions
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
+from lfpo.models.placement import narrow_matrices
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import GIVES, Request, run_unit, shifted
@@ -246,7 +247,8 @@ class Worker:
         policies, _ = load_policies(self.args, None, None, needs_base=False, needs_old=lora)
         self.policy = policies[OLD if lora else CURRENT]
         if self.policy.autocast and not lora and not self.args.rollout_compile:
-            _cast_matrices(self.policy)  # the only copy of the weights, in the precision that products have
+            for _, matrix in narrow_matrices(self.policy.backbone):
+                matrix.data = matrix.data.to(torch.bfloat16)  # the only copy, in the precision that products have
         return versions()
 
     def sample(self, version: int, weights: Weights, unit: Request) -> Trajectory:
@@ -272,9 +274,10 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
     """What training changes in a policy, on the CPU; the layers' matrices in bfloat16 where their products are. A
     collective where weights are split."""
     found: Weights = {}
+    narrow = {n for n, _ in narrow_matrices(policy.backbone)} if policy.autocast and not policy.adapter else set()
     for name, parameter in _parameters(policy):
         tensor = distributed.whole(parameter.detach())
-        if policy.autocast and not policy.adapter and name.startswith("model.layers.") and tensor.ndim == 2:
+        if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if distributed.rank() == 0:
             flat = tensor.cpu().contiguous().view(-1)
@@ -292,12 +295,6 @@ def set_weights(policy: MaskedDiffusionLM, weights: Weights) -> None:
     for name, parameter in _parameters(policy):
         value, dtype, shape = weights[name]
         parameter.copy_(torch.from_numpy(value.copy()).view(getattr(torch, dtype)).view(shape))
-
-
-def _cast_matrices(policy: MaskedDiffusionLM) -> None:
-    for parameter in policy.backbone.model.layers.parameters():
-        if parameter.ndim == 2:
-            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def _ray() -> Any:
