@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import pack_by_tokens
+from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.masked_lm import refuse_blocks
 from lfpo.objectives.ops.chunked import in_chunks
 
 # Purposes of random numbers.
@@ -68,8 +68,15 @@ def maskings(length: int, seed: int, mc_num: int) -> tuple[torch.Tensor, torch.T
 def likelihood_bounds(
     model: MaskedDiffusionLM, pairs: Sequence[Pair], config: LikelihoodConfig, *, tokens: int = 16384
 ) -> list[Bound]:
-    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only."""
-    refuse_blocks(model, "scoring by likelihood")
+    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only.
+
+    Raises UserError for a model that attends block by block.
+    """
+    if model.block_length is not None:
+        raise UserError(
+            f"model {model.source or model.family.name} attends in blocks of {model.block_length} tokens, and scoring "
+            "by likelihood knows only full attention; evaluate it on tasks that are sampled"
+        )
     was_training = model.training
     model.eval()
     plans = [maskings(len(pair.answer), pair.seed, config.mc_num) for pair in pairs]

@@ -336,17 +336,6 @@ class MaskedDiffusionLM(nn.Module):
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 
-def refuse_blocks(model: MaskedDiffusionLM, what: str) -> None:
-    """Raise UserError for a model that attends block by block. what: what it is used for, which runs with full
-    attention only."""
-    length = getattr(model, "block_length", None)  # a policy given in Python may be another class
-    if length is not None:
-        raise UserError(
-            f"model {model.source or model.family.name} attends in blocks of {length} tokens, and {what} knows only "
-            "full attention so far; the model can be loaded, called in Python and exported"
-        )
-
-
 def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:
     """Autocast to bfloat16 if `enabled`. Without autocast's weight cache, which would hold copies of all weights until
     the end of a forward that uses each of them once."""
