@@ -14,6 +14,8 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
+from lfpo.objectives.vrpo import VRPO
+from lfpo.train.dpo import as_trajectory
 from lfpo.train.examples import sampled_length
 from lfpo.train.sft import MIN_T, accumulate_sft_gradients, train_sft
 from lfpo.train.sft_config import SFTConfig
@@ -167,3 +169,16 @@ def test_two_ranks_train_like_one(tmp_path: Path):
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str):
     with pytest.raises((ValueError, UserError), match=part):
         config(tmp_path / "run", **changes)
+
+
+def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
+    """Three prompt tokens, blocks of four: the answer with EOS at its third token ends with its fifth."""
+    pair = ([9, 9, 9], [1, 2, EOS, EOS, EOS, EOS], [1, 2, 3, 4, 5, 6])
+    t = as_trajectory([pair], model)
+    assert t.structure == Structure(BLOCK)
+    assert t.tokens.shape == (2, 6 + BLOCK - 1) and t.tokens[:, 6:].unique().tolist() == [EOS]
+    assert (t.reveal_step >= 0).sum(-1).tolist() == [5, 9]  # to the ends of the blocks
+    assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
+    views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
+    assert views.structure == Structure(BLOCK, doubled=True)
+    assert not views.target[:, 3:][~t.counted[views.row]].any()
