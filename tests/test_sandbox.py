@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -355,7 +356,8 @@ def _judge_an_endless_program(rung: str, tag: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
-def test_confined_processes_end_when_the_training_process_is_killed(rung):
+def test_confined_processes_and_files_end_when_the_training_process_is_killed(rung, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
     host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
     host.start()
@@ -368,6 +370,9 @@ def test_confined_processes_end_when_the_training_process_is_killed(rung):
     while processes_with(tag) and time.monotonic() < until:
         time.sleep(0.1)
     assert not processes_with(tag)
+    while list(tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not list(tmp_path.iterdir())
 
 
 def processes_with(tag: int) -> list[str]:
