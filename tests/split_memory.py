@@ -1,13 +1,15 @@
-"""Memory of one rank with weights split by FSDP: in a pass through many layers, and at the start of a run.
+"""Memory and traffic of one rank with weights split by FSDP: in a pass through many layers, and at the start of a run.
 
     python tests/split_memory.py pass                     # 4, 8, 16 layers of width 1,024 on 2 ranks
+    python tests/split_memory.py traffic
     python tests/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
 
 Ranks are processes on the CPU over gloo. What is counted is a process's anonymous memory (not pages of files that are
 mapped into it), read every 2 ms, above that before. `pass`: forward and backward of 8 tokens, so that little else but
 weights and gradients is held, in units of one layer's gradient; the median of three passes, because a rank that has to
 wait for a core, or for the other rank, now and then shows more. `start`: a checkpoint with random weights is read, and
-the reference made from it.
+the reference made from it. `traffic`: the bytes that FSDP gathers and sums in a pass under bfloat16 autocast, where it
+gathers the layers' matrices in float32 and in bfloat16; without the head, which is gathered once in float32.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.base import distributed
 from lfpo.models import init_model, load_model, save_model
@@ -59,6 +62,38 @@ def one_backward(folder: Path, output: Path) -> None:
         peaks.append(found[0])
     layer = 4 * sum(p.numel() for p in model.backbone.model.layers[0].parameters())
     _write(output, {"peak": int(statistics.median(peaks)), "layer": layer})
+
+
+def traffic(folder: Path, output: Path) -> None:
+    """Write the bytes that a pass gathers and sums, with layers' matrices in float32 and in bfloat16, and those of all
+    weights in float32."""
+    distributed.start()
+    found: dict[str, int] = {}
+    for name, cast in (("float32", False), ("bfloat16", True)):
+        model = load_model(folder, mesh=distributed.mesh(), cast=cast).train()
+        model.autocast = True
+        with gathered_bytes() as moved, one_pass([model]):
+            hidden = model.hidden(torch.arange(8)[None])
+            torch.nn.functional.linear(hidden, model.head_weight).logsumexp(-1).sum().backward()
+        found |= {f"gathered in {name}": moved[0], f"summed in {name}": moved[1]}
+    _write(output, found | {"weights": 4 * sum(p.numel() for p in model.parameters())})
+
+
+@contextlib.contextmanager
+def gathered_bytes() -> Iterator[list[int]]:
+    """A list of the bytes that collectives of the block gather, and that they sum, on this rank."""
+    found = [0, 0]
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            for which, name in enumerate(("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")):
+                if func.name().startswith(name):
+                    whole = args[which]  # the output of the first, the input of the second
+                    found[which] += whole.numel() * whole.element_size()
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        yield found
 
 
 def start(folder: Path, output: Path) -> None:
@@ -121,22 +156,27 @@ def write_model(folder: Path, dtype: str, **sizes: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pass", "start"))
+    parser.add_argument("what", choices=("pass", "traffic", "start"))
     parser.add_argument("--layers", type=int, nargs="+")
     for name, default in (("width", 1024), ("mlp", 3072), ("vocabulary", 512)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ranks", type=int, nargs="+")
     parser.add_argument("--dtype", default="float32", help="of the checkpoint")
     given = parser.parse_args()
-    back = given.what == "pass"
-    for layers in given.layers or ([4, 8, 16] if back else [2]):
+    work = {"pass": one_backward, "traffic": traffic, "start": start}[given.what]
+    for layers in given.layers or ([2] if work is start else [4, 8, 16]):
         with tempfile.TemporaryDirectory() as name:
             sizes = {"layers": layers, "width": given.width, "mlp": given.mlp, "vocabulary": given.vocabulary}
             write_model(Path(name), given.dtype, **sizes)
-            for ranks in given.ranks or ([2] if back else [1, 2, 4]):
-                found = measured(one_backward if back else start, ranks, Path(name))
-                if back:
+            for ranks in given.ranks or ([1, 2, 4] if work is start else [2]):
+                found = measured(work, ranks, Path(name))
+                if work is one_backward:
                     shown = f"peak of a pass {found['peak'] / found['layer']:.2f} layers' gradients"
+                elif work is traffic:
+                    all_weights = found.pop("weights")
+                    shown = (
+                        ", ".join(f"{what} {size / all_weights:.2f}" for what, size in found.items()) + " of weights"
+                    )
                 else:
                     shown = f"peak {found['peak'] / 2**30:.2f} GiB, held {found['held'] / 2**30:.2f} GiB a rank"
                 print(f"{layers} layers, {ranks} ranks: {shown}", flush=True)

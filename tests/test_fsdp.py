@@ -29,7 +29,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks
-from split_memory import measured, one_backward, start, write_model
+from split_memory import gathered_bytes, measured, one_backward, start, write_model
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 SEEDS = [1, 2, 3, 4]
@@ -101,10 +101,11 @@ def trains_as_one(folder: Path, shards: int, lora: bool, checkpointing: bool, tr
         if n == STEPS - 1:
             assert sampled == forwards_of_rank(alone.policies[OLD], rank)
     body = [p for name, p in split.policies[CURRENT].backbone.named_parameters() if "lora_" not in name]
-    assert all(isinstance(p, DTensor) for p in body)
+    matrices = [p for p in body if p.ndim > 1]
+    assert all(isinstance(p, DTensor) == (p.ndim > 1) for p in body)
     parts = shards or distributed.world()
-    one_row = sum(p.numel() // len(p) for p in body)
-    assert sum(p.to_local().numel() for p in body) <= sum(p.numel() for p in body) / parts + one_row
+    one_row = sum(p.numel() // len(p) for p in matrices)
+    assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
     order = split.policies[OLD].backbone.model._get_fsdp_state()._comm_ctx.post_forward_order
     assert not order  # FSDP's record of forwards does not grow
 
@@ -130,6 +131,36 @@ def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
     folder = tiny.write_dream(tmp_path / "dream", tie_word_embeddings=True)
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, trains_as_one, folder, 0, False, False, trajectory):
+        assert rank.returncode == 0, rank.stderr
+
+
+def gathers_in_bfloat16(folder: Path, trajectory: Any) -> None:
+    """Under autocast, layers gathered in bfloat16 and in float32 give the same bits."""
+    distributed.start()
+    found, sent = [], []
+    for cast in (False, True):
+        policies = {CURRENT: load_model(folder, mesh=distributed.mesh(), cast=cast)}
+        policies[CURRENT].autocast = cast
+        policies[OLD] = frozen_copy(policies[CURRENT])
+        training = Training.__new__(Training)
+        training.policies = policies
+        for policy in policies.values():
+            policy.autocast = True
+        policies[CURRENT].checkpoint_layers()
+        policies[CURRENT].train()
+        training.optimizer = build_adamw(policies[CURRENT], learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99))
+        with gathered_bytes() as bytes_:
+            found.append([training.step(trajectory, distributed.share(4)) for _ in range(STEPS)])
+        sent.append(bytes_[0])
+    for wide, narrow in zip(*found, strict=True):
+        assert all(torch.equal(wide[name], narrow[name]) for name in wide)
+    assert found[0][0]["norm"] > 1e-3
+    assert 0.4 < sent[1] / sent[0] < 0.9  # embeddings and head are gathered in float32
+
+
+def test_layers_gathered_in_bfloat16_give_what_autocast_gives(checkpoint: Path):
+    trajectory = rollout(load_model(checkpoint), PROMPTS, SAMPLER, SEEDS)
+    for rank in run_ranks(2, gathers_in_bfloat16, checkpoint, trajectory):
         assert rank.returncode == 0, rank.stderr
 
 

@@ -1,7 +1,7 @@
 """A run that older code began resumes.
 
 `data/run-of-7ccad80` was written by the code of commit 7ccad80 on two ranks with `fsdp: true`: its configuration, the
-metrics of all three iterations, and the checkpoint of the second (random weights, 2,352 parameters). The model that it
+metrics of all three iterations, and the checkpoint of the second (random weights, 2,284 parameters). The model that it
 started from is not kept; a resumed run takes from that folder only what the checkpoint's own model has too.
 """
 

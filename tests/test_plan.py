@@ -133,7 +133,8 @@ QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing":
 
 
 def test_splitting_divides_all_weights():
-    """LLaDA-8B on four GPUs. A pass holds the heads of both policies, two layers, and two layers' gradients."""
+    """LLaDA-8B on four GPUs. A pass holds the heads of both policies, two layers in bfloat16, a gradient in bfloat16
+    and one on its way in float32."""
     args = recipe(fsdp=True, **QUARTER)
     config = model_config("llada-8b")
     split = estimate(args, config, gpus=4)
@@ -143,7 +144,7 @@ def test_splitting_divides_all_weights():
     assert split.parts["gradients"][2] == sizes.total
     assert split.parts["optimiser"][2] == 2 * sizes.total
     in_rollouts = 2 * sizes.matrices + 4 * (sizes.total - sizes.matrices)
-    in_updates = 4 * 2 * head + (2 * 4 + 2 * 4) * sizes.layer
+    in_updates = 4 * 2 * head + (2 * 2 + 2 + 4) * sizes.layer
     assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates]
     assert estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
         4 * sizes.total

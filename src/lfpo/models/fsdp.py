@@ -3,7 +3,8 @@
 Each layer and the embeddings are units of their own under one root, the body. In a forward or backward pass a unit is
 gathered when it is needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other
 and overlap with computation. The head is split by hand, because losses read its weights directly
-(MaskedDiffusionLM.head_weight). LoRA factors stay whole; `distributed.sum_gradients` sums their gradients.
+(MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole; `distributed.sum_gradients` sums their
+gradients.
 
 Rollouts and evaluation run on whole weights, since ranks need different numbers of forwards (`gathered`).
 """
@@ -17,18 +18,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import whole
+from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged_adapter, narrow_matrices
 
 
-def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
+def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
     """Split a policy's weights over the ranks of a mesh (distributed.mesh), in place, on the meta device too. Replaces
     parameters by DTensors, so adapters and optimiser are made afterwards.
 
+    cast: gather the layers' matrices in bfloat16, for a policy that always runs under autocast, which would cast them
+        where they are used: half the traffic, and the same results. Their gradients are summed in float32.
     Sets `policy.unsplit` to the same model on the meta device, not split, for `gathered`.
     """
     empty = {
@@ -36,14 +40,23 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh) -> None:
         for p in policy.backbone.parameters()
     }
     policy.unsplit = (policy.frozen_copy(empty),)
-    _split(policy.backbone, mesh)
+    _split(policy.backbone, mesh, cast)
 
 
-def _split(backbone: Any, mesh: DeviceMesh) -> None:
+def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
     tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
+    # Autocast leaves norms in float32, and a unit is gathered in one dtype.
+    small = {p for p in backbone.model.parameters() if p.ndim < 2}
+    in_bfloat16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for unit in (backbone.model.embed_tokens, *backbone.model.layers, backbone.model):
-        # Without this argument FSDP keeps the root gathered after a forward.
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        narrow = cast and unit in [*backbone.model.layers] and not routers(backbone)  # routers compute in float32
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=True,  # else FSDP keeps the root gathered after a forward
+            mp_policy=in_bfloat16 if narrow else MixedPrecisionPolicy(),
+            ignored_params=small,
+        )
     for module in backbone.modules():
         if isinstance(module, FSDPModule):
             # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
@@ -84,9 +97,10 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     (unsplit,) = policy.unsplit
     copied = unsplit.frozen_copy()
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
-    _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh)
+    _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
     state: dict[str, torch.Tensor] = {
-        name: _with_local(p, p.to_local().clone()) for name, p in policy.backbone.named_parameters()
+        name: _with_local(p, p.to_local().clone()) if isinstance(p, DTensor) else p.detach().clone()
+        for name, p in policy.backbone.named_parameters()
     }
     state |= {name: buffer.clone() for name, buffer in saved_buffers(policy.backbone)}
     _assign(copied.backbone, state)

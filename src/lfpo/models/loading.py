@@ -111,10 +111,11 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     mesh: DeviceMesh | None = None,
+    cast: bool = False,
 ) -> MaskedDiffusionLM:
     """Load a masked diffusion language model from a folder, `embedded`, or a hub id; weights are cast to `dtype`.
 
-    mesh: split the weights over its ranks (see lfpo.models.fsdp); each reads its own rows only.
+    mesh: split the weights over its ranks; each reads its own rows only. cast: see lfpo.models.fsdp.shard.
     Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
     source = resolve(name)
@@ -126,7 +127,7 @@ def load_model(
     backbone.model.rotary_emb.to(device)
     model = _finish(backbone, family, config, source)
     if mesh is not None:
-        shard(model, mesh)
+        shard(model, mesh, cast=cast)
     allocate(backbone, dtype, device)
     read_weights(model, source, files)
     backbone.requires_grad_(True)

@@ -39,23 +39,24 @@ def load_policies(
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
     device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
+    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
+    autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""
         # Loaded on the CPU, because only its 4-bit form may fit on the GPU.
         place = "cpu" if args.load_in_4bit else device
-        model = load_model(name, dtype=getattr(torch, args.dtype), device=place, mesh=mesh)
+        model = load_model(name, dtype=getattr(torch, args.dtype), device=place, mesh=mesh, cast=autocast)
         tokenizer = tokenizer or load_tokenizer(name)
     elif tokenizer is None:
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
     elif mesh is not None:
-        shard(model.to(device), mesh)
+        shard(model.to(device), mesh, cast=autocast)
     if model.block_length is not None and getattr(args, "padding_free", False):
         raise UserError(
             f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
             "tokens; leave it out"
         )
-    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
-    model.autocast = args.bf16 and device.type == "cuda"
+    model.autocast = autocast
     model.head_precision = args.head_precision
     if args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)

@@ -165,8 +165,8 @@ def estimate(
 
 def _gathered(setup: _Setup) -> Phases:
     """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16 under
-    autocast. In an update the heads of a pass, and of the layers two and either the copy that is made of one, or two
-    gradients: that of a layer, and that of the one before it on its way."""
+    autocast. In an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with experts), and
+    either the copy that is made of one, or two gradients: a layer's, and in float32 the one before it on its way."""
     if not setup.split:
         return (0, 0, 0)
     sizes, per_weight, lora = setup.sizes, setup.per_weight, setup.args.lora is not None
@@ -175,7 +175,8 @@ def _gathered(setup: _Setup) -> Phases:
     merged = setup.args.merges_lora(setup.device)  # a sum is made in float32, one matrix at a time
     adapters = 2 * 4 * sizes.matrix if merged else 2 * 2 * setup.adapter * cast
     heads = per_weight * setup.head * (1 if lora else 1 + setup.work.others)
-    layers = sizes.layer * (3 * per_weight if lora else max(3 * per_weight, 2 * per_weight + 2 * 4))
+    per_gathered = 2 if cast and not sizes.experts else per_weight
+    layers = sizes.layer * (3 * per_gathered + (0 if lora else 4))
     return (0, whole + adapters, heads + layers)
 
 
