@@ -35,9 +35,9 @@ COMMANDS = [
 NEEDED: dict[type, dict[str, Any]] = {
     CompareConfig: {
         "output_dir": "out",
-        "recipes": ["a"],
         "learning_rates": [0.1],
-        "objectives": {"b": {"name": "lfpo"}},
+        "objectives": {"lfpo": {"name": "lfpo"}},
+        "arms": {"a": {"recipes": ["sudoku"], "objectives": ["lfpo"]}},
     },
     EvalConfig: {"task": "sudoku"},
     LFPOConfig: {"output_dir": "out"},
