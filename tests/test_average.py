@@ -152,6 +152,7 @@ def refilled_by_one_rank(folder: Path) -> None:
     distributed.stop()
 
 
+@pytest.mark.long
 def test_a_rank_that_refills_nothing_takes_part(llada: Path, tmp_path: Path):
     for rank in run_ranks(2, refilled_by_one_rank, tmp_path):
         assert rank.returncode == 0, rank.stderr

@@ -75,6 +75,7 @@ def bench(folder: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((folder / "rollout.json").read_text())
 
 
+@pytest.mark.long
 def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     # Three prompts and a twin of each.
     small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")

@@ -236,6 +236,7 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     assert shapes[0] == (8, 12)
 
 
+@pytest.mark.long
 def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
     graphs: list[int] = []
 

@@ -65,13 +65,8 @@ def test_resume_is_bit_identical_to_an_unbroken_run(model: Path, tmp_path: Path)
         assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
-QUICK = {"lfpo"}  # the others in `make test-long`
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in OBJECTIVES if n not in REFUSED],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n not in REFUSED])
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, model: Path, tmp_path: Path):
     """With LoRA and FSDP; prompts of different lengths, so that blocks begin at different places."""
     settings = {"name": name, **SMALL_RUNS.get(name, {})}

@@ -110,6 +110,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(
     assert_same_run(alone, folder)
 
 
+@pytest.mark.long
 def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
     """With the adapter apart in one process, and merged for rollouts over split layers."""
     lora = ("--lora", "{r: 2, lora_alpha: 4}", "--max_steps", "2")
@@ -144,6 +145,7 @@ def test_more_processes_than_prompts_is_one_error(model: Path, tmp_path: Path):
     assert "torchrun" in alone.stderr
 
 
+@pytest.mark.long
 def test_ranks_that_their_launcher_starts_again_resume_and_end_the_same(alone: Path, model: Path, tmp_path: Path):
     """As torchrun does when a rank is killed; the processes that start the ranks here have one parent, too."""
     folder, marker = tmp_path / "run", tmp_path / "killed"
@@ -220,6 +222,7 @@ def test_a_norm_is_that_of_all_gradients_in_pieces_too():
     assert float(weight.grad[0]) == pytest.approx(2 / norm, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_rank_without_memory_says_so_alone_and_none_hangs(model: Path, tmp_path: Path):
     failing = ("--objective.name", "failing:Failing", "--objective.how", "out of memory", "--objective.after", "/")
     process = run(

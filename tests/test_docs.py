@@ -40,7 +40,7 @@ SMOKE = {
     "compare": "--arms '{smoke: {recipes: [choice], objectives: [lfpo, agrpo], seeds: 1}}' --objectives lfpo,agrpo "
     "--gradients '[]' --validation 2 --problems 2 --thresholds '[0.9]' --tuning_seeds '[1]' --learning_rates '[1e-4]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
-    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store ''",
+    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store '\"\"'",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
 }
 DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1"
@@ -163,7 +163,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
+SLOW_PAGES = {"quickstart", "report"}  # in `make test-long`
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.long] if p.stem in SLOW_PAGES else [])
+        for p in PAGES
+        if commands(p)
+    ],
+)
 def test_a_page_typed_from_top_to_bottom(page: Path, folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("mine", "sudoku", "demo-1"):
         shutil.copytree(trained, folder / "runs" / name)

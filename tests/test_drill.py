@@ -39,11 +39,13 @@ def test_killed_while_saving_and_while_evaluating(drill: Drill):
     survived(stops.killed(drill), 2)
 
 
+@pytest.mark.long
 def test_a_truncated_checkpoint(drill: Drill, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(damage, "all_damaged", lambda drill: Outcome("left out", 0, 0))
     survived(damage.damaged(drill), 1 + 4)
 
 
+@pytest.mark.long
 def test_nan_updates_never_reach_the_weights(drill: Drill):
     survived([numbers.nan_in_every_step(drill, Fault("nan_gradient", "gradient", 5, 10_000))], 1)
 
@@ -57,6 +59,7 @@ def test_a_reward_function_that_always_raises(drill: Drill):
     survived([scores.always_raises(drill)], 1)
 
 
+@pytest.mark.long
 def test_a_full_disk(drill: Drill, tmp_path: Path):
     if reason := disk.no_namespace(tmp_path):
         pytest.skip(reason)
@@ -97,6 +100,7 @@ def test_an_end_that_does_not_name_the_lost_rank_is_seen(tmp_path: Path):
         assert ended(said).startswith("it said")
 
 
+@pytest.mark.long
 def test_planted_code_is_never_run(drill: Drill):
     survived(surroundings.planted(drill), 1)
 

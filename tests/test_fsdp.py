@@ -158,6 +158,7 @@ def gathers_in_bfloat16(folder: Path, trajectory: Any) -> None:
     assert 0.4 < sent[1] / sent[0] < 0.9  # embeddings and head are gathered in float32
 
 
+@pytest.mark.long
 def test_layers_gathered_in_bfloat16_give_what_autocast_gives(checkpoint: Path):
     trajectory = rollout(load_model(checkpoint), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, gathers_in_bfloat16, checkpoint, trajectory):

@@ -198,6 +198,7 @@ def test_each_start_has_a_new_name_although_the_store_holds_earlier_ones():
     assert len(seen) == 5
 
 
+@pytest.mark.long
 def test_ranks_that_do_not_start_are_named():
     store = HashStore()
     start_together(store, 4)  # ranks of an earlier start do not count

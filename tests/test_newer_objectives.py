@@ -323,6 +323,7 @@ def weigh_in_ranks() -> None:
     assert torch.allclose(views.weight[:, 2:], torch.tensor(expected).view(-1, 2))
 
 
+@pytest.mark.long
 def test_tokens_of_a_step_share_a_weight_over_ranks():
     ended = run_ranks(3, weigh_in_ranks)
     assert [rank.returncode for rank in ended] == [0] * 3, ended

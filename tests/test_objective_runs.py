@@ -20,7 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # One of each kind in `make test`; all in `make test-long`.
-QUICK = {"lfpo", "agrpo", "coupled_grpo", "stable_drl", "mdpo", "dtree_rpo"}
+QUICK = {"lfpo", "mdpo"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in OBJECTIVES])

@@ -50,7 +50,7 @@ def recipe(**changes: Any) -> LFPOConfig:
         {"gradient_checkpointing": True, "update_tokens": 1024},
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
         {"optim": "adamw_8bit", "offload_reference": True},
-        {"lora": {"r": 8}, "load_in_4bit": True},
+        pytest.param({"lora": {"r": 8}, "load_in_4bit": True}, marks=pytest.mark.long),
     ],
     ids=["full", "checkpointed", "lora", "light", "4-bit"],
 )
@@ -132,6 +132,7 @@ def test_a_base_in_four_bits_by_hand():
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}
 
 
+@pytest.mark.long
 def test_splitting_divides_all_weights():
     """LLaDA-8B on four GPUs. A pass holds the heads of both policies, two layers in bfloat16, a gradient in bfloat16
     and one on its way in float32."""
@@ -200,6 +201,7 @@ def test_the_work_of_a_block_model(tmp_path: Path):
     assert count(lfpo, sampler, 8, False, trained_block=4, group=4).tokens == 12 / 4 + 13 * 4
 
 
+@pytest.mark.long
 def test_a_plan_for_a_block_model_counts_both_halves_of_its_views():
     args, config = recipe(sampler={"gen_length": 40, "temperature": 1.0}), model_config("sdar-1.7b")
     blocks = estimate(args, config)
@@ -289,6 +291,7 @@ def test_a_stated_number_of_gpus_is_kept():
     assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
 
 
+@pytest.mark.long
 def test_settings_that_exclude_each_other_are_changed_together():
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
         return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")

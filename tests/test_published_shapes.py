@@ -111,6 +111,7 @@ def check(run: Path, keys: set[str], config: dict[str, Any]) -> None:
     assert (model.vocab_size, model.mask_id) == (config["vocab_size"], config["mask_token_id"])
 
 
+@pytest.mark.long
 def test_the_paper_s_gsm8k_recipe_trains_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = write_checkpoint("llada-8b", tmp_path / "llada", monkeypatch)
     recipe, task = str(ROOT / "recipes/paper/llada-8b-gsm8k.yaml"), write_gsm8k(tmp_path / "gsm8k")

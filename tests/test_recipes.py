@@ -101,4 +101,5 @@ def test_runs_on_gpus_state_their_steps_and_evaluate_seldom():
         if kind_of(name) == "gpu":
             values = load_yaml(name)
             assert values["max_steps"] >= 100
-            assert sum(build(LFPOConfig, values).evaluates_after(s) for s in range(values["max_steps"] + 1)) == 3
+            config = build(LFPOConfig, values)
+            assert sum(config.evaluates_after(step) for step in range(config.max_steps + 1)) == 3

@@ -86,6 +86,7 @@ def test_notes_of_a_run_are_shown_as_text(running: Any, tmp_path: Path):
         assert opened.texts(".notes li") == ["Iteration 2: all groups agree <b>here</b>"]
 
 
+@pytest.mark.long
 def test_the_player_plays_scrubs_and_takes_keys(running: Any, real: Path):
     with Page(running, real) as opened:
         page = opened.page
@@ -144,6 +145,7 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
             assert clashes.count() == count
 
 
+@pytest.mark.long
 def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
     with Page(running, real) as opened:
         page = opened.page
@@ -186,6 +188,7 @@ def test_differences_within_a_group_are_marked(running: Any, measured: Path):
         assert opened.page.evaluate(code, ["x", ""]) == [True]
 
 
+@pytest.mark.long
 def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: Path):
     with Page(running, real) as opened:
         page = opened.page
@@ -252,6 +255,7 @@ def test_a_comparison_lets_a_few_objectives_stand_out(running: Any, tmp_path: Pa
         assert opened.errors == []
 
 
+@pytest.mark.long
 def test_charts_read_out_values_by_keyboard(running: Any, real: Path):
     with Page(running, real) as opened:
         image = opened.page.locator(".chart svg[tabindex]").first
@@ -319,6 +323,7 @@ def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: A
             assert opened.page.evaluate(code, [y, start, share]) == expected
 
 
+@pytest.mark.long
 def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: Any, measured: Path, tmp_path: Path):
     with Page(running, measured) as opened:
         assert opened.page.locator(".line.faint").count() == 0
@@ -345,6 +350,7 @@ def test_a_phone_has_no_sideways_scroll(kind: str, running: Any, request: pytest
 
 
 @pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
+@pytest.mark.long
 def test_axe_finds_nothing_serious(kind: str, running: Any, request: pytest.FixtureRequest, tmp_path: Path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -e '.[dev]'").Axe()
     path = _comparison(tmp_path) if kind == "comparison" else request.getfixturevalue(kind)
@@ -413,6 +419,7 @@ def test_nothing_moves_where_motion_is_not_wanted(running: Any, real: Path):
         assert opened.page.locator(".cell").first.evaluate("(e) => getComputedStyle(e).transitionDuration") == "0s"
 
 
+@pytest.mark.long
 def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
     texts = [f"answer {i} " * 60 for i in range(7)]
     path = write_report(Run(write_run(tmp_path / "run", texts, steps=2000, rollouts=5, eval_texts=texts)))
@@ -442,6 +449,7 @@ def _comparison(folder: Path) -> Path:
     return write_report(Run(folder))
 
 
+@pytest.mark.long
 def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
     folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
     with served(folder) as server, Page(running, server.address) as opened:

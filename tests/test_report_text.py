@@ -83,6 +83,7 @@ def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path
     assert "did you mean '--figures'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"], policy=True)
     paths = write_figures(Run(folder))

@@ -52,6 +52,7 @@ def test_cheats_by_what_a_program_returns_or_defines_score_zero_and_honest_progr
 
 @needs_root
 @on_every_rung
+@pytest.mark.long
 def test_the_same_as_a_user_other_than_root(rung):
     endless = ("fork bomb", "disk bomb", "own session, without death signal")  # the others end by the clock
     found = as_nobody(rung, [partial(attack_problems, endless=endless), value_problems])
