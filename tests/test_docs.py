@@ -53,8 +53,8 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare|bench)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
-# Tests of their own start these: torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data that is at hand.
-ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter|name: ray")
+# Tests of their own start these: torchrun, Ray, servers, grids, LoRA runs, lm-evaluation-harness on data at hand.
+ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push|compare) |--fsdp|--adapter|name: ray")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)(?! --model)": r"\1 --model tiny",
