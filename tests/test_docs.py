@@ -37,8 +37,9 @@ SMOKE = {
     "export": "",
     "plan": "",
     "recipes": "",
-    "compare": "--arms '{smoke: {recipes: [choice], objectives: [lfpo, agrpo], seeds: 1}}' --objectives lfpo,agrpo "
-    "--gradients '[]' --validation 2 --problems 2 --thresholds '[0.9]' --tuning_seeds '[1]' --learning_rates '[1e-4]' "
+    "compare": "--arms '{smoke: {recipes: [choice], objectives: [lfpo, agrpo], seeds: 1}}' --only smoke "
+    "--objectives lfpo,agrpo --gradients '[]' --validation 2 --problems 2 --thresholds '[0.9]' --tuning_seeds '[1]' "
+    "--learning_rates '[1e-4]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
     "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store '\"\"'",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
@@ -53,8 +54,8 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare|bench)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
-# Tests of their own start these: torchrun, Ray, servers, grids, LoRA runs, lm-evaluation-harness on data at hand.
-ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push|compare) |--fsdp|--adapter|name: ray")
+# Tests of their own start these: torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand.
+ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter|name: ray")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)(?! --model)": r"\1 --model tiny",

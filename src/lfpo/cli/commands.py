@@ -106,6 +106,8 @@ def compare(rest: list[str]) -> None:
         return
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest)
+    if isinstance(overrides.get("arms"), dict):  # they may be picked too
+        values = merge(values, {"arms": overrides.pop("arms")})
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     if "only" in overrides:
