@@ -20,6 +20,8 @@ class EngineSettings:
     prompts_per_unit: prompts whose rollouts are sampled together, as one unit of work. A unit always runs with the same
         shapes, so its trajectories are the same bits on like hardware, whoever runs it. 0: all prompts of a rank
         together for `local`, one for `ray`.
+    max_staleness: 0 samples each batch with the newest weights. k samples batch i with the weights after max(0, i - k)
+        iterations, so that rollouts of the next k batches can go on while a batch is learned from.
     workers, gpus_per_worker: of the Ray engine. cpus_per_worker: cores that Ray reserves, and threads of each worker.
     address: of a running Ray cluster; without it $RAY_ADDRESS, or else a Ray of this machine that ends with the run.
     unit_timeout: seconds that a worker may take for a unit before it is stopped and started again (0: no limit).
@@ -27,6 +29,7 @@ class EngineSettings:
 
     name: str = "local"
     prompts_per_unit: int = 0
+    max_staleness: int = 0
     workers: int = 1
     gpus_per_worker: float = 0.0
     cpus_per_worker: int = 1
@@ -35,7 +38,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         dotted(self.name, ENGINES, kind="engine")
-        not_negative(self, "prompts_per_unit", "gpus_per_worker")
+        not_negative(self, "prompts_per_unit", "max_staleness", "gpus_per_worker")
         at_least_one(self, "workers", "cpus_per_worker")
         time_limits(self, "unit_timeout")
         if self.name == "local":

@@ -19,6 +19,7 @@ from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards, score
 from lfpo.rollout.engine import Engine, Request
+from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
 
@@ -83,6 +84,7 @@ def collect(
     keep_steps: Sequence[int] = (),
     tree: Sequence[int] = (),
     refill: int = 0,
+    queue: RolloutQueue | None = None,
     progress: Progress | None = None,
 ) -> Batch:
     """Sample `n_generations` rollouts for each of the iteration's prompts with an engine, and score them.
@@ -92,6 +94,8 @@ def collect(
     (none: they do not). progress: told what is done.
     refill: rounds in which each group whose rewards are all equal is replaced by the group of a fresh prompt; those
     that agree after the last round stay. Groups that are kept come first, then those of each round.
+    queue: takes the iteration's rollouts from there, after requests of it and of coming iterations were submitted; not
+    with refill. Without it the engine samples them now.
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
@@ -102,6 +106,8 @@ def collect(
         tokenizer,
         Request([], [], sampler, n_generations, keep_steps, tree),
         iteration,
+        n_prompts,
+        refill,
         seed,
         lambda rows, texts, ids: score(
             source.reward_functions,
@@ -113,9 +119,10 @@ def collect(
             reward_timeout,
         ),
         progress or Progress(),
+        queue,
     )
     mine = distributed.share(n_prompts)
-    own, replaced, rewards_of_all = _rounds(phase, mine, n_prompts, refill)
+    own, replaced, rewards_of_all = _rounds(phase, mine)
 
     predicted_BM = None
     if own.trajectory.predicted_tokens is not None:
@@ -134,6 +141,9 @@ def collect(
     if refill:  # the reward of the policy, not of the groups that were chosen
         everything = distributed.all_gather_tensor(torch.cat(rewards_of_all))
         metrics |= {"reward": float(everything.mean()), "refilled": (len(everything) - len(reward_B)) / n_generations}
+    version = engine.version if queue is None else queue.version(iteration)
+    if queue is not None:
+        metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     failed, metrics = _over_ranks(own.rewards, own.trajectory, phase.times, metrics)
     return Batch(
         own.rows,
@@ -146,7 +156,7 @@ def collect(
         group_B,
         failed,
         metrics | engine.metrics(),
-        engine.version,
+        version,
         predicted_BM,
         tuple(replaced),
     )
@@ -163,15 +173,16 @@ class _Phase:
     tokenizer: Any
     request: Request
     iteration: int
+    n_prompts: int
+    refill: int
     seed: int
     score: Callable[..., Rewards]
     progress: Progress
+    queue: RolloutQueue | None
     times: dict[str, float] = field(default_factory=lambda: {"time/rollout": 0.0, "time/reward": 0.0})
 
 
-def _rounds(
-    phase: _Phase, mine: Sequence[int], n_prompts: int, refill: int
-) -> tuple[_Scored, list[Trajectory], list[torch.Tensor]]:
+def _rounds(phase: _Phase, mine: Sequence[int]) -> tuple[_Scored, list[Trajectory], list[torch.Tensor]]:
     """Scored rollouts of this rank's prompts `mine`; the rollouts that were replaced; the rewards of both, by round.
 
     A collective: a rank that has nothing left to sample takes part until none has.
@@ -180,16 +191,16 @@ def _rounds(
     replaced: list[Trajectory] = []
     rewards: list[torch.Tensor] = []
     places = list(mine)
-    for number in range(refill + 1):
+    for number in range(phase.refill + 1):
         if number and not distributed.sum_number(float(len(places))):
             break
         if not places:
             phase.engine.idle()
             continue
-        found = _one_round(phase, places, (phase.iteration * (refill + 1) + number) * n_prompts, number)
+        found = _one_round(phase, places, number)
         rewards.append(found.rewards.reward_b)
         agree = found.rewards.reward_b.view(-1, phase.request.generations).std(dim=1, correction=0) < AGREE
-        if number == refill or found.rewards.failed:
+        if number == phase.refill or found.rewards.failed:
             agree[:] = False
         if not agree.any():
             kept.append(found)
@@ -201,21 +212,15 @@ def _rounds(
     return _joined(kept, phase.policy.pad_id), replaced, rewards
 
 
-def _one_round(phase: _Phase, places: Sequence[int], stream: int, number: int) -> _Scored:
+def _one_round(phase: _Phase, places: Sequence[int], number: int) -> _Scored:
     """Sample and score a group of rollouts for each of some prompts.
 
-    places: numbers of the prompts in the iteration. stream: the data row of place 0. number: of the round.
+    places: numbers of the prompts in the iteration. number: of the round.
     """
-    n, progress = phase.request.generations, phase.progress
-    prompt_rows = [phase.source.train_row(stream + i) for i in places]
-    rows = [row for row in prompt_rows for _ in range(n)]
-    again = (f"refill {number}",) if number else ()
-    seeds = [key(phase.seed, phase.iteration, *again, i * n + j, "rollout") for i in places for j in range(n)]
-    encoded = encode_rows(prompt_rows, phase.tokenizer, phase.policy, phase.request.sampler.gen_length or 0)
-    request = dataclasses.replace(phase.request, prompts=[ids for ids in encoded for _ in range(n)], seeds=seeds)
-    progress.begin("sampling", len(rows), "rollouts")
+    progress = phase.progress
+    rows, request = _request(phase, places, number)
     started = time.perf_counter()
-    trajectory = phase.engine.sample(request, lambda index, t: progress.advance(len(index), int(t.lengths.sum())))
+    trajectory = _sampled(phase, request, places)
     sampled = time.perf_counter()
     texts = decode_completions(phase.tokenizer, trajectory.tokens, phase.policy.eos_id)
     progress.begin("verdicts", len(rows), "completions")
@@ -223,7 +228,40 @@ def _one_round(phase: _Phase, places: Sequence[int], stream: int, number: int) -
     progress.advance(len(rows))
     phase.times["time/rollout"] += sampled - started
     phase.times["time/reward"] += time.perf_counter() - sampled
-    return _Scored(rows, trajectory, texts, rewards, seeds)
+    return _Scored(rows, trajectory, texts, rewards, list(request.seeds))
+
+
+def _request(phase: _Phase, places: Sequence[int], number: int) -> tuple[list[Row], Request]:
+    """The data row of each rollout of a round, and what is asked of the engine; the arguments are those of
+    `_one_round`."""
+    n, stream = phase.request.generations, (phase.iteration * (phase.refill + 1) + number) * phase.n_prompts
+    prompt_rows = [phase.source.train_row(stream + i) for i in places]
+    again = (f"refill {number}",) if number else ()
+    seeds = [key(phase.seed, phase.iteration, *again, i * n + j, "rollout") for i in places for j in range(n)]
+    encoded = encode_rows(prompt_rows, phase.tokenizer, phase.policy, phase.request.sampler.gen_length or 0)
+    request = dataclasses.replace(phase.request, prompts=[ids for ids in encoded for _ in range(n)], seeds=seeds)
+    return [row for row in prompt_rows for _ in range(n)], request
+
+
+def _sampled(phase: _Phase, request: Request, places: Sequence[int]) -> Trajectory:
+    """The rollouts of a request: sampled now, or out of the queue, which then has the coming iterations' requests."""
+    progress, queue, size = phase.progress, phase.queue, len(request.prompts)
+
+    def told(index: Sequence[int], t: Trajectory) -> None:
+        progress.advance(len(index), int(t.lengths.sum()))
+
+    if queue is None:
+        progress.begin("sampling", size, "rollouts")
+        return phase.engine.sample(request, told)
+    for coming in queue.missing(phase.iteration):
+        progress.begin("sampling", size, "rollouts")
+        _, its = _request(dataclasses.replace(phase, iteration=coming), places, 0)
+        queue.submit(coming, its, told)
+    progress.begin("waiting for rollouts", size, "rollouts")
+    started = time.perf_counter()
+    trajectory = queue.result(phase.iteration, request, told)
+    phase.times["time/waiting"] = time.perf_counter() - started
+    return trajectory
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.denoise import Finished, rollout
@@ -86,8 +86,34 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Ticket:
+    """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
+
+    version: int
+    work: Any
+
+
+class AsyncEngine(Engine, Protocol):
+    """An engine that takes requests before their trajectories are asked for, as `engine.max_staleness` needs.
+
+    A request is sampled with the weights that the engine has when it takes it, however many versions follow.
+    """
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        """Take a request. A collective. finished: called with the rows that are finished before this returns."""
+        ...
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        """What `sample` would have returned for the request; asked for once. A collective.
+
+        finished: called with the rows that `submit` did not tell about.
+        """
+        ...
+
+
 class LocalEngine:
-    """Samples in this process.
+    """Samples in this process; a request that is submitted is sampled at once.
 
     prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
     rollout_tokens, compiled: those of `rollout`. prompts_per_unit: see EngineSettings.
@@ -127,6 +153,12 @@ class LocalEngine:
                 )
                 first += len(unit.prompts)
         return join(parts, self.policy.pad_id)
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        return Ticket(self.version, self.sample(request, finished))
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        return ticket.work
 
     def idle(self) -> None:
         assert self.policy is not None

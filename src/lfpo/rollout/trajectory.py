@@ -174,15 +174,35 @@ class Trajectory:
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
-    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width."""
-    width = max(p.prompt_ids.shape[1] for p in parts)
+    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width.
 
-    def widened(name: str, value: torch.Tensor) -> torch.Tensor:
+    Nodes of trees, which name rollouts by their numbers, name them by their new ones.
+    """
+    width = max(p.prompt_ids.shape[1] for p in parts)
+    before = [sum(len(q) for q in parts[:i]) for i in range(len(parts))]
+
+    def fitted(name: str, value: torch.Tensor, first: int) -> torch.Tensor:
+        if name == "node":
+            return value + first
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 
-    joined: dict[str, Any] = {n: torch.cat([widened(n, getattr(p, n)) for p in parts]) for n in tensor_fields(parts[0])}
+    joined: dict[str, Any] = {
+        name: torch.cat([fitted(name, getattr(p, name), first) for p, first in zip(parts, before, strict=True)])
+        for name in tensor_fields(parts[0])
+    }
     return dataclasses.replace(parts[0], **joined)
+
+
+def part(whole: Trajectory, first: int, count: int) -> Trajectory:
+    """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
+    own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
+    width = int(own.prompt_mask.sum(-1).max())
+    start = own.prompt_ids.shape[1] - width
+    node = None if own.node is None else own.node - first
+    return dataclasses.replace(
+        own, prompt_ids=own.prompt_ids[:, start:], prompt_mask=own.prompt_mask[:, start:], node=node
+    )
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:

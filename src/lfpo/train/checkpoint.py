@@ -1,10 +1,10 @@
 """Checkpoints: written atomically, verified by checksum, safetensors and JSON only.
 
-A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), `reference/` and `average/`
-(both optional), `optimizer/`, `state.json`, and `manifest.json`, which lists the SHA-256 of every other file. It is
-written under a hidden name, the manifest last, and then renamed, so a folder called `step-N` is complete. All ranks
-must see the same file system: each writes and hashes its share. The files hold whole tensors, so any number of ranks
-can read them.
+A checkpoint is a folder `checkpoints/step-N` with `model/` (the family's own layout), `reference/` (optional), a folder
+for each further part of the trainer, such as `average/`, `optimizer/`, `state.json`, and `manifest.json`, which lists
+the SHA-256 of every other file. It is written under a hidden name, the manifest last, and then renamed, so a folder
+called `step-N` is complete. All ranks must see the same file system: each writes and hashes its share. The files hold
+whole tensors, so any number of ranks can read them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -26,10 +27,20 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
-from lfpo.train.average import Average
 from lfpo.train.optim import restore, state_of
 
 CARD = "README.md"
+
+
+class Part(Protocol):
+    """Something of a trainer that checkpoints hold in a folder of its own."""
+
+    def save(self, folder: Path) -> None:
+        """Write it into an existing empty folder. A collective. Raises OSError or SafetensorError."""
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, in place. The folder is missing where the run did not have this part when it was
+        saved. Raises UserError where the run cannot go on from there."""
 
 
 def save_checkpoint(
@@ -41,23 +52,24 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
     reference: MaskedDiffusionLM | None = None,
-    average: Average | None = None,
+    parts: Mapping[str, Part] | None = None,
     card: str = "",
     keep: int = 2,
 ) -> Path:
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.
 
-    state: JSON data of the caller (counters). card: text of `model/README.md`.
+    state: JSON data of the caller (counters). parts: what is saved beside it, by the name of its folder.
+    card: text of `model/README.md`.
     Raises UserError where a file cannot be written; the checkpoints before it are not touched.
     """
     root = run_dir / "checkpoints"
     final, partial = root / f"step-{step}", root / f".step-{step}.partial"
     try:
         distributed.by_first(lambda: _prepare(root, partial))
-        if average is not None:
-            distributed.by_first((partial / "average").mkdir)
-            average.save(partial / "average")
+        for name, part in (parts or {}).items():
+            distributed.by_first((partial / name).mkdir)
+            part.save(partial / name)
         _save_policy(model, partial / "model", tokenizer)
         distributed.by_first(lambda: _write_text(partial / "model" / CARD, card))
         if reference is not None:

@@ -168,6 +168,11 @@ class LFPOConfig:
         at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
         not_negative(self, "eval_size", "eval_steps", "refill")
         self._check_tree()
+        if self.refill and self.engine.max_staleness:
+            raise ValueError(
+                "'refill' does not work with 'engine.max_staleness': which groups to replace is known when a batch is "
+                "scored, and its prompts were sampled before; leave one of them out"
+            )
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:

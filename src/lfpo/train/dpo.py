@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
+from lfpo.train.checkpoint import Part
 from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
 from lfpo.train.flops import Meter
@@ -51,7 +52,8 @@ def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str]
 class DPOTrainer:
     """What a run of `lfpo dpo` trains (see lfpo.train.run.Trainer)."""
 
-    kind, reference, average, stop_on = "dpo", None, None, ()
+    kind, reference, stop_on = "dpo", None, ()
+    parts: Mapping[str, Part] = {}
 
     def __init__(self, config: DPOConfig):
         self.args = config

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,11 +22,14 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect, rollout_records
+from lfpo.rollout.engine import AsyncEngine
+from lfpo.rollout.queue import RolloutQueue
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.runs.stopping import StopRequests
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
+from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine, ready_to_sample
 from lfpo.train.held_out import held_out
@@ -99,6 +102,7 @@ class LFPOTrainer:
         check_rollouts(
             self.objective, self.sampler, args.tree, self.engine.gives, trained_block=self.model.block_length
         )
+        self.queue = self._queue()
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # Set by the run that this trainer becomes part of.
@@ -120,14 +124,38 @@ class LFPOTrainer:
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics."""
-        return iterate(self, iteration)
+        metrics = iterate(self, iteration)
+        if self.queue is not None:
+            self.queue.forget(iteration)  # only now: a checkpoint before it still needs the batch
+        return metrics
+
+    def _queue(self) -> RolloutQueue | None:
+        """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
+        cannot sample ahead."""
+        args, engine = self.args, self.engine
+        if not args.engine.max_staleness:
+            return None
+        if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+            raise UserError(
+                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness "
+                f"{args.engine.max_staleness} needs; set it to 0, or take another engine"
+            )
+        return RolloutQueue(
+            cast(AsyncEngine, engine),
+            staleness=args.engine.max_staleness,
+            iterations=args.max_steps,
+            generations=args.num_generations,
+            pad_id=self.model.pad_id,
+        )
 
     # What Algorithm 1 asks of its learner (see lfpo.train.algorithm.Learner).
 
     def sample_and_score(self, iteration: int) -> Batch:
-        """Scored rollouts of theta_old for this rank's share of the iteration's prompts."""
+        """Scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
+        iteration's prompts."""
         args = self.args
-        self.engine.update(iteration, self.reference)
+        if self.queue is None or self.queue.missing(iteration):
+            self.engine.update(iteration, self.reference)
         batch = collect(
             self.source,
             self.engine,
@@ -143,6 +171,7 @@ class LFPOTrainer:
             keep_steps=self.keep_steps,
             tree=args.tree,
             refill=args.refill,
+            queue=self.queue,
             progress=self.progress,
         )
         self._count_failures(batch.failed, iteration)
@@ -175,6 +204,11 @@ class LFPOTrainer:
     @property
     def total_steps(self) -> int:
         return self.args.max_steps
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        parts: dict[str, Part | None] = {"average": self.average, "queue": self.queue}
+        return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def stop_on(self) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +20,8 @@ from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
-from lfpo.train.average import Average
 from lfpo.train.checkpoint import (
+    Part,
     export_model,
     latest_checkpoint,
     load_optimizer,
@@ -37,7 +37,7 @@ class Trainer(Protocol):
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
         read here. kind: "train", "sft" or "dpo".
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
-    average: the average of the weights, if one is kept.
+    parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
     """
 
@@ -52,7 +52,7 @@ class Trainer(Protocol):
     def reference(self) -> MaskedDiffusionLM | None: ...
 
     @property
-    def average(self) -> Average | None: ...
+    def parts(self) -> Mapping[str, Part]: ...
 
     @property
     def total_steps(self) -> int: ...
@@ -199,7 +199,7 @@ class TrainingRun:
             reference=trainer.reference,
             tokenizer=trainer.tokenizer,
             optimizer=trainer.optimizer,
-            average=trainer.average,
+            parts=trainer.parts,
             state={**trainer.state, "unlogged": self.unlogged},
             card=self._card(),
             keep=self.args.save_total_limit,
@@ -224,8 +224,8 @@ class TrainingRun:
             if trainer.reference is not None:
                 load_weights(trainer.reference, checkpoint / "reference")
             load_optimizer(trainer.optimizer, checkpoint)
-            if trainer.average is not None:
-                trainer.average.load(checkpoint / "average")
+            for name, part in trainer.parts.items():
+                part.load(checkpoint / name)
             state = load_state(checkpoint)
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = state["step"]

@@ -11,7 +11,7 @@ of the block with their first EOS, which is where rollouts end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.train.algorithm import equal_passes
+from lfpo.train.checkpoint import Part
 from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.run import TrainingRun
@@ -61,7 +62,8 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
 class SFTTrainer:
     """What a run of `lfpo sft` trains (see lfpo.train.run.Trainer)."""
 
-    kind, reference, average, stop_on = "sft", None, None, ()
+    kind, reference, stop_on = "sft", None, ()
+    parts: Mapping[str, Part] = {}
 
     def __init__(self, config: SFTConfig):
         self.args = config

@@ -1,0 +1,139 @@
+"""Rollouts that are sampled before the iteration that learns from them (`engine.max_staleness`)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from lfpo.base import distributed
+from lfpo.base.batching import tensor_fields
+from lfpo.base.config import build, to_dict
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models.structure import Structure
+from lfpo.models.tensor_files import save_tensors
+from lfpo.rollout.denoise import Finished
+from lfpo.rollout.engine import AsyncEngine, Request, Ticket
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory, join, part
+
+INDEX = "queue.json"
+
+
+class RolloutQueue:
+    """The batches of coming iterations. Batch i is sampled by version max(0, i - staleness) of the weights.
+
+    Before iteration i its batch and the `staleness` next ones are submitted, as far as they are not yet; the weights
+    are then version i, and a batch that was submitted before keeps its version. While iteration i learns, at most
+    `staleness` further batches are in the queue. Batches are numbered by their iteration, counted from 0.
+
+    engine: takes the requests. iterations: of the whole run; no batch after them is sampled. generations: rollouts of a
+    prompt. pad_id: of the model.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, staleness: int, iterations: int, generations: int, pad_id: int):
+        self.engine, self.staleness, self.iterations = engine, staleness, iterations
+        self.generations, self.pad_id = generations, pad_id
+        self.tickets: dict[int, Ticket] = {}  # batches that the engine has
+        self.sampled: dict[int, tuple[int, Trajectory]] = {}  # batches taken from it: version, this rank's rollouts
+
+    def __len__(self) -> int:
+        return len(self.tickets.keys() | self.sampled.keys())
+
+    def missing(self, iteration: int) -> list[int]:
+        """The batches to submit before an iteration."""
+        wanted = range(iteration, min(iteration + self.staleness + 1, self.iterations))
+        return [i for i in wanted if i not in self.tickets and i not in self.sampled]
+
+    def submit(self, batch: int, request: Request, finished: Finished | None = None) -> None:
+        """Submit this rank's request of a batch. A collective. finished: see AsyncEngine.submit."""
+        self.tickets[batch] = self.engine.submit(request, finished)
+
+    def result(self, batch: int, request: Request, finished: Finished | None = None) -> Trajectory:
+        """This rank's rollouts of a batch, which stays in the queue. A collective. finished: see AsyncEngine.result.
+
+        Raises UserError on all ranks where a checkpoint's rollouts are of other prompts.
+        """
+        if batch in self.tickets:
+            return self._take(batch, finished)
+        trajectory = self.sampled[batch][1]
+        distributed.together(lambda: _check_prompts(trajectory, request, batch))
+        return trajectory
+
+    def version(self, batch: int) -> int:
+        """The version of the weights that a batch in the queue is sampled by."""
+        return self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+
+    def versions(self) -> set[int]:
+        """Those of all batches in the queue."""
+        return {self.version(batch) for batch in self.tickets.keys() | self.sampled.keys()}
+
+    def forget(self, batch: int) -> None:
+        """Drop a batch that was learned from."""
+        self.tickets.pop(batch, None)
+        self.sampled.pop(batch, None)
+
+    def _take(self, batch: int, finished: Finished | None) -> Trajectory:
+        ticket = self.tickets[batch]
+        trajectory = self.engine.result(ticket, finished)
+        self.sampled[batch] = ticket.version, trajectory
+        del self.tickets[batch]
+        return trajectory
+
+    def save(self, folder: Path) -> None:
+        """Write all rollouts in the queue, those of all ranks, into an existing folder. A collective; it waits for
+        rollouts that are being sampled."""
+        index = {}
+        for batch in sorted(self.tickets.keys() | self.sampled.keys()):
+            if batch in self.tickets:
+                self._take(batch, None)
+            version, own = self.sampled[batch]
+            index[batch] = {
+                "version": version,
+                "sampler": to_dict(own.sampler),
+                "mask_id": own.mask_id,
+                "eos_id": own.eos_id,
+                "block_length": own.structure.block_length,
+            }
+            ranks = distributed.gather_to_first(own.to("cpu"))
+            distributed.by_first(functools.partial(_write, ranks, self.pad_id, _file(folder, batch)))
+        distributed.by_first(lambda: (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8"))
+
+    def load(self, folder: Path) -> None:
+        """Read this rank's part of what `save` wrote; nothing where there is no such folder."""
+        if not folder.exists():
+            return
+        for number, found in read_json(folder / INDEX).items():
+            whole = Trajectory(
+                **load_file(_file(folder, int(number))),
+                sampler=build(SamplerConfig, found["sampler"], str(folder / INDEX)),
+                mask_id=found["mask_id"],
+                eos_id=found["eos_id"],
+                structure=Structure(found["block_length"]),
+            )
+            mine = distributed.share(len(whole) // self.generations)
+            own = part(whole, mine[0] * self.generations, len(mine) * self.generations)
+            self.sampled[int(number)] = found["version"], own.to(distributed.device())
+
+
+def _file(folder: Path, batch: int) -> Path:
+    return folder / f"batch-{batch}.safetensors"
+
+
+def _write(ranks: Sequence[Trajectory], pad_id: int, file: Path) -> None:
+    tensors = tensor_fields(join(ranks, pad_id))
+    save_tensors({name: value.contiguous() for name, value in tensors.items()}, file)
+
+
+def _check_prompts(trajectory: Trajectory, request: Request, batch: int) -> None:
+    """Raise UserError where rollouts are not of a request's prompts."""
+    pairs = zip(trajectory.prompt_ids, trajectory.prompt_mask.bool(), strict=True)
+    if [ids[mask].tolist() for ids, mask in pairs] != [list(ids) for ids in request.prompts]:
+        raise UserError(
+            f"the checkpoint holds rollouts for iteration {batch + 1} of other prompts than this configuration draws; "
+            "resume with the data, prompts_per_iteration, num_generations and seed that it was saved with"
+        )

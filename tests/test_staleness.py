@@ -1,0 +1,197 @@
+"""Rollouts that are sampled ahead: which weights sample them, resumed runs, ranks, bad input."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lfpo.base.batching import tensor_fields
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
+from lfpo.models import load_model
+from lfpo.rollout.collect import Batch, collect
+from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory, join, part
+from lfpo.rollout.tree import tree_rollout
+from lfpo.runs.stopping import Stopped
+from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.config import LFPOConfig
+from lfpo.train.rl import LFPOTrainer
+from test_distributed import assert_same_run, run
+from test_train import ROWS, config, even_letters, metrics, without_times
+
+SAMPLER = SamplerConfig(temperature=1.0, steps=4).for_length(8)
+
+
+def trainer_of(model: Path, tmp_path: Path, name: str, k: int, reward: Any = even_letters, **changes: Any) -> Any:
+    settings = {"max_steps": 4, "eval_steps": 0, "save_total_limit": 4, **changes}
+    args = config(tmp_path, output_dir=str(tmp_path / name), engine={"max_staleness": k}, **settings)
+    return LFPOTrainer(str(model), reward, args=args, train_dataset=ROWS)
+
+
+def same(a: Trajectory, b: Trajectory) -> bool:
+    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_batch_i_is_sampled_by_version_i_minus_k(k: int, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer, batches, weights = trainer_of(llada, tmp_path, "run", k), list[Batch](), dict[int, Any]()
+
+    def collected(*args: Any, **settings: Any) -> Batch:
+        weights[len(batches)] = copy.deepcopy(trainer.reference.state_dict())  # of this version, before its update
+        batches.append(collect(*args, **settings))
+        return batches[-1]
+
+    monkeypatch.setattr("lfpo.train.rl.collect", collected)
+    trainer.train()
+    assert [batch.version for batch in batches] == [max(0, i - k) for i in range(4)]
+    assert [m["engine/staleness"] for m in metrics(tmp_path / "run")] == [min(i, k) for i in range(4)]
+    # Behind batch i are the k next ones, as far as there are any.
+    assert [m["engine/queue"] for m in metrics(tmp_path / "run")] == [min(k, 3 - i) for i in range(4)]
+    sampler, model = trainer.sampler, trainer.reference
+    for i, batch in enumerate(batches):
+        t = batch.trajectory
+        prompts = [ids[mask].tolist() for ids, mask in zip(t.prompt_ids, t.prompt_mask.bool(), strict=True)]
+        found = []
+        for version in (max(0, i - k), i):
+            model.load_state_dict(weights[version])
+            found.append(same(t, rollout(model, prompts, sampler, batch.seeds)))
+        assert found == [True, i == 0]  # the newest weights would have sampled other rollouts
+
+
+def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Path):
+    for k in (0, 1):
+        trainer_of(llada, tmp_path, str(k), k, max_steps=2).train()
+    now, ahead = (without_times(metrics(tmp_path / str(k))) for k in (0, 1))
+    assert {"engine/staleness", "engine/queue"} == ahead[0].keys() - now[0].keys()
+    assert not (tmp_path / "0/checkpoints/step-1/queue").exists()
+    assert {key: ahead[0][key] for key in now[0]} == now[0]
+    assert ahead[1]["reward"] != now[1]["reward"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5}])
+def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):
+    trainer_of(llada, tmp_path, "whole", 2, **changes).train()
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for step in (2, 3, 4):  # what a kill after the first checkpoint leaves
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
+    trainer_of(llada, tmp_path, "run", 2, **changes).train(resume=True)
+    assert_same_bits(tmp_path / "whole", tmp_path / "run")
+
+
+def assert_same_bits(whole: Path, run: Path) -> None:
+    """All metrics but times, and every file of the last checkpoint, are the same."""
+    assert without_times(metrics(whole)) == without_times(metrics(run))
+    a, b = latest_checkpoint(whole), latest_checkpoint(run)
+    assert a is not None and b is not None
+    for file in a.rglob("*.safetensors"):
+        assert file.read_bytes() == (b / file.relative_to(a)).read_bytes()
+
+
+def test_a_stop_while_a_batch_is_scored_keeps_the_batch(llada: Path, tmp_path: Path):
+    calls: list[int] = []
+
+    def stopping(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        calls.append(len(prompts))
+        if len(calls) == 4:  # the first call is the check at start
+            os.kill(os.getpid(), signal.SIGTERM)
+        return even_letters(prompts, completions)
+
+    changes = {"save_steps": 10, "reward_timeout": 0.0}
+    trainer_of(llada, tmp_path, "whole", 1, **changes).train()
+    broken = trainer_of(llada, tmp_path, "run", 1, stopping, **changes)
+    with pytest.raises(Stopped, match="step-2"):
+        broken.train()
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints/step-2/queue").glob("batch*")) == [
+        "batch-2.safetensors",
+        "batch-3.safetensors",
+    ]
+    trainer_of(llada, tmp_path, "run", 1, **changes).train(resume=True)
+    assert [{k: v for k, v in row.items() if "stopping" not in k} for row in without_times(metrics(tmp_path / "run"))][
+        2:
+    ] == without_times(metrics(tmp_path / "whole"))[2:]
+
+
+def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Path):
+    trainer_of(llada, tmp_path, "run", 0, max_steps=2).train()
+    trainer_of(llada, tmp_path, "run", 2, max_steps=5).train(resume=True)
+    assert [m.get("engine/staleness") for m in metrics(tmp_path / "run")] == [None, None, 0, 1, 2]
+
+
+def test_two_ranks_train_as_one_and_resume_on_one(llada: Path, tmp_path: Path):
+    steps = ("--max_steps", "3", "--engine.max_staleness", "1", "--eval_steps", "0")
+    for name, ranks in (("one", 1), ("two", 2)):
+        process = run(tmp_path / name, llada, ranks, *steps)
+        assert process.returncode == 0, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-3")
+    process = run(tmp_path / "two", llada, 1, *steps, "--resume")
+    assert process.returncode == 0 and "step-2" in process.stdout, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.long
+def test_split_weights_train_as_whole_ones(llada: Path, tmp_path: Path):
+    steps = ("--max_steps", "3", "--engine.max_staleness", "2", "--eval_steps", "0")
+    for name, ranks, fsdp in (("one", 1, "false"), ("two", 2, "true")):
+        process = run(tmp_path / name, llada, ranks, *steps, "--fsdp", fsdp)
+        assert process.returncode == 0, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_part_undoes_join(llada: Path):
+    """Prompts of different widths, kept predictions, and nodes of trees."""
+    model = load_model(llada)
+    one, two = [[5, 6, 7]] * 4, [[8]] * 4
+    for parts in (
+        [rollout(model, p, SAMPLER, [1, 2, 3, 4], keep_steps=[1, 3]) for p in (one, two)],
+        [tree_rollout(model, p, SAMPLER, [1, 2, 3, 4], [2, 2]) for p in (one, two)],
+    ):
+        whole = join(parts, model.pad_id)
+        assert whole.node is None or len(whole.node[:, -1].unique()) == 8  # no two prompts share a node
+        assert same(part(whole, 0, 4), parts[0])
+        assert same(part(whole, 4, 4), parts[1])
+
+
+def test_a_checkpoint_of_other_prompts_is_one_sentence(llada: Path, tmp_path: Path):
+    trainer_of(llada, tmp_path, "run", 1, max_steps=3).train()
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
+    with pytest.raises(UserError, match=r"rollouts for iteration 2 of other prompts.* resume with the data"):
+        trainer_of(llada, tmp_path, "run", 1, max_steps=3, prompts_per_iteration=3).train(resume=True)
+
+
+def without_submit(args: LFPOConfig) -> Any:
+    """An engine of an older protocol."""
+
+    class Plain:
+        gives = frozenset({"reveal_step"})
+
+    return Plain()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": {"max_staleness": -1}}, "max_staleness -1 must not be negative"),
+        ({"engine": {"max_staleness": 1}, "refill": 1}, "'refill' does not work with 'engine.max_staleness'"),
+        (
+            {"engine": {"max_staleness": 1, "name": "test_staleness:without_submit"}},
+            "engine 'test_staleness:without_submit' has no 'submit' and 'result', which engine.max_staleness 1 needs",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], said: str, llada: Path, tmp_path: Path):
+    values = {**dataclasses.asdict(config(tmp_path)), "output_dir": str(tmp_path / "run"), **settings}
+    with pytest.raises(UserError) as caught:
+        LFPOTrainer(str(llada), even_letters, args=build(LFPOConfig, values, "test"), train_dataset=ROWS)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
