@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,15 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.average import Average
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import rollout_flops
 from lfpo.train.rl import LFPOTrainer
 from processes import run_ranks
-
-ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
+from test_train import ROWS, without_times
+from test_train import config as small_config
+from test_train import metrics as all_metrics
 
 
 def odd_letters(prompts, completions, **columns):
@@ -27,24 +26,12 @@ def odd_letters(prompts, completions, **columns):
 
 
 def config(tmp_path: Path, name: str = "run", **changes) -> LFPOConfig:
-    settings = {
-        "output_dir": str(tmp_path / name),
-        "max_steps": 2,
-        "prompts_per_iteration": 2,
-        "num_generations": 4,
-        "sampler": SamplerConfig(gen_length=4, temperature=1.0),
-        "eval_samplers": {"greedy": SamplerConfig(gen_length=4)},
-        "optimizer_steps_per_iteration": 2,
-        "learning_rate": 1e-2,
-        "eval_steps": 1,
-        "save_steps": 1,
-    }
-    return LFPOConfig(**{**settings, **changes})
+    steps = {"max_steps": 2, "eval_steps": 1, "save_steps": 1}
+    return small_config(tmp_path, **{"output_dir": str(tmp_path / name), **steps, **changes})
 
 
 def metrics(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return without_times(all_metrics(run))
 
 
 def test_the_average_by_hand(tmp_path: Path):

@@ -20,7 +20,8 @@ from lfpo.train.examples import sampled_length
 from lfpo.train.sft import MIN_T, accumulate_sft_gradients, train_sft
 from lfpo.train.sft_config import SFTConfig
 from processes import run_lfpo
-from test_sft import INIT, examples
+from test_sft import config as without_blocks
+from test_sft import examples, interrupted, metrics, quiet
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
 BLOCK, EOS = 4, int(LLADA_CONFIG["eos_token_id"])
@@ -91,27 +92,7 @@ def test_update_tokens_decides_nothing_but_memory(model: MaskedDiffusionLM):
 
 
 def config(folder: Path, **changes: Any) -> SFTConfig:
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "init": INIT,
-        "block_length": 8,
-        "tasks": {"choice": 1.0, "sudoku": 1.0},
-        "steps": 40,
-        "batch_size": 16,
-        "learning_rate": 1e-2,
-        "warmup_steps": 5,
-        "logging_steps": 10,
-        "save_steps": 1000,
-    }
-    return SFTConfig(**{**values, **changes})
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def quiet(_: str) -> None:
-    pass
+    return without_blocks(folder, **{"block_length": 8, "steps": 40, **changes})
 
 
 def test_loss_decreases_and_the_saved_model_attends_by_blocks(tmp_path: Path):
@@ -133,14 +114,8 @@ def test_a_model_with_full_attention_becomes_a_block_model(tmp_path: Path, llada
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path):
     settings = {"steps": 6, "save_steps": 3, "logging_steps": 3, "loss_weight": "equal", "mask_ratios": [0.3, 0.8]}
     whole = train_sft(config(tmp_path / "whole", **settings), report=quiet)
-
-    def stop(line: str) -> None:
-        if line.startswith("step 3/"):
-            raise InterruptedError
-
     broken = config(tmp_path / "broken", **settings)
-    with pytest.raises(InterruptedError):
-        train_sft(broken, report=stop)
+    interrupted(broken, at=3)
     resumed = train_sft(broken, resume=True, report=quiet)
     weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, resumed)]
     assert weights[0] == weights[1]

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 import tiny
 from lfpo.cli.command_line import main
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
-from test_distributed import ARGUMENTS, assert_same_run, metrics, run
-from test_objective_training import SMALL_RUNS
-from test_train import ROWS, config, even_letters, first_letter, without_times
+from test_objective_runs import assert_ranks_do_not_matter
+from test_train import ROWS, assert_resume_is_exact, config, even_letters, metrics
 
 BLOCK = 4
 REFUSED = {"spg", "stable_drl", "mdpo", "dtree_rpo", "justgrpo"}
@@ -50,36 +47,13 @@ def test_learns_and_leaves_a_run_that_all_commands_read(
 
 
 def test_resume_is_bit_identical_to_an_unbroken_run(model: Path, tmp_path: Path):
-    whole = config(tmp_path, output_dir=str(tmp_path / "whole"), max_steps=4, ema_decay=0.5)
-    LFPOTrainer(str(model), first_letter, args=whole, train_dataset=ROWS, eval_dataset=ROWS).train()
-    part = config(tmp_path, max_steps=2, ema_decay=0.5)
-    LFPOTrainer(str(model), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train()
-    part.max_steps = 4
-    LFPOTrainer(str(model), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train(resume=True)
-    assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
-    for name in ("model", "reference"):
-        finals = [latest_checkpoint(tmp_path / r) for r in ("run", "whole")]
-        assert finals[0] is not None and finals[1] is not None
-        a, b = (load_model(f / name) for f in finals if f is not None)
-        assert a.block_length == b.block_length == BLOCK
-        assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    last = assert_resume_is_exact(model, tmp_path)
+    assert load_model(last / "model").block_length == load_model(last / "reference").block_length == BLOCK
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in OBJECTIVES if n not in REFUSED])
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, model: Path, tmp_path: Path):
     """With LoRA and FSDP; prompts of different lengths, so that blocks begin at different places."""
-    settings = {"name": name, **SMALL_RUNS.get(name, {})}
-    if name in ("diffu_grpo", "wd1"):
-        settings["p_mask_prompt"] = 0.0
-    given = ["--objective", str(settings).replace("'", ""), "--lora", "{r: 2, lora_alpha: 4}"]
-    given += ["--prompts_per_iteration", "2", "--num_generations", "3", "--optimizer_steps_per_iteration", "4"]
-    given += ["--learning_rate", "1e-3", "--eval_size", "1"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    alone = [*ARGUMENTS, "--model", str(model), *given, "--max_steps", "2", "--output_dir"]
-    assert main([*alone, str(whole)]) == 0
-    process = run(parts, model, 2, *given, "--max_steps", "1", "--fsdp", "true")
-    assert process.returncode == 0, process.stderr
-    assert main([*alone, str(parts), "--resume"]) == 0
-    assert all(row["grad_norm"] > 0 for row in metrics(whole)[1:])
-    assert_same_run(whole, parts)
+    changes = {"p_mask_prompt": 0.0} if name in ("diffu_grpo", "wd1") else {}
+    assert_ranks_do_not_matter(name, model, tmp_path, **changes)

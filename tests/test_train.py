@@ -72,19 +72,23 @@ def test_learns_and_leaves_a_complete_run(checkpoint: Path, tmp_path: Path):
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True))
 
 
-def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):
-    whole = config(tmp_path, output_dir=str(tmp_path / "whole"), max_steps=4, ema_decay=0.5)
-    LFPOTrainer(str(llada), first_letter, args=whole, train_dataset=ROWS, eval_dataset=ROWS).train()
-    part = config(tmp_path, max_steps=2, ema_decay=0.5)
-    LFPOTrainer(str(llada), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train()
-    part.max_steps = 4
-    LFPOTrainer(str(llada), first_letter, args=part, train_dataset=ROWS, eval_dataset=ROWS).train(resume=True)
+def assert_resume_is_exact(model: Path, tmp_path: Path) -> Path:
+    """Four iterations in one go and in two parts: same metrics and weights. Returns the last checkpoint's folder."""
+    for name, steps in (("whole", 4), ("run", 2), ("run", 4)):
+        args = config(tmp_path, output_dir=str(tmp_path / name), max_steps=steps, ema_decay=0.5)
+        trainer = LFPOTrainer(str(model), first_letter, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+        trainer.train(resume=(tmp_path / name).exists())
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
+    whole, run = (latest_checkpoint(tmp_path / name) for name in ("whole", "run"))
+    assert whole is not None and run is not None
     for name in ("model", "reference"):
-        finals = [latest_checkpoint(tmp_path / r) for r in ("run", "whole")]
-        assert finals[0] is not None and finals[1] is not None
-        a, b = (load_model(f / name) for f in finals if f is not None)
+        a, b = load_model(whole / name), load_model(run / name)
         assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    return run
+
+
+def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):
+    assert_resume_is_exact(llada, tmp_path)
 
 
 def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
