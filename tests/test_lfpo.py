@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lfpo.base.errors import UserError
+from lfpo.models.roles import OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
+from lfpo.objectives.predictions import Predictions
+from small_runs import rolled, step_of
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
 
@@ -235,3 +238,30 @@ def test_bad_knobs_are_named(knobs: dict, named: str):
 def test_one_rollout_a_prompt_cannot_be_centred():
     with pytest.raises(UserError, match="num_generations"):
         LFPO().signal(double([0.0, 1.0]), torch.arange(2))
+
+
+@pytest.mark.parametrize("kind", ["p_old", "ratio"])
+def test_a_target_that_its_state_does_not_determine_weighs_less(kind: str, llada: Path):
+    objective, models, views, signal = step_of(llada, "lfpo", target_weight=kind)
+    predictions = Predictions(views, models)
+    z, z_old, y = predictions.logits(), predictions.logits(OLD), predictions.labels_T
+    weight = z_old.softmax(-1).gather(1, y[:, None]).squeeze(1)
+    if kind == "ratio":
+        t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]])
+        at = views.target[:, -t.tokens.shape[1] :]
+        weight = (weight / t.confidence[views.row][at]).clamp(max=1)
+        step_SC = t.reveal_step[views.row].masked_fill(~at, 10**6)
+        next_T = (step_SC == step_SC.amin(1, keepdim=True))[at]
+        torch.testing.assert_close(weight[next_T], torch.ones_like(weight[next_T]), rtol=1e-6, atol=0)
+    assert weight.min() < 0.5
+    expected = weight * rectified_loss(z, z_old, y, predictions.at_targets(signal), beta=objective.beta)  # type: ignore[attr-defined]
+    loss, _ = objective.loss(Predictions(views, models), signal)
+    assert loss.item() == pytest.approx(expected.sum().item(), rel=1e-6)
+    assert objective.normalizer(views) == len(y)
+
+
+def test_what_a_weight_of_targets_needs():
+    assert LFPO(target_weight="ratio").needs == {"reveal_step", "confidence"}
+    assert LFPO(target_weight="p_old").needs == LFPO().needs == {"reveal_step"}
+    with pytest.raises(ValueError, match=r"target_weight 'p_old' needs reading 'rectified', found 'printed'"):
+        LFPO(target_weight="p_old", reading="printed")

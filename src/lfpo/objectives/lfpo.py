@@ -34,6 +34,9 @@ class LFPO:
     clip: c above, in standard deviations of the batch's rewards.
     num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
+    target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
+        theta_old in that state. "ratio": p_old(y) over the token's probability when it was revealed, at most 1. Both
+        weigh down tokens that the state does not determine yet. The sum is divided by the number of targets.
     reading: "rectified" is the loss with the sampled token (see ops.rectified.rectified_loss). "printed" and
         "printed_through" are Eq. 10 to the letter, with the targets fixed or not; neither can learn from rewards
         (see ops.rectified.printed_loss); they are here to show that.
@@ -47,9 +50,9 @@ class LFPO:
     num_iterations: int = 1
     positive_weight: float = 1.0
     negative_weight: float = 1.0
+    target_weight: Literal["equal", "p_old", "ratio"] = "equal"
     reading: Literal["rectified", "printed", "printed_through"] = "rectified"
     needs_base: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
 
     def __post_init__(self) -> None:
         positive(self, "beta", "clip")
@@ -57,6 +60,12 @@ class LFPO:
         not_negative(self, "positive_weight", "negative_weight")
         if self.positive_weight + self.negative_weight == 0:
             raise ValueError("positive_weight and negative_weight must not both be zero")
+        if self.target_weight != "equal" and self.reading != "rectified":
+            raise ValueError(f"target_weight {self.target_weight!r} needs reading 'rectified', found {self.reading!r}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reveal_step", "confidence"} if self.target_weight == "ratio" else {"reveal_step"})
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         """r in [0, 1] for each rollout."""
@@ -75,12 +84,17 @@ class LFPO:
         """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row."""
         pick = stratified_indices if self.stratified else uniform_indices
         rngs = [generator(seed, "timesteps", inner) for seed in seeds]
-        return replay(trajectory, *drawn_states(trajectory, lambda row, n: pick(n, self.timesteps, rngs[row])))
+        views = replay(trajectory, *drawn_states(trajectory, lambda row, n: pick(n, self.timesteps, rngs[row])))
+        if self.target_weight == "ratio":
+            confidence_SC = trajectory.confidence[views.row].clamp(min=1e-12)
+            views.weight[:, -confidence_SC.shape[1] :] /= confidence_SC
+        return views
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over T targets of -[w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, the sampled-token reading),
+        """sum over T targets of -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, sampled-token reading),
 
-        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9).
+        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
+        1, or the weight that `target_weight` names.
         """
         r_T, y_T = predictions.at_targets(signal_B), predictions.labels_T
         hidden_TD, hidden_old_TD = predictions.hidden(CURRENT), predictions.hidden(OLD)
@@ -88,7 +102,10 @@ class LFPO:
         weights = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
         knobs: dict[str, Any] = {"beta": self.beta, "precision": predictions.policies[CURRENT].products, **weights}
         if self.reading == "rectified":
-            loss = rectified_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, y_T, r_T, **knobs)
+            w_T = None
+            if self.target_weight != "equal":  # views have 1, or for "ratio" 1 / confidence
+                w_T = (predictions.weight_T * predictions.logp(OLD).exp()).clamp(max=1.0)
+            loss = rectified_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, y_T, r_T, w_T, **knobs)
         else:
             through = self.reading == "printed_through"
             loss = printed_sum(hidden_TD, hidden_old_TD, head_VD, head_old_VD, r_T, through=through, **knobs)
