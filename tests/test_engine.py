@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
+import queue
 import random
+import shutil
 import signal
 import threading
 import time
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import lfpo.train.ray_dispatch
 import lfpo.train.ray_engine
 from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
@@ -32,9 +36,12 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
+from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.ray_engine import RayEngine, set_weights, weights_of
+from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies
 from processes import run_ranks
+from small_runs import choice_config
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
 PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
@@ -178,6 +185,117 @@ def test_workers_sample_what_the_local_engine_samples(workers: int, lora: bool, 
     assert metrics["engine/units"] == 8
 
 
+def ready(engine: RayEngine, job: Job) -> bool:
+    """Whether all units of a job are sampled within 30 s, without anybody asking for them."""
+    until = time.monotonic() + 30
+    while len(job.done) < len(job.units) and time.monotonic() < until:
+        time.sleep(0.02)
+    return len(job.done) == len(job.units) and job.weights is None
+
+
+@pytest.mark.long
+def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(llada: Path, ray: Any):
+    args, told = config(llada, engine={"name": "ray", "workers": 2, "max_staleness": 2}), list[int]()
+    with engine_of(args) as (engine, policy):
+        tickets, expected = [], []
+        for version in range(3):
+            engine.update(version, policy)
+            tickets.append(engine.submit(REQUEST))
+            expected.append(local(policy, 1).sample(REQUEST))
+            with torch.no_grad():
+                for p in policy.backbone.parameters():
+                    p.mul_(1.1)
+        assert [ticket.version for ticket in tickets] == [0, 1, 2]
+        assert all(ready(engine, ticket.work.job) for ticket in tickets)
+        for number in (1, 0, 2):  # in any order
+            assert same(engine.result(tickets[number], lambda index, t: told.extend(index)), expected[number])
+        assert sorted(told) == sorted(3 * list(range(12)))
+        assert engine.metrics()["engine/units_open"] == 0
+
+
+def run_with(folder: Path, model: Path, **engine: Any) -> list[dict[str, Any]]:
+    """Train with staleness 2, all but the first checkpoint lost on the way; metrics without times and the engine's."""
+    for resume in (False, True):
+        args = choice_config(folder, model, max_steps=4, save_total_limit=4, eval_steps=0, engine=engine)
+        LFPOTrainer(args=args).train(resume=resume)
+        if not resume:
+            for step in (2, 3, 4):
+                shutil.rmtree(folder / "checkpoints" / f"step-{step}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = ("engine/staleness", "engine/queue")
+    return [{k: v for k, v in m.items() if k in kept or not k.startswith(("time/", "engine/"))} for m in rows]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 2])
+def test_training_ahead_is_that_of_the_local_engine(workers: int, llada: Path, tmp_path: Path, ray: Any):
+    mine = run_with(tmp_path / "local", llada, max_staleness=2, prompts_per_unit=1)
+    assert [m["engine/staleness"] for m in mine] == [0, 1, 2, 2]
+    assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray", workers=workers) == mine
+
+
+class Task:
+    """A call of a stand-in for a worker."""
+
+    def __init__(self, unit: Any):
+        self.unit, self.ended = unit, threading.Event()
+
+
+class Actor:
+    """A stand-in for a worker's handle: each call is a task that ends when the test says so."""
+
+    def __init__(self, calls: queue.Queue[Task]):
+        self.calls, self.sample = calls, self
+
+    def remote(self, version: int, weights: Any, unit: Any) -> Task:
+        self.calls.put(Task((version, weights, unit)))
+        return self.calls.queue[-1]
+
+
+class Ray:
+    """A stand-in for the module."""
+
+    exceptions = type(
+        "Errors", (), {n: type(n, (Exception,), {}) for n in ("RayError", "RayTaskError", "RayActorError")}
+    )
+
+    @staticmethod
+    def wait(tasks: list[Task], num_returns: int, timeout: float) -> tuple[list[Task], list[Task]]:
+        time.sleep(0.001)
+        return [t for t in tasks if t.ended.is_set()], []
+
+    @staticmethod
+    def get(task: Task) -> list[Any]:
+        return [task.unit]
+
+
+def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pytest.MonkeyPatch):
+    """Nobody asks for results here, as in an update, and all units of two jobs are handed out, one at a time."""
+    monkeypatch.setattr(lfpo.train.ray_dispatch, "import_ray", lambda: Ray)
+    calls: queue.Queue[Task] = queue.Queue()
+    dispatcher = Dispatcher([Actor(calls)], unit_timeout=0.0)
+    units: list[Any] = ["a", "b"]
+    jobs = [dispatcher.submit(version, f"weights {version}", units) for version in (0, 1)]
+    order = []
+    for _ in range(4):
+        task = calls.get(timeout=30)
+        assert calls.empty()  # one worker, one unit
+        order.append(task.unit)
+        task.ended.set()
+    assert order == [(v, f"weights {v}", unit) for v in (0, 1) for unit in units]
+    assert [sorted(number for number, _ in dispatcher.results(job)) for job in jobs] == [[0, 1], [0, 1]]
+    assert [job.weights for job in jobs] == [None, None]
+    assert dispatcher.metrics()["engine/worker_0/rollouts"] == 4
+    assert dispatcher.open_units() == 0
+    # What ends the thread is raised where a result is asked for.
+    job = dispatcher.submit(2, None, units)
+    monkeypatch.setattr(Ray, "get", staticmethod(lambda task: 1 / 0))
+    calls.get(timeout=30).ended.set()
+    with pytest.raises(ZeroDivisionError):
+        list(dispatcher.results(job))
+    dispatcher.close()
+
+
 def worker_pids() -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -220,7 +338,7 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any, monkey
         patch.setattr(lfpo.train.ray_engine, "versions", lambda: {"lfpo": "0"})
         with pytest.raises(UserError, match=r"a worker has .* the trainer has {'lfpo': '0'}; install the same"):
             RayEngine(config(llada, engine={"name": "ray"}))
-    monkeypatch.setattr(lfpo.train.ray_engine, "MAX_LOST", 1)
+    monkeypatch.setattr(lfpo.train.ray_dispatch, "MAX_LOST", 1)
     slow = config(llada, engine={"name": "ray", "unit_timeout": 1e-9})
     with engine_of(slow) as (engine, policy):
         engine.update(0, policy)

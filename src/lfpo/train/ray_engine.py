@@ -1,8 +1,8 @@
 """Rollouts by Ray workers beside the trainer, each with a model of its own.
 
-Rank 0 of the trainer puts new weights into Ray's object store, hands out units of work one at a time, and sends every
-rank its trajectories. Ray places the workers, moves the data and starts a worker again that died; its unit is sampled
-again.
+Rank 0 of the trainer puts new weights into Ray's object store, hands out units of work (lfpo.train.ray_dispatch), and
+sends every rank its trajectories. Ray places the workers, moves the data and starts a worker again that died; its unit
+is sampled again.
 A unit always runs with the same shapes and its noise is a function of its seeds, so the result does not depend on
 which worker ran it, or how often.
 """
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,14 +26,12 @@ from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.rollout.denoise import Finished
-from lfpo.rollout.engine import GIVES, Request, run_unit, shifted
+from lfpo.rollout.engine import GIVES, Request, Ticket, run_unit, shifted
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import ready_to_sample
+from lfpo.train.ray_dispatch import START, Dispatcher, Job, cause, first_line, import_ray
 from lfpo.train.setup import load_policies
-
-MAX_LOST = 3  # workers that may be lost with the same unit
-START = 1800.0  # seconds for all workers to load their models
 
 # Name -> (bytes, dtype, shape). numpy arrays of bytes go through Ray's object store without copies.
 Weights = dict[str, tuple[Any, str, tuple[int, ...]]]
@@ -53,57 +49,82 @@ class RayEngine:
         self.args, self.settings, self.version = args, args.engine, 0
         self.pad_id, self.device = 0, distributed.device()
         self.weights: Any = None  # a reference to the newest weights in the object store
-        self.measured: dict[str, float] = defaultdict(float)
+        self.measured: dict[str, float] = {}
         self.actors: list[Any] = []
-        self.free: deque[int] = deque(range(args.engine.workers))
-        self.away: dict[Any, tuple[int, float]] = {}  # Ray's reference to a lost worker's first answer -> worker, since
         self.began_ray = False
         distributed.together(lambda: self._start() if distributed.rank() == 0 else None)
+        self.dispatcher = Dispatcher(self.actors, args.engine.unit_timeout)
 
     def update(self, version: int, policy: MaskedDiffusionLM) -> None:
         started = time.perf_counter()
         weights = weights_of(policy)  # a collective under FSDP
         self.version, self.pad_id = version, policy.pad_id
         if distributed.rank() == 0:
-            self.weights = _ray().put(weights)
+            self.weights = import_ray().put(weights)
             self.measured["engine/weights_bytes"] = sum(value.nbytes for value, _, _ in weights.values())
             self.measured["engine/weights_seconds"] = time.perf_counter() - started
 
-    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
-        own = self._on_all_ranks(request, finished)
+    def submit(self, request: Request | None, finished: Finished | None = None) -> Ticket:
+        requests, work = distributed.gather_to_first(request), None
+        if distributed.rank() == 0:
+            size = self.settings.prompts_per_unit or 1
+            units = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
+            job = self.dispatcher.submit(self.version, self.weights, [unit for _, unit in units])
+            work = _Work(job, [r for r, _ in units], len(requests))
+        return Ticket(self.version, work)
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        own = self._of_rank(ticket, finished)
         if distributed.rank() and finished is not None:
             finished(list(range(len(own))), own)
         return own.to(self.device)
 
-    def idle(self) -> None:
-        self._on_all_ranks(None, None)
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        return self.result(self.submit(request), finished)
 
-    def _on_all_ranks(self, request: Request | None, finished: Finished | None) -> Any:
+    def idle(self) -> None:
+        self._of_rank(self.submit(None), None)
+
+    def _of_rank(self, ticket: Ticket, finished: Finished | None) -> Any:
         """This rank's trajectories; None without a request."""
-        requests = distributed.gather_to_first(request)
         parts: list[Trajectory | None] = []
 
-        def run() -> None:
+        def wait() -> None:
             if distributed.rank() == 0:
-                parts.extend(self._run(requests, finished))
+                parts.extend(self._of_ranks(ticket.work, finished))
 
-        distributed.together(run)
+        distributed.together(wait)
         return distributed.scatter_from_first(parts)
 
+    def _of_ranks(self, work: _Work, finished: Finished | None) -> list[Trajectory | None]:
+        """The trajectories of each rank's request, None for none. finished: told about rank 0's."""
+        units, rank_of = work.job.units, work.rank_of
+        own = [len(unit.prompts) * (r == 0) for unit, r in zip(units, rank_of, strict=True)]
+        first = [sum(own[:i]) for i in range(len(own))]
+        for i, trajectory in self.dispatcher.results(work.job):
+            tell = shifted(finished, first[i]) if rank_of[i] == 0 else None
+            if tell is not None:
+                tell(list(range(len(trajectory))), trajectory)
+        of_ranks = [[work.job.done[i] for i, r in enumerate(rank_of) if r == rank] for rank in range(work.ranks)]
+        return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
+
     def metrics(self) -> dict[str, float]:
-        found, self.measured = dict(self.measured), defaultdict(float)
+        found, self.measured = {**self.measured, **self.dispatcher.metrics()}, {}
+        if self.settings.max_staleness and distributed.rank() == 0:
+            found["engine/units_open"] = self.dispatcher.open_units()
         return found
 
     def close(self) -> None:
+        self.dispatcher.close()
         for actor in self.actors:
-            _ray().kill(actor)
+            import_ray().kill(actor)
         self.actors, self.weights = [], None
         if self.began_ray:
-            _ray().shutdown()
+            import_ray().shutdown()
             self.began_ray = False
 
     def _start(self) -> None:
-        ray, s = _ray(), self.settings
+        ray, s = import_ray(), self.settings
         if not ray.is_initialized():
             address = s.address or os.environ.get("RAY_ADDRESS")
             own: dict[str, Any] = {"num_cpus": max(os.cpu_count() or 1, s.workers * s.cpus_per_worker)}
@@ -116,7 +137,7 @@ class RayEngine:
                     **({} if address else {**own, "include_dashboard": False}),
                 )
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise UserError(f"engine ray: no cluster at {address!r} ({_first_line(error)})") from error
+                raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
             self.began_ray = True
         found = ray.cluster_resources()
         for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
@@ -132,103 +153,21 @@ class RayEngine:
         try:
             found = ray.get([a.start.remote() for a in self.actors], timeout=START)
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise cause(error) from error
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise UserError(f"engine ray: a worker did not start ({_first_line(error)})") from error
+            raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
         for theirs in found:
             if theirs != versions():
                 raise UserError(f"engine ray: a worker has {theirs}, the trainer has {versions()}; install the same")
 
-    def _run(self, requests: Sequence[Request | None], finished: Finished | None) -> list[Trajectory | None]:
-        """The trajectories of each rank's request, None for none. finished: told about rank 0's."""
-        size = self.settings.prompts_per_unit or 1
-        units = [(r, unit) for r, request in enumerate(requests) if request for unit in request.units(size)]
-        first = [sum(len(u.prompts) for r, u in units[:i] if r == 0) for i in range(len(units))]
-        done: dict[int, Trajectory] = {}
-        for i, trajectory in self._sampled([unit for _, unit in units]):
-            done[i] = trajectory
-            tell = shifted(finished, first[i]) if units[i][0] == 0 else None
-            if tell is not None:
-                tell(list(range(len(trajectory))), trajectory)
-        of_ranks = [[done[i] for i, (r, _) in enumerate(units) if r == rank] for rank in range(len(requests))]
-        return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
-
-    def _sampled(self, units: Sequence[Request]) -> Iterator[tuple[int, Trajectory]]:
-        """(number, trajectory) of each unit, as they are finished. A unit whose worker is lost is sampled again."""
-        waiting, lost = deque(range(len(units))), Counter[int]()
-        running: dict[Any, _Running] = {}
-        self.measured["engine/units"] += len(units)
-        while waiting or running:
-            while waiting and self.free:
-                unit, worker = waiting.popleft(), self.free.popleft()
-                task = self.actors[worker].sample.remote(self.version, self.weights, units[unit])
-                running[task] = _Running(unit, worker, time.monotonic())
-            ready, _ = _ray().wait([*running, *self.away], num_returns=1, timeout=1.0)
-            self._welcome([task for task in ready if task in self.away], alone=not running)
-            for task in [t for t in ready if t in running] or self._late(running):
-                one = running.pop(task)
-                trajectory, why = self._result(task, one)
-                if trajectory is not None:
-                    self.free.append(one.worker)
-                    self.measured[f"engine/worker_{one.worker}/seconds"] += time.monotonic() - one.began
-                    self.measured[f"engine/worker_{one.worker}/rollouts"] += len(trajectory)
-                    yield one.unit, trajectory
-                    continue
-                self.measured["engine/lost"] += 1
-                self.away[self.actors[one.worker].start.remote()] = one.worker, time.monotonic()
-                waiting.appendleft(one.unit)
-                lost[one.unit] += 1
-                if lost[one.unit] == MAX_LOST:
-                    raise UserError(
-                        f"engine ray: {MAX_LOST} workers were lost with the same prompts, the last one because: {why}; "
-                        "if memory ran out, lower rollout_tokens or engine.prompts_per_unit"
-                    )
-
-    def _result(self, task: Any, one: _Running) -> tuple[Trajectory | None, str]:
-        """What a task returned; or None, and why its worker was lost. A worker past its time limit is stopped."""
-        ray = _ray()
-        try:
-            if self._is_late(one):
-                ray.kill(self.actors[one.worker], no_restart=False)
-                return None, f"no result after {self.settings.unit_timeout:g} seconds (engine.unit_timeout)"
-            return ray.get(task), ""
-        except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
-        except ray.exceptions.RayActorError as error:
-            return None, _first_line(error)
-
-    def _late(self, running: dict[Any, _Running]) -> list[Any]:
-        return [task for task, one in running.items() if self._is_late(one)]
-
-    def _is_late(self, one: _Running) -> bool:
-        limit = self.settings.unit_timeout
-        return bool(limit) and time.monotonic() - one.began > limit
-
-    def _welcome(self, tasks: Sequence[Any], *, alone: bool) -> None:
-        """Take back workers that were started again. alone: nothing else is running.
-
-        Raises UserError where no worker is left, or none came back in time.
-        """
-        ray, why = _ray(), "it did not start again in time"
-        for task in tasks:
-            worker, _ = self.away.pop(task)
-            try:
-                ray.get(task)
-                self.free.append(worker)
-            except ray.exceptions.RayError as error:
-                why = _first_line(error)
-        late = all(time.monotonic() - since > START for _, since in self.away.values())
-        if alone and not self.free and late:
-            raise UserError(f"engine ray: no worker is left; the last one was lost because: {why}")
-
 
 @dataclasses.dataclass(frozen=True)
-class _Running:
-    """A unit at a worker, both by number, and when it was handed out."""
+class _Work:
+    """What rank 0 keeps of a request: its units as a job, the rank of each unit, and the number of ranks."""
 
-    unit: int
-    worker: int
-    began: float
+    job: Job
+    rank_of: list[int]
+    ranks: int
 
 
 class Worker:
@@ -295,20 +234,3 @@ def set_weights(policy: MaskedDiffusionLM, weights: Weights) -> None:
     for name, parameter in _parameters(policy):
         value, dtype, shape = weights[name]
         parameter.copy_(torch.from_numpy(value.copy()).view(getattr(torch, dtype)).view(shape))
-
-
-def _ray() -> Any:
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("engine ray: Ray is not installed; pip install 'lfpo[ray]', or leave out engine")
-    import ray
-
-    return ray
-
-
-def _cause(error: Any) -> BaseException:
-    """What a worker raised."""
-    return error.cause if isinstance(error.cause, UserError) else error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
