@@ -17,15 +17,19 @@ from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
+from lfpo.models.roles import OLD
+from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
 from lfpo.rollout.tree import tree_rollout
 from lfpo.runs.stopping import Stopped
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
+from small_runs import step_of
 from test_distributed import assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics, without_times
 
@@ -78,7 +82,66 @@ def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Pa
     assert ahead[1]["reward"] != now[1]["reward"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5}])
+@pytest.mark.parametrize("old_policy", ["reference", "sampler"])
+def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = {"old_policy": old_policy, "ema_decay": 0.5, "optimizer_steps_per_iteration": 1}
+    trainer = trainer_of(llada, tmp_path, "run", 2, **changes)
+    weights, theta, seen = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+
+    def collected(*args: Any, **settings: Any) -> Batch:
+        weights.append(flat(trainer.reference))
+        theta.append(flat(trainer.model))
+        return collect(*args, **settings)
+
+    def updated(objective: Any, policies: Any, *args: Any, **settings: Any) -> Any:
+        seen.append(flat(policies[OLD]))
+        return accumulate_gradients(objective, policies, *args, **settings)
+
+    monkeypatch.setattr("lfpo.train.rl.collect", collected)
+    monkeypatch.setattr("lfpo.train.algorithm.accumulate_gradients", updated)
+    trainer.train()
+    assert not torch.equal(weights[0], weights[1])
+    for i, found in enumerate(seen):
+        assert torch.equal(found, weights[max(0, i - 2) if old_policy == "sampler" else i])
+    for i in range(3):  # the reference moves from the newest weights, whatever the loss compares with
+        torch.testing.assert_close(weights[i + 1], weights[i].lerp(theta[i + 1], 0.5))
+    assert trainer.versions is None or trainer.versions.kept == {}
+
+
+def flat(policy: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
+
+
+def test_without_staleness_both_choices_are_the_same(llada: Path, tmp_path: Path):
+    for choice in ("reference", "sampler"):
+        trainer_of(llada, tmp_path, choice, 0, max_steps=2, old_policy=choice).train()
+    assert_same_bits(tmp_path / "reference", tmp_path / "sampler")
+
+
+class Recorded(dict[str, Any]):
+    """Policies that note which of them is read."""
+
+    def __init__(self, policies: dict[str, Any]):
+        super().__init__(policies)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize(("name", "knobs"), [*((name, {}) for name in OBJECTIVES), ("rldf", {"num_iterations": 1})])
+def test_objectives_say_whether_they_read_theta_old(name: str, knobs: dict[str, Any], checkpoint: Path):
+    objective, models, views, signal = step_of(checkpoint, name, **knobs)
+    policies = Recorded(models)
+    accumulate_gradients(objective, policies, views, signal, update_tokens=10**6)
+    assert (OLD in policies.read) == getattr(objective, "reads_old", True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"}, {"old_policy": "sampler"}],
+)
 def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):
     trainer_of(llada, tmp_path, "whole", 2, **changes).train()
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
@@ -127,6 +190,14 @@ def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Pa
     assert [m.get("engine/staleness") for m in metrics(tmp_path / "run")] == [None, None, 0, 1, 2]
 
 
+def test_a_checkpoint_without_earlier_weights_is_one_sentence(llada: Path, tmp_path: Path):
+    trainer_of(llada, tmp_path, "run", 1, max_steps=3).train()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-3")
+    with pytest.raises(UserError, match=r"rollouts of the policy after 1 iterations, and not its weights; resume with"):
+        trainer_of(llada, tmp_path, "run", 1, max_steps=3, old_policy="sampler").train(resume=True)
+
+
+@pytest.mark.long
 def test_two_ranks_train_as_one_and_resume_on_one(llada: Path, tmp_path: Path):
     steps = ("--max_steps", "3", "--engine.max_staleness", "1", "--eval_steps", "0")
     for name, ranks in (("one", 1), ("two", 2)):
@@ -140,11 +211,19 @@ def test_two_ranks_train_as_one_and_resume_on_one(llada: Path, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_split_weights_train_as_whole_ones(llada: Path, tmp_path: Path):
-    steps = ("--max_steps", "3", "--engine.max_staleness", "2", "--eval_steps", "0")
-    for name, ranks, fsdp in (("one", 1, "false"), ("two", 2, "true")):
-        process = run(tmp_path / name, llada, ranks, *steps, "--fsdp", fsdp)
+@pytest.mark.parametrize("fsdp", ["false", "true"])
+def test_ranks_keep_the_versions_that_the_loss_needs(fsdp: str, llada: Path, tmp_path: Path):
+    """Two ranks, resumed in the middle, are one process that was never stopped."""
+    steps = ("--max_steps", "4", "--engine.max_staleness", "2", "--eval_steps", "0", "--old_policy", "sampler")
+    keep = ("--save_total_limit", "4")
+    for name, ranks, split in (("one", 1, "false"), ("two", 2, fsdp)):
+        process = run(tmp_path / name, llada, ranks, *steps, *keep, "--fsdp", split)
         assert process.returncode == 0, process.stderr
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "two" / "checkpoints" / f"step-{step}")
+    process = run(tmp_path / "two", llada, 2, *steps, *keep, "--fsdp", fsdp, "--resume")
+    assert process.returncode == 0 and "step-2" in process.stdout, process.stderr
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
@@ -184,6 +263,10 @@ def without_submit(args: LFPOConfig) -> Any:
     [
         ({"engine": {"max_staleness": -1}}, "max_staleness -1 must not be negative"),
         ({"engine": {"max_staleness": 1}, "refill": 1}, "'refill' does not work with 'engine.max_staleness'"),
+        (
+            {"old_policy": "sampler", "objective": {"name": "rejection"}},
+            "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these",
+        ),
         (
             {"engine": {"max_staleness": 1, "name": "test_staleness:without_submit"}},
             "engine 'test_staleness:without_submit' has no 'submit' and 'result', which engine.max_staleness 1 needs",

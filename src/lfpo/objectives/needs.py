@@ -66,6 +66,15 @@ def check_rollouts(
         objective.check_sampler(sampler)
 
 
+def check_old_policy(objective: Objective, old_policy: str) -> None:
+    """Raise UserError where `old_policy: sampler` is set for an objective whose loss does not read theta_old."""
+    if old_policy == "sampler" and not getattr(objective, "reads_old", True):
+        raise UserError(
+            f"'old_policy' sampler is for losses that read theta_old, and that of {type(objective).__name__} does not "
+            "with these settings; leave it out"
+        )
+
+
 def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
     """The scheduled steps whose whole predictions rollouts must keep for an objective; none unless it needs them."""
     if "predictions" not in getattr(objective, "needs", ()):

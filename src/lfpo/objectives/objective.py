@@ -23,6 +23,7 @@ class Objective(Protocol):
     needs: what the objective needs of rollouts, names of lfpo.rollout.engine.GIVES, or of its states, names of
         lfpo.objectives.needs.OF_FULL_ATTENTION; checked at start.
         With "predictions" or "tree" among them, `signal` takes rewards or values of several states of each rollout.
+    reads_old: False for an objective whose loss does not read theta_old.
     rewarded_steps: with "predictions", at how many scheduled steps they are kept (None: all).
     at_progress(share): the objective at this share of training, 0 to below 1, where its knobs follow a schedule.
     check_sampler(sampler): raises UserError when rollouts sampled this way cannot be learned from.

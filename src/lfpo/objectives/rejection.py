@@ -28,6 +28,7 @@ class Rejection:
     masks: int = 2
     num_iterations: int = 1
     needs_base: ClassVar[bool] = False
+    reads_old: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least_one(self, "masks", "num_iterations")

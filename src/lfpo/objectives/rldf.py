@@ -58,6 +58,10 @@ class RLDF:
         not_negative(self, "temperature", "epsilon", "epsilon_high", "beta")
 
     @property
+    def reads_old(self) -> bool:
+        return self.num_iterations > 1
+
+    @property
     def needs_base(self) -> bool:
         return self.beta > 0
 

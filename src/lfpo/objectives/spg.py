@@ -43,6 +43,7 @@ class SPG:
     num_iterations: int = 4
     advantage: Advantage = "mean"
     needs_base: ClassVar[bool] = False
+    reads_old: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class WD1:
     temperature: float = 1.0
     advantage: Advantage = "mean"
     needs_base: ClassVar[bool] = False
+    reads_old: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least_one(self, "num_iterations")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -52,7 +53,10 @@ class Learner(Protocol):
     average: Average | None
 
     def sample_and_score(self, iteration: int) -> Batch:
-        """This rank's rollouts of theta_old, and their rewards."""
+        """This rank's rollouts of theta_old, or of an earlier version of it, and their rewards."""
+
+    def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
+        """In the block, the policy OLD has the weights that the loss takes for theta_old."""
 
     def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
         """Set the learning rate of one optimiser step, and return it."""
@@ -69,7 +73,8 @@ def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
     args, objective, policies = learner.args, learner.objective, learner.policies
     if hasattr(objective, "at_progress"):
         objective = objective.at_progress(iteration / args.max_steps)
-    # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
+    # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them. With max_staleness
+    # they were sampled ahead, from an earlier theta_old.
     started = time.perf_counter()
     with learner.stop.at_once():
         batch = learner.sample_and_score(iteration)  # tokens, reveal_step [b, C]; of all ranks: reward_B, group_B
@@ -85,11 +90,12 @@ def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
     order = torch.randperm(len(signal_B) // whole, generator=generator(args.seed, iteration, "blocks"))
     parts = [] if batch.unscored else order.tensor_split(args.optimizer_steps_per_iteration)
     blocks = [(part[:, None] * whole + torch.arange(whole)).flatten() for part in parts]
-    steps = [
-        optimizer_step(learner, objective, batch, signal_b, block, (iteration, inner, number), meter, measures)
-        for inner in range(objective.num_iterations)
-        for number, block in enumerate(blocks)
-    ]
+    with learner.old_policy(iteration, batch):
+        steps = [
+            optimizer_step(learner, objective, batch, signal_b, block, (iteration, inner, number), meter, measures)
+            for inner in range(objective.num_iterations)
+            for number, block in enumerate(blocks)
+        ]
 
     # Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta.
     ema_update(policies[OLD], policies[CURRENT], args.ema_decay)

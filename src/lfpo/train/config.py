@@ -82,6 +82,9 @@ class LFPOConfig:
     padding_free: pack the update's rows end to end, each attending to itself alone, instead of padding them; on a GPU
         in bfloat16 with torch's variable-length flash attention. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
+    old_policy: theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`,
+        the one that sampled the batch. Of that a copy is kept in CPU memory until its last batch is learned from.
+        Without staleness they are the same.
     ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
     average_decay: evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of
         theta (0: theta itself; see lfpo.train.average). Rollouts and updates do not depend on it.
@@ -124,6 +127,7 @@ class LFPOConfig:
     offload_reference: bool = False
     gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
+    old_policy: Literal["reference", "sampler"] = "reference"
     ema_decay: float = 0.0
     average_decay: float = 0.0
 

@@ -64,7 +64,9 @@ def preflight(
     needed, free = distributed.together(
         lambda: check_disk(
             Path(args.output_dir),
-            [model, reference] + [model] * bool(args.average_decay),
+            [model, reference]
+            + [model] * bool(args.average_decay)
+            + [reference] * (args.engine.max_staleness * (args.old_policy == "sampler")),
             args.optim,
             args.save_total_limit,
         )

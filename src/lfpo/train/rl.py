@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps
+from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect, rollout_records
 from lfpo.rollout.engine import AsyncEngine
@@ -37,6 +38,7 @@ from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import TrainingRun, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers
+from lfpo.train.versions import Versions
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
@@ -81,6 +83,7 @@ class LFPOTrainer:
         self.reward_weights = reward_weights(args, self.source)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
+        check_old_policy(self.objective, args.old_policy)
         self.keep_steps = kept_steps(self.objective, self.sampler)
         check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
@@ -103,6 +106,8 @@ class LFPOTrainer:
             self.objective, self.sampler, args.tree, self.engine.gives, trained_block=self.model.block_length
         )
         self.queue = self._queue()
+        ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
+        self.versions = Versions(own_parameters(self.reference)) if ahead else None
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # Set by the run that this trainer becomes part of.
@@ -127,6 +132,8 @@ class LFPOTrainer:
         metrics = iterate(self, iteration)
         if self.queue is not None:
             self.queue.forget(iteration)  # only now: a checkpoint before it still needs the batch
+            if self.versions is not None:
+                self.versions.keep_only(self.queue.versions())
         return metrics
 
     def _queue(self) -> RolloutQueue | None:
@@ -177,6 +184,12 @@ class LFPOTrainer:
         self._count_failures(batch.failed, iteration)
         return batch
 
+    def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
+        """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""
+        if self.versions is None:
+            return contextlib.nullcontext()
+        return self.versions.in_place(batch.version, newest=iteration)
+
     def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
         """Set the learning rate of one optimiser step, by the schedule over all of them, and return it."""
         args, inners, blocks = self.args, self.objective.num_iterations, self.args.optimizer_steps_per_iteration
@@ -207,7 +220,11 @@ class LFPOTrainer:
 
     @property
     def parts(self) -> dict[str, Part]:
-        parts: dict[str, Part | None] = {"average": self.average, "queue": self.queue}
+        parts: dict[str, Part | None] = {
+            "average": self.average,
+            "queue": self.queue,
+            "versions": self.versions,
+        }
         return {name: part for name, part in parts.items() if part is not None}
 
     @property

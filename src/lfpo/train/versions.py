@@ -1,0 +1,91 @@
+"""Earlier versions of theta_old, for losses that compare with the policy that sampled (`old_policy: sampler`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.models.tensor_files import local, read_like, tensor_paths, write_shards
+
+
+class Versions:
+    """Copies of theta_old's weights in CPU memory, in their own dtype, one for each version that is still needed.
+
+    parameters: theta_old's; of split ones (FSDP) each rank copies its rows.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter]):
+        self.parameters = parameters
+        self.kept: dict[int, list[torch.Tensor]] = {}  # version -> this rank's weights
+
+    @contextlib.contextmanager
+    def in_place(self, version: int, newest: int) -> Iterator[None]:
+        """Within this context theta_old's weights are those of `version`; now, and again at the end, of `newest`.
+
+        A copy of the newest ones is kept. Raises UserError where there is none of `version`.
+        """
+        self.kept[newest] = [local(p).to("cpu", copy=True) for p in self.parameters]
+        if version not in self.kept:
+            raise UserError(
+                f"the checkpoint holds rollouts of the policy after {version} iterations, and not its weights; resume "
+                "with old_policy reference"
+            )
+        if version == newest:
+            yield
+            return
+        self._set(version)
+        try:
+            yield
+        finally:
+            self._set(newest)
+
+    @torch.no_grad()
+    def _set(self, version: int) -> None:
+        for p, value in zip(self.parameters, self.kept[version], strict=True):
+            local(p).copy_(value)
+
+    def keep_only(self, versions: Collection[int]) -> None:
+        """Drop all others."""
+        self.kept = {version: values for version, values in self.kept.items() if version in versions}
+
+    def save(self, folder: Path) -> None:
+        """Write all copies into an existing folder. A collective."""
+        of_names = {
+            f"{v}.{i}": (p, values[i]) for v, values in self.kept.items() for i, p in enumerate(self.parameters)
+        }
+        write_shards(
+            {name: p for name, (p, _) in of_names.items()},
+            lambda name: distributed.whole(_split_like(*of_names[name])),
+            folder,
+            "versions",
+        )
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote; nothing where there is no such folder. Raises UserError for other weights."""
+        files = tensor_paths(folder)
+        for version in sorted({int(name.partition(".")[0]) for name in files}):
+            names = [f"{version}.{i}" for i in range(len(self.parameters))]
+            found = [read_like(files[n], n, p) for n, p in zip(names, self.parameters, strict=True) if n in files]
+            if [f.shape for f in found] != [p.shape for p in self.parameters]:
+                raise UserError(f"{folder}: holds other weights than these; resume with the 'lora' it was saved with")
+            self.kept[version] = [local(f).to("cpu") for f in found]
+
+
+def _split_like(parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """This rank's rows as a tensor split like `parameter`; of a parameter that is not split, the value itself."""
+    if not isinstance(parameter, DTensor):
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
