@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from golden_families import golden
 from lfpo.cli.command_line import main
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
@@ -46,7 +47,11 @@ def test_learns_and_leaves_a_run_that_all_commands_read(
     assert capsys.readouterr().err == ""
 
 
-def test_resume_is_bit_identical_to_an_unbroken_run(model: Path, tmp_path: Path):
+@pytest.mark.parametrize("name", ["llada", "sdar_moe", "llada2_0"])
+def test_resume_is_bit_identical_to_an_unbroken_run(name: str, model: Path, tmp_path: Path):
+    """Of mixtures of experts too."""
+    if name != "llada":
+        model = golden(name, tmp_path / name, **({"block_length": BLOCK} if name == "llada2_0" else {}))
     last = assert_resume_is_exact(model, tmp_path)
     assert load_model(last / "model").block_length == load_model(last / "reference").block_length == BLOCK
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from lfpo.base.config import load_yaml
 from lfpo.base.files import read_json
@@ -14,6 +15,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED, SHIPPED
 from lfpo.models.roles import CURRENT
+from lfpo.models.structure import Structure
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import views_of
 from lfpo.objectives.predictions import Predictions
@@ -22,6 +24,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from test_distributed import metrics
+from tiny import random_ids
 
 FOLDER = SHIPPED["embedded-block"]
 
@@ -54,6 +57,18 @@ def test_its_rollouts_are_replayed_exactly():
     torch.testing.assert_close(
         logp, t.confidence[views.row[view], column - t.prompt_ids.shape[1]].log(), rtol=0, atol=1e-4
     )
+
+
+@torch.no_grad()
+def test_plain_transformers_loads_its_export_with_the_callers_mask(tmp_path: Path):
+    assert main(["export", "embedded-block", "--layout", "transformers", "--output", str(tmp_path / "out")]) == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model, ids = load_model("embedded-block"), random_ids(2, 20)
+    block = torch.arange(20) // theirs.config.block_length
+    seen = (block[:, None] >= block).expand(2, 1, -1, -1)
+    ours = model.head(model.hidden(ids, structure=Structure(8)))
+    torch.testing.assert_close(theirs(ids, seen).logits, ours, rtol=0, atol=1e-4)
+    assert (theirs(ids).logits - ours).abs().max() > 1e-2  # without it, attention is full
 
 
 @pytest.mark.long

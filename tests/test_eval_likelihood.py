@@ -16,7 +16,8 @@ from lfpo.cli.command_line import main
 from lfpo.eval.choices import FORMATS, Options, chosen, encode_pair, options_of, text_pair
 from lfpo.eval.likelihood import Pair, likelihood_bounds, maskings
 from lfpo.eval.settings import LikelihoodConfig
-from lfpo.models import load_model, load_tokenizer
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.structure import Structure
 from lfpo.prompts.tasks import get_task
 
 PROMPT = [40, 41, 42]
@@ -73,6 +74,57 @@ def test_the_estimate_is_unbiased(length: int, mc_num: int, llada: Path):
     error = float(values.std()) / math.sqrt(seeds)
     assert error > 0
     assert abs(float(values.mean()) - expected_bound(llada, PROMPT, answer)) < 4 * error
+
+
+def block_bound(model: MaskedDiffusionLM, prompt: list[int], answer: list[int], cfg_scale: float) -> float:
+    """The bound of a model that attends block by block, by its definition: the sum over the blocks that hold the answer
+    of `expected_bound`'s expectation, each with the clean tokens before it and masks after the answer. One forward a
+    mask, without the doubled layout."""
+    size, text, total = model.block_length or 0, prompt + answer, 0.0
+    structure = Structure(size)
+
+    def logits(row: list[int]) -> torch.Tensor:
+        return model.head(model.hidden(torch.tensor([row]), structure=structure))[0].double()
+
+    for first in range(len(prompt) // size * size, len(text), size):
+        places = [i for i in range(first, first + size) if len(prompt) <= i < len(text)]
+        for count in range(1, len(places) + 1):
+            masks = list(itertools.combinations(places, count))
+            for mask in masks:
+                row = [model.mask_id if i in mask else token for i, token in enumerate(text[: first + size])]
+                row += [model.mask_id] * (first + size - len(row))
+                found = logits(row)
+                if cfg_scale:
+                    blind = logits([model.mask_id] * len(prompt) + row[len(prompt) :])
+                    found = (1 + cfg_scale) * found - cfg_scale * blind
+                logp = sum(float(found[i].log_softmax(-1)[text[i]]) for i in mask)
+                total += logp / count / len(masks)
+    return total
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cfg_scale", [0.0, 0.5])
+def test_the_bound_of_a_block_model(cfg_scale: float, tmp_path: Path):
+    """Answers within a block, over two and over three, in one batch; every way of masking is computed."""
+    model = load_model(tiny.write_llada(tmp_path / "m", block_length=4), dtype=torch.float64)
+    pairs = [Pair(PROMPT[:p], [65, 66, 67, 68, 69, 70, 71][:a], 0) for p, a in ((3, 1), (2, 2), (3, 3), (1, 7), (3, 7))]
+    bounds = likelihood_bounds(model, pairs, LikelihoodConfig(mc_num=15, cfg_scale=cfg_scale))
+    for pair, bound in zip(pairs, bounds, strict=True):
+        assert bound.exact
+        assert bound.logp == pytest.approx(block_bound(model, pair.prompt, pair.answer, cfg_scale), abs=1e-9)
+    # As many forwards as the block with the most ways has: 1, 2 and 1 answer tokens, then 3 and 4, then 1, 4 and 2.
+    assert [b.nfe for b in bounds] == [n * (2 if cfg_scale else 1) for n in (1, 3, 3, 15, 15)]
+
+
+@torch.no_grad()
+def test_the_estimate_of_a_block_model_is_unbiased(tmp_path: Path):
+    model = load_model(tiny.write_llada(tmp_path / "m", block_length=4))
+    answer = [65, 66, 67, 68, 69, 70]
+    bounds = likelihood_bounds(model, [Pair(PROMPT, answer, s * 7919) for s in range(200)], LikelihoodConfig(mc_num=3))
+    values = torch.tensor([b.logp for b in bounds])
+    assert not bounds[0].exact and bounds[0].nfe == 3
+    error = float(values.std()) / math.sqrt(len(values))
+    assert 0 < abs(float(values.mean()) - block_bound(model, PROMPT, answer, 0.0)) < 4 * error
 
 
 def test_counts_are_spread_over_their_range():

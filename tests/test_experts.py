@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
 from golden_families import golden, golden_io
 from lfpo.base.errors import UserError
 from lfpo.base.lora_settings import LoraSettings
-from lfpo.models import MaskedDiffusionLM, init_model, load_model
+from lfpo.cli.command_line import main
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, save_model
 from lfpo.models.experts import grouped_experts, grouped_product, routers
+from lfpo.models.export import export_adapter
 from lfpo.models.four_bit import quantize
 from lfpo.models.layouts import LAYOUTS
-from lfpo.models.lora import attach, target_names
+from lfpo.models.lora import attach, load_adapter, save_adapter, target_names
 from lfpo.models.placement import sampling
-from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.router_balance import watched_routers
 from lfpo.rollout.denoise import rollout
@@ -28,8 +32,10 @@ from lfpo.train.flops import forward_flops
 from lfpo.train.plan.shapes import adapter_size, model_shape
 from processes import run_ranks
 from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
+from test_lora import moved
 
 LORA = LoraSettings(r=2, lora_alpha=4)
+ON_EXPERTS = LoraSettings(r=2, lora_alpha=4, experts=True)
 
 
 class Experts(torch.nn.Module):
@@ -118,9 +124,11 @@ def test_the_published_router(tmp_path: Path) -> None:
     torch.testing.assert_close(layer.mlp(io["router.hidden"]), io["router.low_output"], rtol=0, atol=1e-4)
 
 
-def training(model: MaskedDiffusionLM, lora: bool) -> tuple[dict[str, MaskedDiffusionLM], dict[str, Any]]:
+def training(
+    model: MaskedDiffusionLM, lora: LoraSettings | None
+) -> tuple[dict[str, MaskedDiffusionLM], dict[str, Any]]:
     """Policies after one backward pass of LFPO, and what it measured."""
-    old = attach(model, LORA) if lora else model.frozen_copy()
+    old = attach(model, lora) if lora else model.frozen_copy()
     trajectory = rollout(old, PROMPTS, SAMPLER, SEEDS)
     signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
     objective, policies = make_objective({"name": "lfpo", "timesteps": 3}), {CURRENT: model, OLD: old}
@@ -129,8 +137,8 @@ def training(model: MaskedDiffusionLM, lora: bool) -> tuple[dict[str, MaskedDiff
     return policies, measures
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_mixture_of_experts_trains(lora: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, LORA, ON_EXPERTS])
+def test_a_mixture_of_experts_trains(lora: LoraSettings | None, tmp_path: Path) -> None:
     model = load_model(golden("lladamoe", tmp_path / "m"))
     policies, measures = training(model, lora)
     total, count = measures["router/entropy"].tolist()
@@ -140,7 +148,7 @@ def test_a_mixture_of_experts_trains(lora: bool, tmp_path: Path) -> None:
     trained = {name: p for name, p in model.backbone.named_parameters() if p.requires_grad}
     assert all(p.grad is not None for p in trained.values())
     assert all(p.grad.abs().max() > 0 for name, p in trained.items() if "lora_A" not in name)  # B is still zero
-    assert any("experts" in name for name in trained) is not lora
+    assert any("experts" in name for name in trained) is (lora != LORA)
     before = policies[OLD].weights()["model.layers.0.mlp.experts.down_proj"].clone()
     with torch.no_grad():
         for p in trained.values():
@@ -168,7 +176,7 @@ def test_the_measures_of_routers_by_hand(tmp_path: Path) -> None:
     assert not measures
 
 
-def test_adapters_go_onto_the_attention(tmp_path: Path) -> None:
+def test_adapters_go_onto_the_attention_unless_asked(tmp_path: Path) -> None:
     model = load_model(golden("llada2_0", tmp_path / "m"))
     attention = ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert target_names(model, "all-linear") == attention
@@ -179,6 +187,48 @@ def test_adapters_go_onto_the_attention(tmp_path: Path) -> None:
     attach(model, LORA)
     adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
     assert len(adapted) == 3 * 4
+    other = load_model(golden("sdar_moe", tmp_path / "other"))
+    attach(other, LoraSettings(r=2, target_modules=[], experts=True))
+    assert all(".mlp.experts." in name for name, p in other.named_parameters() if p.requires_grad)
+    with pytest.raises(UserError, match="this model has no experts"):
+        attach(load_model("embedded"), ON_EXPERTS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["lladamoe", "llada2_0"])
+def test_adapters_on_experts(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """peft's own sum of matrices and factors, merged rollouts, merged and separate exports give the same logits."""
+    source, ids = golden(name, tmp_path / "m"), golden_io(name)["full.ids"]
+    model, plain = load_model(source), load_model(source)(ids)
+    reference = attach(model, ON_EXPERTS)
+    assert torch.equal(model(ids), plain)  # B is zero
+    moved(model)
+    logits = model(ids)
+    assert (logits - plain).abs().max() > 1
+    assert torch.equal(reference(ids), plain)
+    assert torch.equal(model.with_adapter(BASE)(ids), plain)
+    with sampling(model, cast=False, move_to_device=False, merge=True):
+        torch.testing.assert_close(model(ids), logits, rtol=0, atol=1e-4)
+    assert torch.equal(model(ids), logits)
+    save_model(model, tmp_path / "merged")
+    torch.testing.assert_close(load_model(tmp_path / "merged")(ids), logits, rtol=0, atol=1e-4)
+    save_adapter(model, tmp_path / "adapter")
+    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "base")]) == 0
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    torch.testing.assert_close(theirs(input_ids=ids).logits, logits, rtol=0, atol=1e-4)
+    other = load_model(source)
+    attach(other, ON_EXPERTS)
+    load_adapter(other, tmp_path / "adapter")
+    assert torch.equal(other(ids), logits)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="no form under the family's own names"):
+        export_adapter(tmp_path / "adapter", model.family, "base", tmp_path / "out", own_names=True)
+
+
+def test_an_old_peft_cannot_adapt_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peft.__version__", "0.19.1")
+    with pytest.raises(UserError, match=r"peft 0\.20 or later, and 0\.19\.1 is installed"):
+        attach(load_model(golden("lladamoe", tmp_path / "m")), ON_EXPERTS)
 
 
 def test_experts_are_not_quantised(tmp_path: Path) -> None:
@@ -188,11 +238,16 @@ def test_experts_are_not_quantised(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "changes"), [("lladamoe", {}), ("llada2_0", {"block_length": 8})])
-def test_split_experts_train_as_whole_ones(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes", "lora"),
+    [("lladamoe", {}, None), ("llada2_0", {"block_length": 8}, None), ("llada2_0", {"block_length": 8}, ON_EXPERTS)],
+)
+def test_split_experts_train_as_whole_ones(
+    name: str, changes: dict[str, Any], lora: LoraSettings | None, tmp_path: Path
+) -> None:
     folder = golden(name, tmp_path / "m", **changes)
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
-    for rank in run_ranks(2, trains_as_one, folder, 0, False, True, trajectory):
+    for rank in run_ranks(2, trains_as_one, folder, 0, lora, True, trajectory):
         assert rank.returncode == 0, rank.stderr
 
 
@@ -212,6 +267,9 @@ def test_flops_count_the_chosen_experts(tmp_path: Path) -> None:
     expected = 2 * weights * 7 + 4 * layers * d * (3 * 3 + 4 * 4) + 2 * vocabulary * d * 5
     assert forward_flops(model, torch.tensor([3, 4]), 5) == pytest.approx(expected)
     assert model_shape(model.config)[0].active == weights
+    attach(model, LoraSettings(r=2, target_modules=[], experts=True))
+    factors = layers * 2 * 2 * ((d + 48) + (24 + d))  # of two chosen experts, rank 2, for gate_up and down
+    assert forward_flops(model, torch.tensor([3, 4]), 5) == pytest.approx(expected + 2 * factors * 7)
 
 
 def test_published_sizes() -> None:
@@ -227,11 +285,12 @@ def test_published_sizes() -> None:
     assert sizes["sdar-4b"].active == sizes["sdar-4b"].layers
 
 
-def test_the_adapters_of_a_model_whose_first_layer_is_dense(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [LORA, ON_EXPERTS])
+def test_the_adapters_of_a_model_whose_first_layer_is_dense(lora: LoraSettings, tmp_path: Path) -> None:
     model = load_model(golden("llada2_0", tmp_path / "m"))
-    attach(model, LORA)
+    attach(model, lora)
     own = sum(p.numel() for n, p in model.backbone.named_parameters() if f".{CURRENT}." in n)
-    assert adapter_size(model.config, LORA) == own
+    assert adapter_size(model.config, lora) == own
 
 
 def test_a_fresh_mixture_of_experts() -> None:

@@ -15,8 +15,6 @@ from transformers import AutoModelForCausalLM
 from golden_families import golden, golden_io, golden_sampler
 from lfpo.base.errors import UserError
 from lfpo.cli import main
-from lfpo.eval.likelihood import Pair, likelihood_bounds
-from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.runs.card import BLOCK_SAMPLER, SAMPLER
 from tiny import read_weights, save_weights, write_llada
@@ -223,9 +221,3 @@ def test_a_block_length_in_config_json(tmp_path: Path) -> None:
     for i, wrong in enumerate((0, "8", True)):
         folder = golden("sdar", tmp_path / str(i), block_size=wrong)
         fails(functools.partial(load_model, folder), "config.json", "block_size", repr(wrong))
-
-
-def test_block_models_are_not_scored_with_full_attention(tmp_path: Path) -> None:
-    source = golden("sdar", tmp_path / "sdar")
-    model = load_model(source)
-    fails(lambda: likelihood_bounds(model, [Pair([1], [2], 0)], LikelihoodConfig()), "blocks of 4", "likelihood")

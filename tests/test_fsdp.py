@@ -41,12 +41,12 @@ STEPS = 2
 class Training:
     """Optimiser steps on the same rollouts, in the whole group or in a process alone."""
 
-    def __init__(self, folder: Path, mesh: Any, *, lora: bool, checkpointing: bool):
+    def __init__(self, folder: Path, mesh: Any, *, lora: LoraSettings | None, checkpointing: bool):
         model = load_model(folder, dtype=torch.float64, mesh=mesh)
         if lora:
-            self.policies = {CURRENT: model, OLD: attach(model, LORA)}
+            self.policies = {CURRENT: model, OLD: attach(model, lora)}
             for unsplit in model.unsplit:
-                inject(unsplit, LORA)
+                inject(unsplit, lora)
         else:
             self.policies = {CURRENT: model, OLD: frozen_copy(model) if mesh else model.frozen_copy()}
         if checkpointing:
@@ -81,8 +81,8 @@ def forwards_of_rank(model: MaskedDiffusionLM, rank: int) -> list[list[int]]:
     return found.tokens.tolist()
 
 
-def trains_as_one(folder: Path, shards: int, lora: bool, checkpointing: bool, trajectory: Any) -> None:
-    settings = {"lora": lora, "checkpointing": checkpointing}
+def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpointing: bool, trajectory: Any) -> None:
+    settings: dict[str, Any] = {"lora": lora, "checkpointing": checkpointing}
     alone = Training(folder, None, **settings)
     expected = [alone.step(trajectory, [0, 1, 2, 3]) for _ in range(STEPS)]
     distributed.start()
@@ -110,9 +110,9 @@ def trains_as_one(folder: Path, shards: int, lora: bool, checkpointing: bool, tr
     assert not order  # FSDP's record of forwards does not grow
 
 
-CASES = [(1, 0, False, False), (3, 0, True, True), (4, 2, False, False)]
-LONG_CASES = [(1, 0, True, True), (2, 0, False, False), (2, 0, True, True), (3, 0, False, True)]
-LONG_CASES += [(4, 0, False, True), (4, 0, True, False), (4, 2, True, True)]
+CASES = [(1, 0, None, False), (3, 0, LORA, True), (4, 2, None, False)]
+LONG_CASES = [(1, 0, LORA, True), (2, 0, None, False), (2, 0, LORA, True), (3, 0, None, True)]
+LONG_CASES += [(4, 0, None, True), (4, 0, LORA, False), (4, 2, LORA, True)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ LONG_CASES += [(4, 0, False, True), (4, 0, True, False), (4, 2, True, True)]
     [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)],
 )
 def test_split_weights_train_as_whole_ones(
-    ranks: int, shards: int, lora: bool, checkpointing: bool, llada: Path, tmp_path: Path
+    ranks: int, shards: int, lora: LoraSettings | None, checkpointing: bool, llada: Path, tmp_path: Path
 ):
     trajectory = rollout(load_model(llada, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(ranks, trains_as_one, llada, shards, lora, checkpointing, trajectory):
@@ -130,7 +130,7 @@ def test_split_weights_train_as_whole_ones(
 def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
     folder = tiny.write_dream(tmp_path / "dream", tie_word_embeddings=True)
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
-    for rank in run_ranks(2, trains_as_one, folder, 0, False, False, trajectory):
+    for rank in run_ranks(2, trains_as_one, folder, 0, None, False, trajectory):
         assert rank.returncode == 0, rank.stderr
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from golden_families import golden
 from lfpo.base.errors import UserError
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
@@ -123,15 +124,25 @@ def test_a_peft_config_says_the_same_as_the_settings():
     assert settings_of(config) == LoraSettings(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     with pytest.raises(UserError, match="lora_dropout"):
         settings_of(LoraConfig(lora_dropout=0.05))
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=[], target_parameters=names)
+    assert settings_of(config) == LoraSettings(r=4, lora_alpha=8, target_modules=[], experts=True)
+    with pytest.raises(UserError, match=r"target_parameters \['mlp.experts.down_proj'\]: expected the experts"):
+        settings_of(LoraConfig(target_modules=["q_proj"], target_parameters=names[1:]))
+    for name, value in {"use_rslora": True, "use_dora": True, "rank_pattern": {"q_proj": 2}}.items():
+        with pytest.raises(UserError, match=f"{name} .* is not supported"):
+            settings_of(LoraConfig(**{name: value}))
 
 
 def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
     return choice_config(folder, model, **{"lora": {"r": 2, "lora_alpha": 4}, **settings})
 
 
-@pytest.mark.parametrize("objective", ["lfpo", "coupled_grpo"])
-def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, llada: Path, tmp_path: Path):
+@pytest.mark.parametrize(("objective", "experts"), [("lfpo", False), ("coupled_grpo", False), ("lfpo", True)])
+def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, experts: bool, llada: Path, tmp_path: Path):
+    llada = golden("lladamoe", tmp_path / "moe") if experts else llada
     settings: dict[str, Any] = {"objective": {"name": objective}, "ema_decay": 0.5}
+    settings["lora"] = {"r": 2, "lora_alpha": 4, "experts": experts}
     whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
     whole.train()
     LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **settings)).train()

@@ -84,6 +84,9 @@ COMMANDS = {
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
     f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
     f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
+    f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
+    f"{TRAIN} --model embedded-block --padding_free true": "'padding_free' is for models with full attention",
+    f"{TRAIN} --lora.experts true": "this model has no experts",
     f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
     # Other commands
     "eval --task sudoku --n_samples 4": "n_samples 4 at temperature 0 gives the same completion 4 times",

@@ -14,6 +14,8 @@ class LoraSettings:
     target_modules: "all-linear" (every linear layer but the head; in a mixture of experts those of the attention);
         "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output, gate and
         down projections have other names); or a list of names, the family's own or transformers'.
+    experts: adapt the experts' matrices too, each expert with factors of rank r. With `target_modules: []` nothing else
+        is adapted.
 
     There is no dropout: with it, two forwards of the same policy would give different probabilities.
     """
@@ -21,6 +23,7 @@ class LoraSettings:
     r: int = 128
     lora_alpha: float = 64
     target_modules: str | list[str] = "all-linear"
+    experts: bool = False
 
     def __post_init__(self) -> None:
         at_least_one(self, "r")

@@ -3,6 +3,10 @@
 Mask l of the answer's L tokens, l uniform on 1..L, and sum the log-probabilities of the masked tokens with weight L/l.
 The expectation over l and the masks is a lower bound of the log-likelihood (arXiv 2502.09992, Eq. 6), and equal to it
 for an answer of one token.
+
+In a model that attends block by block, the bound is the sum of the bounds of the answer's blocks, each after the clean
+blocks before it (arXiv 2503.09573). One doubled forward masks tokens of every block. Blocks count from the start
+of the prompt. Tokens of the last block past the answer's end are masked and not scored, as the sampler shows them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import pack_by_tokens
-from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.eval.settings import LikelihoodConfig
 from lfpo.models import MaskedDiffusionLM
@@ -44,12 +47,13 @@ class Bound:
     exact: bool
 
 
-def maskings(length: int, seed: int, mc_num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def maskings(length: int, seed: int, mc_num: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Masked tokens of each noised copy, bool [M, L], and the weight of its sum of log-probabilities, float64 [M].
 
     With at most mc_num ways of masking, the copies are all of them, weighted by probability, and the result is exact.
     Otherwise there are mc_num copies, whose counts l are evenly spaced over 1..L from a random start, so that each
     count is equally likely in each copy.
+    start: the place of the L tokens in the answer; keys their noise, with `seed`.
     """
     if 2**length - 1 <= mc_num:
         ways = [way for way in itertools.product((False, True), repeat=length) if any(way)]
@@ -57,65 +61,105 @@ def maskings(length: int, seed: int, mc_num: int) -> tuple[torch.Tensor, torch.T
         weights = [1 / (sum(way) * math.comb(length, sum(way))) for way in ways]
         return masked, torch.tensor(weights, dtype=torch.float64)
     key, copy = torch.tensor(seed), torch.arange(mc_num)
-    place = (uniform(key, COUNTS, 0) + copy.double() / mc_num) % 1
+    place = (uniform(key, COUNTS, start) + copy.double() / mc_num) % 1
     count = (place * length).long().clamp(max=length - 1) + 1
-    noise = uniform(key, MASKS, copy[:, None], torch.arange(length))
+    noise = uniform(key, MASKS, copy[:, None], start + torch.arange(length))
     masked = torch.argsort(noise, dim=-1, stable=True).argsort(-1) < count[:, None]
     return masked, length / count.double() / mc_num
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """masked: of each noised copy of an answer, bool [M, L]. weights: of its log-probabilities, float64 [M, L]."""
+
+    masked: torch.Tensor
+    weights: torch.Tensor
+    exact: bool
+
+
+def _plan(pair: Pair, mc_num: int, block_length: int | None) -> _Plan:
+    """The maskings of each block of an answer, side by side. A block with fewer ways than others has no mask in the
+    last copies."""
+    length, block = len(pair.answer), block_length or len(pair.prompt) + len(pair.answer)
+    ends = [*range(block - len(pair.prompt) % block, length, block), length]
+    found = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
+    copies = max(len(weights) for _, weights in found)
+    masked = [F.pad(each, (0, 0, 0, copies - len(each))) for each, _ in found]
+    weights = [
+        F.pad(each, (0, copies - len(each)))[:, None].expand(part.shape)
+        for part, (_, each) in zip(masked, found, strict=True)
+    ]
+    exact = all(2 ** each.shape[1] - 1 <= mc_num for each, _ in found)
+    return _Plan(torch.cat(masked, dim=1), torch.cat(weights, dim=1), exact)
 
 
 @torch.no_grad()
 def likelihood_bounds(
     model: MaskedDiffusionLM, pairs: Sequence[Pair], config: LikelihoodConfig, *, tokens: int = 16384
 ) -> list[Bound]:
-    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only.
-
-    Raises UserError for a model that attends block by block.
-    """
-    if model.block_length is not None:
-        raise UserError(
-            f"model {model.source or model.family.name} attends in blocks of {model.block_length} tokens, and scoring "
-            "by likelihood knows only full attention; evaluate it on tasks that are sampled"
-        )
+    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only."""
     was_training = model.training
     model.eval()
-    plans = [maskings(len(pair.answer), pair.seed, config.mc_num) for pair in pairs]
-    copies = [(i, m) for i, (masked, _) in enumerate(plans) for m in range(len(masked))]
+    plans = [_plan(pair, config.mc_num, model.block_length) for pair in pairs]
+    copies = [(i, m) for i, plan in enumerate(plans) for m in range(len(plan.masked))]
     total = torch.zeros(len(pairs), dtype=torch.float64)
-    for pack in pack_by_tokens([len(pairs[i].prompt) + len(pairs[i].answer) for i, _ in copies], tokens):
+    lengths = model.training_structure.tokens(torch.tensor([_width(model, pair) for pair in pairs])).tolist()
+    for pack in pack_by_tokens([lengths[i] for i, _ in copies], tokens):
         chosen = [copies[k] for k in pack]
-        summed = _masked_logp(
-            model, [pairs[i] for i, _ in chosen], [plans[i][0][m] for i, m in chosen], config.cfg_scale
+        summed = _weighted_logp(
+            model,
+            [pairs[i] for i, _ in chosen],
+            [plans[i].masked[m] for i, m in chosen],
+            [plans[i].weights[m] for i, m in chosen],
+            config.cfg_scale,
         )
-        weight = torch.stack([plans[i][1][m] for i, m in chosen])
-        total.index_add_(0, torch.tensor([i for i, _ in chosen]), weight * summed)
+        total.index_add_(0, torch.tensor([i for i, _ in chosen]), summed)
     model.train(was_training)
     forwards = 2 if config.cfg_scale else 1
     return [
-        Bound(float(logp), forwards * len(masked), 2 ** len(pair.answer) - 1 <= config.mc_num)
-        for logp, (masked, _), pair in zip(total, plans, pairs, strict=True)
+        Bound(float(logp), forwards * len(plan.masked), plan.exact) for logp, plan in zip(total, plans, strict=True)
     ]
 
 
-def _masked_logp(
-    model: MaskedDiffusionLM, rows: Sequence[Pair], masked: Sequence[torch.Tensor], cfg_scale: float
+def _width(model: MaskedDiffusionLM, pair: Pair) -> int:
+    """Tokens of a pair, with those that fill its last block."""
+    length = len(pair.prompt) + len(pair.answer)
+    return length + -length % (model.block_length or 1)
+
+
+def _weighted_logp(
+    model: MaskedDiffusionLM,
+    rows: Sequence[Pair],
+    masked: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    cfg_scale: float,
 ) -> torch.Tensor:
-    """The sum of log-probabilities of each row's masked answer tokens, float64 [B]. Rows are padded on the right."""
-    width = max(len(r.prompt) + len(r.answer) for r in rows)
-    clean = torch.full((len(rows), width), model.pad_id)
+    """The weighted sum of log-probabilities of each row's masked answer tokens, float64 [B]. Rows are padded on the
+    right.
+
+    masked: bool, weights: float64, both of each row's answer tokens.
+    """
+    widths = [_width(model, r) for r in rows]
+    clean = torch.full((len(rows), max(widths)), model.mask_id)
     attention = torch.zeros_like(clean)
     prompt, target = torch.zeros_like(clean, dtype=torch.bool), torch.zeros_like(clean, dtype=torch.bool)
     for b, row in enumerate(rows):
         start, end = len(row.prompt), len(row.prompt) + len(row.answer)
         clean[b, :end] = torch.tensor(row.prompt + row.answer)
-        attention[b, :end] = 1
+        attention[b, : widths[b]] = 1
         prompt[b, :start] = True
         target[b, start:end] = masked[b]
     clean, attention, prompt, target = (x.to(model.device) for x in (clean, attention, prompt, target))
     noised = clean.masked_fill(target, model.mask_id)
-    hidden = [model.hidden(noised, attention)[target], clean[target]]
+
+    def hidden_of(hidden_tokens_BL: torch.Tensor) -> torch.Tensor:
+        """States of the targets, where the tokens `hidden_tokens_BL` of both halves are masked."""
+        views = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
+        return model.noised_hidden(*views, attention, structure=model.training_structure)[target]
+
+    hidden = [hidden_of(torch.zeros_like(prompt)), clean[target]]
     if cfg_scale:
-        hidden.append(model.hidden(noised.masked_fill(prompt, model.mask_id), attention)[target])
+        hidden.append(hidden_of(prompt))
 
     def logp(hidden_TD: torch.Tensor, labels_T: torch.Tensor, blind_TD: torch.Tensor | None = None) -> torch.Tensor:
         logits = model.head(hidden_TD)
@@ -125,4 +169,5 @@ def _masked_logp(
         return -F.cross_entropy(logits, labels_T, reduction="none")
 
     logp_T = in_chunks(logp, hidden, model.vocab_size).double().cpu()
+    logp_T *= torch.cat([weight[mask] for weight, mask in zip(weights, masked, strict=True)])
     return torch.zeros(len(rows), dtype=torch.float64).index_add_(0, target.nonzero()[:, 0].cpu(), logp_T)

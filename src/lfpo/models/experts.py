@@ -1,7 +1,7 @@
 """The experts and routers of a mixture of experts, as transformers' models call them.
 
 Routers compute in float32, so that autocast does not change which experts are chosen. Experts compute in the dtype of
-the other layers: products of each expert's tokens with its matrix, in one call.
+the other layers: products of each expert's tokens with its matrix, in one call, and with the factors of its adapter.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import torch
 from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from lfpo.models.adapters import base_layer, stacked_factors
 from lfpo.models.attention import product_dtype
 
 NAME = "lfpo_experts"
+MATRICES = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")  # as peft's target_parameters
 ALIGNED = 8  # rows of a matrix, in numbers, that the GPU's grouped product takes
 
 
@@ -59,17 +61,43 @@ def grouped_experts(
     module: transformers' experts with the parameters gate_up_proj [E, 2 I, D] and down_proj [E, D, I].
     expert_TK: int64. weight_TK: float32.
     """
-    up: torch.Tensor = module.gate_up_proj
-    down: torch.Tensor = module.down_proj
-    dtype = product_dtype(up)
-    (tokens, chosen), experts = expert_TK.shape, len(up)
+    (tokens, chosen), experts = expert_TK.shape, len(module.down_proj)
     expert_S, order_S = expert_TK.flatten().sort(stable=True)  # S = T K pairs, those of an expert together
     ends_E = torch.searchsorted(expert_S, torch.arange(experts, device=expert_S.device), right=True).int()
-    rows_SD = hidden_TD.to(dtype)[order_S // chosen]
-    gate, linear = grouped_product(rows_SD, up.to(dtype), ends_E).chunk(2, dim=-1)
-    out_SD = grouped_product(module.act_fn(gate) * linear, down.to(dtype), ends_E)
+    rows_SD = hidden_TD.to(product_dtype(module.down_proj))[order_S // chosen]
+    gate, linear = _adapted(module, "gate_up_proj", rows_SD, ends_E).chunk(2, dim=-1)
+    out_SD = _adapted(module, "down_proj", module.act_fn(gate) * linear, ends_E)
     out_SD = out_SD * weight_TK.flatten()[order_S, None]  # float32
     return out_SD[order_S.argsort()].view(tokens, chosen, -1).sum(1).to(hidden_TD.dtype)
+
+
+def _adapted(module: Any, name: str, rows_SD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """`grouped_product` with a parameter of the experts, plus its active adapter, [S, O] in the dtype of the rows."""
+    out_SO = grouped_product(rows_SD, getattr(module, name).to(rows_SD.dtype), ends_E)
+    for wrapper in getattr(module, "adapters", ()):
+        if wrapper.parameter_name == name and not wrapper.disable_adapters:
+            (adapter,) = wrapper.active_adapters
+            a_ERD, b_EOR = stacked_factors(wrapper, adapter)
+            dtype = product_dtype(a_ERD)
+            low_SR = grouped_product(rows_SD.to(dtype), a_ERD.to(dtype), ends_E)
+            high_SO = grouped_product(low_SR, b_EOR.to(dtype).contiguous(), ends_E)
+            out_SO = (out_SO + wrapper.scaling[adapter] * high_SO).to(rows_SD.dtype)
+    return out_SO
+
+
+def without_sums(backbone: Any) -> None:
+    """Let experts that peft has wrapped compute with the factors of their adapters. peft's wrappers would add the
+    factors' product to the matrices of all experts, at every forward."""
+    for layer in backbone.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            wrappers = [m for m in layer.mlp.experts.modules() if hasattr(m, "base_layer")]
+            for wrapper in wrappers:
+                wrapper.forward = functools.partial(_run_base, wrapper)
+            base_layer(layer.mlp.experts).adapters = tuple(wrappers)
+
+
+def _run_base(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    return wrapper.base_layer(*args, **kwargs)
 
 
 def grouped_product(rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,8 @@ def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: Any) -> None:
     """Write the base model with a saved LoRA adapter added, in the family's own layout."""
     saved = read_json(adapter / "adapter_config.json")
     model = load_model(base, dtype=dtype)
-    inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"]))
+    experts = bool(saved.get("target_parameters"))
+    inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"], experts))
     load_adapter(model, adapter)
     save_model(model, folder)
 
@@ -125,10 +126,11 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     if not own_names:
         shutil.copyfile(adapter / ADAPTER, folder / ADAPTER)
     else:
-        if family.fused:
+        if family.fused or config.get("target_parameters"):
+            why = "the rows of several adapted layers in one tensor" if family.fused else "a tensor for each expert"
             raise UserError(
-                f"an adapter of {family.name} has no form under the family's own names, because a checkpoint holds the "
-                "rows of several adapted layers in one tensor; export it with --layout transformers, or merged"
+                f"this adapter of {family.name} has no form under the family's own names, because a checkpoint holds "
+                f"{why}; export it with --layout transformers, or merged"
             )
         prefix = "base_model.model."
         tensors = {

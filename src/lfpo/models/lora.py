@@ -11,6 +11,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,39 @@ from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.adapters import switch_adapter
+from lfpo.models.experts import MATRICES, routers, without_sums
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import save_tensors
 
+# Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
+TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "lora_dropout", "peft_type"}
+TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
+FIRST_WITH_EXPERTS = (0, 20)  # version of peft
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
 
 
 def settings_of(peft_config: Any) -> LoraSettings:
-    """The settings of a peft LoraConfig. Raises UserError for dropout and for other kinds of adapters."""
+    """The settings of a peft LoraConfig. Raises UserError for other kinds of adapters, for dropout, and for any other
+    field that would be ignored."""
     if getattr(peft_config, "lora_dropout", 0):
         raise UserError("peft_config: lora_dropout must be 0: with it a policy's probabilities change between forwards")
     if getattr(peft_config, "peft_type", None) != "LORA":
         raise UserError(f"peft_config: expected a LoraConfig, found {type(peft_config).__name__}")
-    targets = peft_config.target_modules
+    plain = type(peft_config)()
+    for field in fields(peft_config):
+        value = getattr(peft_config, field.name)
+        if field.name not in TAKEN and value != getattr(plain, field.name):
+            raise UserError(f"peft_config: {field.name} {value!r} is not supported; leave it out")
+    targets, parameters = peft_config.target_modules, getattr(peft_config, "target_parameters", None)
+    if parameters and {f"mlp.experts.{name.rpartition('.')[2]}" for name in parameters} != set(MATRICES):
+        raise UserError(f"peft_config: target_parameters {parameters}: expected the experts' matrices, {[*MATRICES]}")
     return LoraSettings(
         r=peft_config.r,
         lora_alpha=peft_config.lora_alpha,
         target_modules="all-linear" if targets is None else targets if isinstance(targets, str) else sorted(targets),
+        experts=bool(parameters),
     )
 
 
@@ -71,7 +86,10 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         raise UserError("lora needs the package peft: pip install peft") from error
 
     config = LoraConfig(
-        r=settings.r, lora_alpha=settings.lora_alpha, target_modules=target_names(model, settings.target_modules)
+        r=settings.r,
+        lora_alpha=settings.lora_alpha,
+        target_modules=target_names(model, settings.target_modules, experts=settings.experts),
+        target_parameters=_expert_matrices(model) if settings.experts else None,
     )
     model.requires_grad_(False)
     with warnings.catch_warnings(), _plain_weights(model.backbone):
@@ -80,6 +98,7 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
             inject_adapter_in_model(
                 config, model.backbone, adapter_name=name, low_cpu_mem_usage=model.device.type == "meta"
             )
+    without_sums(model.backbone)
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
     switch_adapter(model.backbone, CURRENT)
     return reference
@@ -101,15 +120,28 @@ def _plain_weights(backbone: nn.Module) -> Iterator[None]:
             module._parameters[name] = p
 
 
-def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str]:
+def _expert_matrices(model: MaskedDiffusionLM) -> list[str]:
+    """The experts' matrices as peft names them. Raises UserError for a model without experts, and for a peft that has
+    no second adapter on a parameter or holds its factors otherwise."""
+    if not routers(model.backbone):
+        raise UserError("lora experts: true: this model has no experts; leave it out")
+    from peft import __version__ as version
+
+    if tuple(int(part) for part in version.split(".")[:2]) < FIRST_WITH_EXPERTS:
+        raise UserError(f"lora experts: true needs peft 0.20 or later, and {version} is installed: pip install -U peft")
+    return list(MATRICES)
+
+
+def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts: bool = False) -> list[str]:
     """The last parts of the target layers' transformers names, sorted. targets: see LoraSettings.target_modules.
 
     In a mixture of experts these are layers of the attention only: peft takes the names in `mlp` for the experts', of
-    dense layers and shared experts too. Raises UserError for a name that matches no such layer.
+    dense layers and shared experts too. experts: whether the experts are adapted too; then the list may be empty.
+    Raises UserError for a name that matches no such layer.
     """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
-    experts = bool(model.family.stacked)
-    if experts:
+    mixture = bool(model.family.stacked)
+    if mixture:
         linear = [n for n in linear if ".mlp." not in n]
     # The family's own name of each layer -> transformers' names; LLaDA2 has one for three layers.
     names: dict[str, set[str]] = {}
@@ -124,14 +156,14 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str
         raise UserError(f"lora target_modules {targets!r}: expected 'all-linear', 'as-published' or a list of names")
     known = {**names, **{n: {n} for n in every}}
     for name in targets:
-        if name not in known and experts and name in MLP:
+        if name not in known and mixture and name in MLP:
             raise UserError(
-                f"lora target_modules: {name!r}: in a mixture of experts only the attention takes adapters "
-                f"({', '.join(sorted(every))}); leave it out, or train all weights"
+                f"lora target_modules: {name!r}: in a mixture of experts only the attention takes adapters by name "
+                f"({', '.join(sorted(every))}); leave it out, and adapt the experts with `experts: true`"
             )
         if name not in known:
             raise UserError(f"lora target_modules: {name!r} is not a linear layer of this model{nearest(name, known)}")
-    if not targets:
+    if not targets and not experts:
         raise UserError("lora target_modules: the list is empty")
     return sorted(set().union(*(known[name] for name in targets)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.base.distributed import whole
 from lfpo.base.errors import UserError
-from lfpo.models.adapters import use_adapter
+from lfpo.models.adapters import added, base_layer, use_adapter, wrapper_of
 from lfpo.models.attention import NAME as ATTENTION
 from lfpo.models.attention import FullPrecisionRope, Packed, key_mask
 from lfpo.models.experts import NAME as EXPERTS
@@ -302,7 +303,7 @@ class MaskedDiffusionLM(nn.Module):
         `dtype`."""
         saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
         return {
-            name.replace(".base_layer.", "."): p
+            re.sub(r"(\.base_layer)+\.", ".", name): p
             if original_shape(p) == p.shape
             else torch.empty(original_shape(p), dtype=self.dtype, device="meta")
             for name, p in saved
@@ -314,12 +315,12 @@ class MaskedDiffusionLM(nn.Module):
         this policy's adapter added."""
         module_name, _, kind = name.rpartition(".")
         module = self.backbone.get_submodule(module_name)
-        if not hasattr(module, "get_delta_weight"):
-            return whole(dequantized(getattr(module, kind))).detach()
-        weight = whole(dequantized(getattr(module.base_layer, kind))).detach()
-        if kind != "weight":
+        weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
+        wrapper = wrapper_of(module, kind)
+        if wrapper is None:
             return weight
-        delta = module.get_delta_weight(self.adapter)  # float32, as the factors
+        assert self.adapter is not None
+        delta = added(wrapper, self.adapter).detach()  # float32, as the factors
         return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
     def checkpoint_layers(self) -> None:

@@ -6,6 +6,7 @@ Only the layers move. Embeddings and head stay on the device, because the loss r
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,7 +89,7 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
 
 @contextlib.contextmanager
 def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast: bool) -> Iterator[None]:
-    """In the block, the LoRA layers of `target` are plain linear layers with the sum of base and adapter of `policy`.
+    """In the block, the LoRA layers of `target` are plain layers with the sum of base and adapter of `policy`.
 
     target: the policy itself, or one with the same layers. cast: hold the sums in bfloat16. Collective, if the policy's
     weights are split.
@@ -97,23 +98,36 @@ def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast
 
     adapter, replaced = target.adapter, list[tuple[dict[str, Any], str, nn.Module]]()
     try:
-        for path, layer in [(p, m) for p, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]:
-            weight = policy.merged(f"{path}.weight")
-            with torch.device("meta"):
-                linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-            linear.weight = _frozen(weight.to(torch.bfloat16) if cast else weight)
-            if layer.get_base_layer().bias is not None:
-                linear.bias = _frozen(policy.merged(f"{path}.bias"))
+        found = [(path, m) for path, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]
+        for path, layer in found:
             parent, _, name = path.rpartition(".")
+            if name == "base_layer":  # a wrapper inside another one
+                continue
             modules: Any = target.backbone.get_submodule(parent)._modules
             replaced.append((modules, name, modules[name]))
-            modules[name] = linear
+            modules[name] = _with_sums(policy, path, layer.get_base_layer(), cast)
         target.adapter = None  # a forward need not switch adapters, of which there are none left
         yield
     finally:
         for modules, name, layer in replaced:
             modules[name] = layer
         target.adapter = adapter
+
+
+def _with_sums(policy: MaskedDiffusionLM, path: str, base: nn.Module, cast: bool) -> nn.Module:
+    """A layer like `base`, a linear layer or the experts of a layer, with the policy's parameters of the layer `path`,
+    its adapter added."""
+    if isinstance(base, nn.Linear):  # may be a 4-bit one
+        with torch.device("meta"):
+            plain: nn.Module = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
+    else:
+        plain = copy.copy(base)
+        plain._parameters = dict(base._parameters)
+        plain.adapters = ()
+    for name in [n for n, p in plain._parameters.items() if p is not None]:
+        weight = policy.merged(f"{path}.{name}")
+        plain._parameters[name] = _frozen(weight.to(torch.bfloat16) if cast and weight.ndim > 1 else weight)
+    return plain
 
 
 def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:

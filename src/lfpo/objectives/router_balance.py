@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.adapters import base_layer
 from lfpo.models.experts import routers
 from lfpo.objectives.measures import Measures, add_measures, sum_and_count
 
@@ -45,7 +46,7 @@ def watched_routers(model: MaskedDiffusionLM) -> Iterator[Measures]:
     hooks = [router.register_forward_hook(look) for router in found]
     if found:
         layers = [layer.mlp for layer in model.backbone.model.layers if hasattr(layer.mlp, "experts")]
-        hooks += [mlp.experts.register_forward_pre_hook(count) for mlp in layers]
+        hooks += [base_layer(mlp.experts).register_forward_pre_hook(count) for mlp in layers]
     try:
         yield measures
     finally:

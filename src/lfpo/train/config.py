@@ -54,7 +54,8 @@ class LFPOConfig:
         eval_steps 0.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
         gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.base.engine_settings).
-    lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights (see lfpo.models.lora).
+    lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
+        lfpo.base.lora_settings).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast.
     head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs

@@ -28,7 +28,8 @@ class SFTConfig:
     mask_ratios: [low, high], the range that an example's mask ratio t is drawn from.
     loss_weight: of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
         masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8]).
-    lora: {r, lora_alpha, target_modules}: train an adapter instead of all weights; the exported model is merged.
+    lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights; the exported model is
+        merged.
     bf16: on a GPU, run the body of forwards under bfloat16 autocast. Weights are float32.
     gradient_checkpointing, fsdp, fsdp_size: as in LFPOConfig.
     optim: adamw_torch, or one of bitsandbytes: adamw_8bit, paged_adamw_8bit, paged_adamw_32bit (see LFPOConfig).

@@ -37,12 +37,14 @@ def model_states(
         frozen = (outside,) * 3 if offloaded else (held,) * 3
 
     # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
-    # they are copied to the GPU. Merged adapters take a copy of every matrix but the experts', which have no adapters.
+    # they are copied to the GPU. Merged adapters take a copy of every matrix that has one: of the experts' by choice.
     # FSDP gathers all of them.
     copies = 0.0
     if args.merges_lora(device) and not args.fsdp:
-        copies = (2 if autocast else per_weight) * (sizes.matrices - sizes.experts)
-        copies += 2 * sizes.experts * (autocast and per_weight > 2)
+        apart = 0 if args.lora and args.lora.experts else sizes.experts  # matrices without adapters
+        copies = (2 if autocast else per_weight) * (sizes.matrices - apart)
+        copies += 2 * apart * (autocast and per_weight > 2)
+        copies += 8 * sizes.matrix * (sizes.experts > apart)  # the sum of one stacked matrix, in float32
     elif autocast and not args.fsdp and not args.rollout_compile:
         copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
     on_gpu = offloaded - (per_weight * sizes.matrices if copies else 0) if offloaded else 0

@@ -151,9 +151,9 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
 
 @functools.cache
 def _adapter_size(config: str, settings: str) -> int:
-    one, two = (_adapter_of_layers(json.loads(config), n, LoraSettings(**json.loads(settings))) for n in (1, 2))
+    two, three = (_adapter_of_layers(json.loads(config), n, LoraSettings(**json.loads(settings))) for n in (2, 3))
     layers = model_shape(json.loads(config))[1].num_hidden_layers
-    return one + (layers - 1) * (two - one)  # the first layer of a mixture of experts may be without experts
+    return two + (layers - 2) * (three - two)  # the first layer of a mixture of experts may be without experts
 
 
 def _adapter_of_layers(config: dict[str, Any], layers: int, settings: LoraSettings) -> int:
