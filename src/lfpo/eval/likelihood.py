@@ -154,8 +154,8 @@ def _weighted_logp(
 
     def hidden_of(hidden_tokens_BL: torch.Tensor) -> torch.Tensor:
         """States of the targets, where the tokens `hidden_tokens_BL` of both halves are masked."""
-        views = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
-        return model.noised_hidden(*views, attention, structure=model.training_structure)[target]
+        shown, before = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
+        return model.noised_hidden(shown, before, attention, structure=model.training_structure)[target]
 
     hidden = [hidden_of(torch.zeros_like(prompt)), clean[target]]
     if cfg_scale:

@@ -117,9 +117,10 @@ def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast
 def _with_sums(policy: MaskedDiffusionLM, path: str, base: nn.Module, cast: bool) -> nn.Module:
     """A layer like `base`, a linear layer or the experts of a layer, with the policy's parameters of the layer `path`,
     its adapter added."""
+    plain: Any
     if isinstance(base, nn.Linear):  # may be a 4-bit one
         with torch.device("meta"):
-            plain: nn.Module = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
+            plain = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
     else:
         plain = copy.copy(base)
         plain._parameters = dict(base._parameters)
