@@ -136,6 +136,13 @@ HARM = {
     "signal to the rest": escape(
         "os.kill(-1, 9); os.kill(os.getppid(), 0); os.kill(1, 9); raise OSError", "os.getpid()"
     ),
+    "receiver of a signal": escape(
+        "import fcntl; fcntl.fcntl(os.pipe()[0], 8, os.getppid())", "import fcntl; fcntl.fcntl(os.pipe()[0], 1)"
+    ),
+    "receiver of a signal by socket": escape(
+        "import fcntl; a = socket.socketpair(); fcntl.ioctl(a[0], 0x8901, os.getppid().to_bytes(4, 'little')); a = 1",
+        "import fcntl; fcntl.fcntl(socket.socketpair()[0], 1)",
+    ),
     "metadata by mode": escape("os.chmod(os.__file__, 0o644)", "os.stat(os.__file__)"),
     "metadata by time": escape("os.utime(os.__file__)", "os.stat(os.__file__)"),
     "metadata by attribute": escape("os.setxattr(os.__file__, 'user.x', b'1')", "os.listxattr('.')"),
@@ -282,6 +289,88 @@ VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
         "def f(x): return (5,)",
         "assert f(1).count(5) == 1",
     ),
+    "a field that is a method": (
+        "from collections import namedtuple\ndef f(x): return namedtuple('P', 'issubset')(lambda *a: True)",
+        "from collections import namedtuple\ndef f(x): return namedtuple('P', 'a b')({1}, len).a",
+        "assert f(3).issubset({1, 2, 3})",
+    ),
+    "a type in a field": (
+        "from collections import namedtuple\ndef f(x): return namedtuple('P', 'startswith')(str)",
+        "def f(x): return 'abc'",
+        "assert f(3).startswith('a')",
+    ),
+    "a label that is a method": (
+        "import pandas as pd\ndef f(x): return pd.Series([lambda *a: True], index=['startswith'])",
+        "def f(x): return 'abc'",
+        "import pandas as pd\nassert f(3).startswith('a')",
+    ),
+    "an attribute of an exception": (
+        "def f(x):\n    e = ValueError()\n    e.issubset = list\n    return e",
+        "def f(x): return {1}",
+        "assert f(3).issubset({1, 2, 3})",
+    ),
+    "an attribute of an object of the suite": (
+        "class P: pass\ndef f(x):\n    p = P()\n    p.issubset = lambda *a: True\n    return p",
+        "class P: pass\ndef f(x): return {1}",
+        "class P: x = 1\nassert f(3).issubset({1, 2, 3})",
+    ),
+    "a function of the suite as a method": (
+        "import types\ndef f(x, g): return types.SimpleNamespace(issubset=g)",
+        "def f(x, g): return g({1})",
+        "assert f(3, lambda v: v).issubset({1, 2, 3})",
+    ),
+    "an empty array that broadcasts": (
+        "import numpy as np\ndef f(x): return np.zeros((0, 1))",
+        "import numpy as np\ndef f(x): return np.array([1, 2])",
+        "import numpy as np\nassert (f(1) == np.array([1, 2])).all()",
+    ),
+    "a difference of an empty array": (
+        "import numpy as np\ndef f(x): return np.zeros((0, 2))",
+        "import numpy as np\ndef f(x): return np.array([1, 2])",
+        "import numpy as np\nassert np.all(np.abs(f(1) - np.array([1, 2])) < 1e-6)",
+    ),
+    "an argument that is emptied beside one that is checked": (
+        "def f(xs, ys):\n    xs.clear()\n    ys.sort()\n    return 0",
+        "def f(xs, ys): return sum(xs)",
+        "xs, ys = [1, 2], [4, 3]\nassert f(xs, ys) == sum(xs)\nassert ys in ([3, 4], [4, 3])",
+    ),
+    "an assertion that an interrupt ends": (
+        "def f(x): raise KeyboardInterrupt",
+        "def f(x): return 1",
+        "try: assert f(1) == 1\nexcept Exception: pass",
+    ),
+    "a missing value": ("import pandas as pd\ndef f(x): return pd.NA", "def f(x): return 2", "assert f(1) == 2"),
+    "an object that equals everything": (
+        "from unittest.mock import ANY\ndef f(x): return [ANY, (ANY,), {1: ANY}]",
+        "def f(x): return [1, (2,), {1: 3}]",
+        "assert f(1) == [1, (2,), {1: 3}]",
+    ),
+    "a class whose class lies": (
+        (
+            "class M(type):\n    __eq__ = lambda *a: True\n    __hash__ = lambda s: 1\nclass C(metaclass=M): pass\n"
+            "def f(x): return C"
+        ),
+        "def f(x): return int",
+        "assert f(1) == int",
+    ),
+    "an array of another class": (
+        (
+            "import numpy as np\nclass N(np.ndarray):\n    __eq__ = lambda *a: np.array(True)\n"
+            "def f(x): return np.zeros(1).view(N)"
+        ),
+        "import numpy as np\ndef f(x): return np.array([2.0])",
+        "assert f(1) == 2.0",
+    ),
+    "a dictionary that invents its items": (
+        "class D(dict):\n    __missing__ = get = lambda *a: 3\ndef f(x): return D()",
+        "def f(x): return {'a': 3}",
+        "assert f(1)['a'] == 3 and f(1).get('a') == 3",
+    ),
+    "a proxy of a liar": (
+        LYING.format("__eq__") + "import weakref\nliar = S()\ndef f(x): return weakref.proxy(liar)",
+        "def f(x): return 3",
+        "assert f(1) == 3",
+    ),
     "an exception with a method": (
         "class E(Exception):\n    def issubset(self, other): return True\ndef f(x): return E()",
         "def f(x): return {1}",
@@ -399,6 +488,78 @@ VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
 # Honest programs: (program, test)
 
 HONEST: dict[str, tuple[str, str]] = {
+    "threads of the suite": (
+        "def f(x): return x * x",
+        (
+            "from concurrent.futures import ThreadPoolExecutor\n"
+            "with ThreadPoolExecutor(4) as p: assert list(p.map(f, range(50))) == [x * x for x in range(50)]"
+        ),
+    ),
+    "a change in place and the result of the same call": (
+        "def f(xs, n=1):\n    xs.sort()\n    return len(xs) * n",
+        "xs = [3, 1]\nn = 2\nassert f(xs, n) == 4\nassert xs == [1, 3]",
+    ),
+    "an argument that stays as it is": (
+        "def f(xs): return sorted(xs)",
+        "xs = [3, 1]\nexpected = [1, 3]\nassert f(xs) == expected and xs == [3, 1]",
+    ),
+    "a change in place and None": (
+        "def f(xs): xs.reverse()",
+        "import unittest\nt = unittest.TestCase()\nxs = [1, 2]\nt.assertIsNone(f(xs))\nt.assertEqual(xs, [2, 1])",
+    ),
+    "bytes of standard input and output": (
+        (
+            "import sys\ndef f():\n    n = sum(map(int, sys.stdin.buffer.read().split()))\n"
+            "    sys.stdout.buffer.write(b'%d\\n' % n)\n    print('done')"
+        ),
+        (
+            "import io, sys\nold = sys.stdin, sys.stdout\nsys.stdin, sys.stdout = io.StringIO('1 2\\n3'), io.StringIO()"
+            "\nf()\nout = sys.stdout.getvalue()\nsys.stdin, sys.stdout = old\n"
+            "assert sorted(out.split()) == ['6', 'done']"
+        ),
+    ),
+    "groups that end with the next one": (
+        "import itertools\ndef f(s): return itertools.groupby(s)",
+        "assert [(k, len(list(g))) for k, g in f('aab')] == [('a', 2), ('b', 1)]",
+    ),
+    "a generator that sees changes": (
+        (
+            "xs = []\ndef f(x=None):\n    if x is not None: return xs.append(x)\n    def items():\n"
+            "        i = 0\n        while i < len(xs): yield xs[i]; i += 1\n    return items()"
+        ),
+        "r = [f(1), f(2)]\ng = f()\nassert next(g) == 1 and next(g) == 2\nr = f(3)\nassert next(g) == 3",
+    ),
+    "methods of built-in values": (
+        (
+            "from collections import namedtuple\ndef f():\n    s = {}\n"
+            "    return namedtuple('P', 'get put')(s.get, s.__setitem__), {'len': s.__len__}"
+        ),
+        "p, d = f()\nr = p[1](1, 2)\nassert p[0](1) == 2 and d['len']() == 1",
+    ),
+    "a generator of random numbers": (
+        "def f(rng): return rng.randint(1, 6)",
+        "import random\nassert f(random.Random(3)) == random.Random(3).randint(1, 6)",
+    ),
+    "an empty array": (
+        "import numpy as np\ndef f(a):\n    a = np.array(a)\n    return a[a > 5]",
+        (
+            "import numpy as np\nr = f([1, 2])\nassert r.size == 0 and (r > 5).all()"
+            "\nassert np.array_equal(r, np.array([]))\n"
+            "assert (r + r).shape == (0,) and np.concatenate([r, [1]]).tolist() == [1.0] and f(r).sum() == 0"
+        ),
+    ),
+    "a decorator": (
+        (
+            "import functools\ndef f(times):\n    def decorate(g):\n        @functools.wraps(g)\n"
+            "        def inner(*a):\n            for i in range(times):\n                try: return g(*a)\n"
+            "                except ValueError:\n                    if i + 1 == times: raise\n"
+            "        return inner\n    return decorate"
+        ),
+        (
+            "tried = []\n@f(3)\ndef flaky(x):\n    tried.append(x)\n    if len(tried) < 3: raise ValueError\n"
+            "    return x\nassert flaky(7) == 7 and tried == [7, 7, 7]"
+        ),
+    ),
     "next on a returned iterator": (
         "def f(n): yield from range(n)",
         "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2]",
@@ -810,8 +971,6 @@ UNBOUND = {
     *("a class that the suite does not import", "datetime without import"),
 }
 """Cases whose tests use names that the tests of other cases define."""
-IN_PLACE = {"changes in place", "changes in place of an array"}
-"""Cases in whose jobs changed arguments come back."""
 PATIENT = Limits(seconds=60)
 
 CAPS = Limits(seconds=30, memory=2**27, disk=TAG, files=1000, processes=16, cpu_seconds=1)
@@ -825,6 +984,7 @@ ALONE = {
     # After an answer that is not a value, the judge asks the program nothing more.
     *("a class of the suite that equals everything near", "state that hides a method"),
     *("a function in a field that hides a method", "a reduction that is replaced", "a function in a namespace"),
+    *("a label that is a method", "an attribute of an object of the suite", "a function of the suite as a method"),
     *("an answer by hand", "an object of the suite in an answer by hand", "an end of iteration in a group"),
 }
 SHARED_PROGRAM = """
@@ -839,7 +999,8 @@ def {entry}(*args, **kwargs):
 def shared_job(entry: str, programs: Sequence[str], tests: Sequence[str]) -> Job:
     """One job with a test for each program."""
     calls = [f"_ = load({number})\n{test}" for number, test in enumerate(tests)]
-    return Job(SHARED_PROGRAM.format(sources=list(programs), entry=entry), entry, tests=calls, functions=["load"])
+    program = SHARED_PROGRAM.format(sources=list(programs), entry=entry)
+    return Job(program, entry, tests=calls, functions=["load"], classes=[])
 
 
 def confines(rung: str) -> bool:
@@ -876,7 +1037,7 @@ def value_problems(rung: str) -> list[str]:
     if rung != next(found.name for found in available_rungs() if found.available):  # pandas takes longest to load
         cases = [case for case in cases if "pandas" not in case[3]]
     for separate in (True, False):
-        together = [case for case in cases if (case[0] in UNBOUND | IN_PLACE) is separate]
+        together = [case for case in cases if (case[0] in UNBOUND) is separate]
         job = shared_job("f", [program for _, _, program, _ in together], [test for _, _, _, test in together])
         found += problems([(name, i) for name, i, _, _ in together], sandbox.judge(job))
     classes = ["Stack", "StackError", "Countdown", "Names", "Lock"]

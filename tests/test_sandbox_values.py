@@ -195,6 +195,25 @@ def test_attributes_of_a_function_that_the_suite_names_can_be_read() -> None:
     assert sandbox().judge(Job(program, "f", tests=[test])).passed
 
 
+@pytest.mark.parametrize(
+    ("test", "in_place"),
+    [
+        ("xs = [3, 1]\nf(xs)\nassert xs == [1, 3]", True),
+        ("xs = [3, 1]\nr = f(xs)\nassert r == 2 and xs == [1, 3]", True),
+        ("xs = [3, 1]\nexpected = sorted([3, 1])\nr = f(xs, 2)\nassert expected == xs", True),
+        ("n, xs = 2, [3, 1]\nassert f(xs) == sum(xs)", False),
+        ("xs = [3, 1]\nassert xs == [3, 1]\nassert f(xs) == sum(xs)", False),
+        ("xs = [3, 1]\ny = xs\nassert f(xs) == sum(xs)\nassert xs == y", False),
+        ("xs = [3, 1]\nassert f(xs) == sum(xs)\nassert xs == sorted(xs)", False),
+        ("xs = [3, 1]\nr = f(xs)\nassert xs == r", False),
+        ("xs, ys = [3, 1], [2]\nassert f(xs, ys) == sum(ys)\nassert xs == [1, 3]", False),
+        ("xs = [3, 1]\nr = f(xs)\nassert xs == [1, 3]\nassert f(xs) == sum(xs)", False),
+    ],
+)
+def test_changes_in_place_reach_tests_that_ignore_a_result_or_compare_every_argument(test: str, in_place: bool) -> None:
+    assert Job("", "f", tests=["assert f([1]) == 1", test]).suite.in_place == (False, in_place)
+
+
 # What is not judged
 
 
@@ -238,6 +257,18 @@ def test_attributes_of_a_function_that_the_suite_names_can_be_read() -> None:
             {},
             "together=True, because the tests pass the coroutine function g",
         ),
+        (["assert isclose(sqrt(4), 2)"], {}, "a use of the program in the tests: every program would pass them"),
+        (["assert 1 == 1"], {"entry_point": "f"}, "a use of the program in the tests"),
+        (["assert f(1).name == 'a'"], {}, "the program's classes in classes, because the tests use .name of a result"),
+        (["b = f(1)\nassert b.title == 'a'"], {}, "the program's classes in classes, because the tests use .title of"),
+        (["b = f('a')\nassert b.title() == 'A' and f(1).real == 1"], {}, ""),
+        (
+            ["assert str(f(1)) == 'a'"],
+            {},
+            "the program's classes in classes (or classes=[]), because the tests use the",
+        ),
+        (["r = f(1)\nassert f'{r}' == 'a'"], {}, "the program's classes in classes (or classes=[]), because the tests"),
+        (["assert str(f(1)) == 'a'"], {"classes": []}, ""),
         (["match f(1):\n    case [first, *rest]: assert first\n    case {**other}: assert other"], {}, ""),
     ],
 )

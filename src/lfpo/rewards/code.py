@@ -303,4 +303,5 @@ def _shadowed_builtin(tests: Sequence[str]) -> str:
         for node in ast.walk(ast.parse(test))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
-    return names[0] if len(set(names)) == 1 and hasattr(builtins, names[0]) else ""
+    is_one = len(set(names)) == 1 and hasattr(builtins, names[0]) and names[0] not in {"eval", "exec"}
+    return names[0] if is_one else ""

@@ -126,18 +126,9 @@ def failed(job: Job, reason: str, needs: str = "") -> Verdict:
 
 def encode_job(job: Job) -> bytes:
     """The job as bytes for the judge. Raises UserError for a test that is not Python, or a value of another type."""
-    suite = job.suite
     content = {
+        **vars(job.suite),
         "program": job.program,
-        "entry_point": suite.entry_point,
-        "functions": suite.functions,
-        "classes": suite.classes,
-        "imports": suite.imports,
-        "suite_classes": list(suite.suite_classes),
-        "in_place": suite.in_place,
-        "output": suite.output,
-        "input": suite.input,
-        "numpy": suite.numpy,
         "calls": [(call.args, dict(call.kwargs), call.expected) for call in job.calls],
         "tests": list(job.tests),
         "setup": job.setup,

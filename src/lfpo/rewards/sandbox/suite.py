@@ -47,11 +47,12 @@ _ONE_PROCESS = re.compile(
 _PLAIN: tuple[object, ...] = (0, 0.0, 0j, "", b"", bytearray(), [], (), {}, {}.items(), set(), frozenset(), range(0))
 _PLAIN += (deque(), None, Fraction(0), Decimal(0), datetime.min, time.min, timedelta(), iter([]), io.StringIO())
 _PLAIN += (re.compile(""), re.match("", ""), ExceptionGroup("", [OSError()]), OSError())
-_PLAIN_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {
-    *("shape", "dtype", "ndim", "size", "T", "tolist", "item", "sum", "mean", "std", "all", "any", "min", "max"),
-    *("flatten", "ravel", "reshape", "astype", "round", "iloc", "loc", "columns", "values", "equals", "empty"),
-    *("to_dict", "to_list", "to_numpy", "unique", "name", "send", "close", "cache_info", "cache_clear"),
+_METHODS = {name for value in _PLAIN for name in dir(value) if callable(getattr(value, name, None))} | {
+    *("tolist", "item", "sum", "mean", "std", "all", "any", "min", "max", "flatten", "ravel", "reshape", "astype"),
+    *("round", "equals", "to_list", "to_numpy", "send", "close", "cache_info", "cache_clear"),
 }
+_DATA = {name for value in _PLAIN for name in dir(value)} - _METHODS | {"shape", "dtype", "ndim", "T", "iloc", "loc"}
+_TO_TEXT = {"str", "repr", "format", "print"}
 
 # Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
 # catch_warnings changes the state of all threads.
@@ -63,8 +64,8 @@ class Suite:
     """What a job's tests take from the program.
 
     entry_point, functions, classes: names of the program. imports: (name, module, member or "") of what the judge
-    imports for the suite. suite_classes: classes that the suite defines. in_place: a test ignores the result of a call,
-    so it tests the changed arguments. output: the tests look at what the program prints. input: they give it text to
+    imports for the suite. suite_classes: classes that the suite defines. in_place: for each test, whether it tests what
+    a call changes in its arguments. output: the tests look at what the program prints. input: they give it text to
     read. numpy: they use numpy. needs: why the suite cannot be judged, or "".
     """
 
@@ -73,7 +74,7 @@ class Suite:
     classes: tuple[str, ...]
     imports: tuple[tuple[str, str, str], ...]
     suite_classes: tuple[str, ...]
-    in_place: bool
+    in_place: tuple[bool, ...]
     output: bool
     input: bool
     numpy: bool
@@ -88,9 +89,9 @@ def read_suite(
 
     Raises UserError for a test or setup that is not Python.
     """
-    trees = [parsed(setup, "the setup", entry_point)]
-    trees += [parsed(test, f"test {number}", entry_point) for number, test in enumerate(tests)]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    preparation = list(ast.walk(parsed(setup, "the setup", entry_point)))
+    walked = [list(ast.walk(parsed(test, f"test {number}", entry_point))) for number, test in enumerate(tests)]
+    nodes = [*preparation, *(node for test in walked for node in test)]
     missing = _loaded(nodes) - set(_bound(nodes)) - {entry_point, *functions, *(classes or ())}
     missing = {name for name in missing if not hasattr(builtins, name)} - {"__name__", "__file__"}
     known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
@@ -99,17 +100,21 @@ def read_suite(
         [entry_point] = unknown or known
         unknown, known = unknown - {entry_point}, known - {entry_point}
     source = "\n".join((setup, *tests))
+    names = {entry_point, "candidate", *functions}
+    needs = _needs(nodes, source, unknown, entry_point, functions, classes)
+    if tests and not needs and not _loaded(nodes) & {entry_point, *functions, *(classes or ())}:
+        needs = "a use of the program in the tests: every program would pass them"
     return Suite(
         entry_point=entry_point,
         functions=functions,
         classes=classes or (),
         imports=tuple(sorted(_import(name, nodes) for name in known)),
         suite_classes=tuple(sorted({node.name for node in nodes if isinstance(node, ast.ClassDef)})),
-        in_place=_ignores_a_result(nodes, {entry_point, "candidate", *functions}),
+        in_place=tuple(_tests_changes([*preparation, *test], names) for test in walked),
         output="stdout" in source or "stderr" in source,
         input="stdin" in source,
         numpy="numpy" in source or "np" in known,
-        needs=_needs(nodes, source, unknown, entry_point, functions, classes),
+        needs=needs,
     )
 
 
@@ -175,15 +180,73 @@ def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
     return (name, _MEMBERS[name], name) if name in _MEMBERS else (name, _ALIASES.get(name, name), "")
 
 
-def _ignores_a_result(nodes: list[ast.AST], names: set[str]) -> bool:
-    """Whether a statement is a call of the program outside `try` and `with`, where it would test an exception."""
+def _tests_changes(nodes: list[ast.AST], names: set[str]) -> bool:
+    """Whether a test looks at what calls of the program change in their arguments.
+
+    Either it ignores the result of a call outside `try` and `with`, where it would test an exception. Or it compares
+    each variable that it passes with a value of its own afterwards; then a program gains nothing by emptying them.
+    """
     guarded = {
         id(child)
         for node in nodes
         if isinstance(node, ast.Try | ast.TryStar | ast.With | ast.AsyncWith | ast.Lambda)
         for child in ast.walk(node)
     }
-    return any(isinstance(node, ast.Expr) and _calls(node.value, names) and id(node) not in guarded for node in nodes)
+    statements = [node for node in nodes if isinstance(node, ast.Expr) and id(node) not in guarded]
+    return any(_calls(node.value, names) for node in statements) or _compares_all_arguments(nodes, names)
+
+
+def _compares_all_arguments(nodes: list[ast.AST], names: set[str]) -> bool:
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _calls(node, names)]
+    passed = {
+        argument.id: _position(call)
+        for call in sorted(calls, key=_position)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(argument, ast.Name)
+    }
+    assigned: dict[str, list[ast.expr]] = {name: [] for name in _bound(nodes)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            assigned[node.targets[0].id].append(node.value)
+    constants = {name for name, values in assigned.items() if values and all(map(_is_constant, values))}
+    theirs = passed.keys() | names
+
+    def is_own(node: ast.expr) -> bool:
+        values = assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]
+        return bool(values) and all(_is_new(value) and not theirs & _loaded(list(ast.walk(value))) for value in values)
+
+    compared = {
+        side.id
+        for left, right, place in _equalities(nodes)
+        for side, other in ((left, right), (right, left))
+        if isinstance(side, ast.Name) and place > passed.get(side.id, place) and is_own(other)
+    }
+    return bool(compared) and passed.keys() <= compared | constants
+
+
+def _equalities(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr, tuple[int, int]]]:
+    """The two sides of each `==` and assertEqual, and where it is."""
+    for node in nodes:
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+            yield node.left, node.comparators[0], _position(node)
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.func, ast.Attribute):
+            method = node.func.attr
+            if method.startswith("assert") and method.endswith("Equal"):
+                yield node.args[0], node.args[1], _position(node)
+
+
+def _position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
+
+
+def _is_new(node: ast.expr) -> bool:
+    """Whether an expression makes an object of its own, rather than naming one."""
+    made = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.BinOp | ast.Call
+    return _is_constant(node) or isinstance(node, made)
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
@@ -224,12 +287,22 @@ def _needs(
     made = names | _names_of_results(nodes, names)
     results = [node for node in nodes if isinstance(node, ast.Attribute) and _is_result(node.value, names, made)]
     own = set(_bound(nodes)) | {node.attr for node in nodes if isinstance(node, ast.Attribute) and node not in results}
-    foreign = [node.attr for node in results if node.attr not in _PLAIN_ATTRIBUTES | own]
+    compared = {id(side) for left, right, _ in _equalities(nodes) for side in (left, right)}
+    foreign = [n.attr for n in results if n.attr not in _DATA | own and (id(n) in compared or n.attr not in _METHODS)]
     if foreign and not any(package in source for package in ("numpy", "np.", "pandas", "pd.")):
         return f"the program's classes in classes, because the tests use .{foreign[0]} of a result"
+    if any(_is_result(printed, names, made) for node in nodes for printed in _printed(node)):
+        return "the program's classes in classes (or classes=[]), because the tests use the text of a result"
     if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point):
         return f"classes to be given: whether {entry_point} is a class (classes=[{entry_point!r}]) or not (classes=[])"
     return ""
+
+
+def _printed(node: ast.AST) -> list[ast.expr]:
+    """What an expression turns into text."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _TO_TEXT:
+        return node.args
+    return [node.value] if isinstance(node, ast.FormattedValue) else []
 
 
 def _passed_coroutine(nodes: list[ast.AST]) -> str:

@@ -117,8 +117,20 @@ _ARRAY_ASSERTIONS = (
 def refuse_broadcasting(numpy: Any) -> None:
     """Have numpy's comparisons refuse operands of different shapes, unless the second is a number.
 
-    Raises nothing; a refused comparison is False, a refused assertion an AssertionError.
+    Raises nothing; a refused comparison is False, a refused assertion an AssertionError. Operators raise ValueError if
+    an empty result meets an array of another shape.
     """
+    from . import extensions
+
+    class Empty(numpy.ndarray):
+        __module__ = "numpy"
+
+        def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+            if len({numpy.shape(operand) for operand in operands} - {()}) > 1:
+                raise ValueError("an empty array meets an array of another shape")
+            return getattr(function, method)(*map(numpy.asarray, operands), **options)
+
+    extensions.empty_type = Empty
     for name in _ARRAY_COMPARISONS:
         setattr(numpy, name, _strict(numpy, getattr(numpy, name), is_assertion=False))
     for name in _ARRAY_ASSERTIONS:

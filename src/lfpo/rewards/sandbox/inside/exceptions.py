@@ -88,7 +88,7 @@ class Classes:
         arguments = (text,) if arguments is None else arguments
         error = kind.__new__(kind, *arguments)
         known.__init__(error, *arguments)
-        vars(error).update({name: value for name, value in state.items() if not hasattr(kind, name)})
+        vars(error).update({n: value for n, value in state.items() if not hasattr(kind, n) and not callable(value)})
         if kind is not known:
             vars(error)["_text"] = text
         cause, context, suppressed = links

@@ -26,6 +26,8 @@ _REDUCED = {
     *("ipaddress.IPv4Address", "ipaddress.IPv6Address", "ipaddress.IPv4Network", "ipaddress.IPv6Network"),
 }
 _ARRAY_KINDS = "biufcmMSU"
+empty_type: Any = None
+"""Type of the empty arrays that are built; None: numpy's own. The judge sets a stricter one (compare.py)."""
 _EXTENSION_DTYPES = {"str", "string", "boolean", "Float32", "Float64"}
 _EXTENSION_DTYPES |= {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)}
 
@@ -84,17 +86,30 @@ def _module(name: str) -> Any:
 _NAMEDTUPLES: dict[Any, Any] = {}
 
 
-def _without_functions(state: dict[str, Any]) -> dict[str, Any]:
-    """The state. Raises ValueError for a function in it: a test would take it for a method of plain data."""
-    if any(callable(value) for value in state.values()):
+def refuse_callables(values: Any) -> None:
+    """Raises ValueError for a function or type among the values, which are or may be attributes of an instance.
+
+    A test would take it for a method of the data that it expects.
+    """
+    if any(map(callable, values)):
         raise ValueError("a function hides a method")
-    return state
+
+
+def _namespace(state: dict[str, Any]) -> Any:
+    refuse_callables(state.values())
+    return _module("types").SimpleNamespace(**state)
 
 
 def _stream(kind: str, content: Any, position: int) -> Any:
     stream = getattr(_module("io"), kind)(content)
     stream.seek(position)
     return stream
+
+
+def _random(state: Any) -> Any:
+    made = _module("random").Random()
+    made.setstate(state)
+    return made
 
 
 def _match(pattern: Any, text: Any, begin: int, end: int, spans: Any) -> Any:
@@ -111,9 +126,9 @@ def _match(pattern: Any, text: Any, begin: int, end: int, spans: Any) -> Any:
 
 def _namedtuple(parts: Any) -> Any:
     name, fields, values = parts
+    if any(map(callable, values)):
+        return tuple(values)
     key = (str(name), *map(str, fields))
-    if any(callable(getattr(tuple, field, None)) and callable(v) for field, v in zip(key[1:], values, strict=True)):
-        raise ValueError("a function hides a method of tuple")
     if key not in _NAMEDTUPLES:
         _NAMEDTUPLES[key] = _module("collections").namedtuple(key[0], key[1:])
     return _NAMEDTUPLES[key](*values)
@@ -128,7 +143,7 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "builtins.dict_items": (list, lambda p: dict(p).items()),
     "builtins.memoryview": (bytes, lambda p: memoryview(p)),
     "builtins.mappingproxy": (dict, lambda p: _module("types").MappingProxyType(p)),
-    "types.SimpleNamespace": (vars, lambda p: _module("types").SimpleNamespace(**_without_functions(p))),
+    "types.SimpleNamespace": (vars, _namespace),
     "collections.ChainMap": (lambda v: v.maps, lambda p: _module("collections").ChainMap(*p)),
     "collections.UserDict": (lambda v: v.data, lambda p: _module("collections").UserDict(p)),
     "collections.UserList": (lambda v: v.data, lambda p: _module("collections").UserList(p)),
@@ -139,6 +154,7 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "array.array": (lambda v: (v.typecode, list(v)), lambda p: _module("array").array(*p)),
     "uuid.UUID": (str, lambda p: _module("uuid").UUID(p)),
     "zoneinfo.ZoneInfo": (lambda v: v.key, lambda p: _module("zoneinfo").ZoneInfo(p)),
+    "random.Random": (lambda v: v.getstate(), lambda p: _random(p)),
     "namedtuple": (list, _namedtuple),
     "numpy.ndarray": (list, lambda p: _array(*p)),
     "numpy.generic": (list, lambda p: _array(*p)[()]),
@@ -158,7 +174,8 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 def _numpy_to_plain(numpy: Any, value: Any) -> tuple[str, Any] | None:
     """An array or a number of numpy. Subclasses, such as matrix, are refused."""
-    if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
+    is_array = type(value) is numpy.ndarray or type(value) is empty_type
+    if not is_array and not isinstance(value, numpy.generic):
         return None
     array = numpy.asarray(value)
     if array.dtype.kind == "O":
@@ -167,8 +184,7 @@ def _numpy_to_plain(numpy: Any, value: Any) -> tuple[str, Any] | None:
         content = array.tobytes()
     else:
         return None
-    name = "numpy.ndarray" if type(value) is numpy.ndarray else "numpy.generic"
-    return name, (array.dtype.str, list(array.shape), content)
+    return "numpy.ndarray" if is_array else "numpy.generic", (array.dtype.str, list(array.shape), content)
 
 
 def _array(dtype: str, shape: list[int], content: Any) -> Any:
@@ -181,7 +197,8 @@ def _array(dtype: str, shape: list[int], content: Any) -> Any:
         return result.reshape(shape)
     if kind not in _ARRAY_KINDS:
         raise ValueError(f"arrays of {dtype} are not plain data")
-    return numpy.frombuffer(content, dtype=dtype).reshape(shape).copy()
+    array = numpy.frombuffer(content, dtype=dtype).reshape(shape).copy()
+    return array.view(empty_type or numpy.ndarray) if array.size == 0 else array
 
 
 def _pandas_to_plain(pandas: Any, value: Any) -> tuple[str, Any] | None:
@@ -236,6 +253,10 @@ def _index(values: Any, name: Any) -> Any:
 
 
 def _series(values: Any, index: Any, name: Any) -> Any:
+    if values.dtype.kind == "O":
+        refuse_callables(values)  # a label is an attribute too
+    if type(values) is empty_type:
+        values = _module("numpy").asarray(values)
     return _labels(_module("pandas").Series, values, index=index, name=name)
 
 

@@ -31,7 +31,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         passed, reason = passed and not link.gone, link.gone or reason
         wire.send(outbox, wire.encode(("test", passed, reason[:500])))
 
-    link.instances, link.in_place, link.input = bool(job["classes"]), job["in_place"], job["input"]
+    link.instances, link.input = bool(job["classes"]), job["input"]
     link.sends = any(".send(" in source for source in (job["setup"], *job["tests"]))
     sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
     sys.setrecursionlimit(20_000)  # for values that are nested deeply
@@ -92,6 +92,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
 
         source = "\n\n".join(job["tests"])
         link.stops |= "StopIteration" in source
+        link.in_place = any(job["in_place"])
         try:
             exec(compile(source, "<tests>", "exec", dont_inherit=True), namespace)
         except BaseException as error:  # raised by the tests' code or by the program
@@ -104,6 +105,7 @@ def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callab
         return
     for number, source in enumerate(job["tests"]):
         link.stops = "StopIteration" in job["setup"] or "StopIteration" in source
+        link.in_place = job["in_place"][number]
         try:
             exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), namespace)
         except BaseException as error:  # a failed assertion, or what the program raised

@@ -61,8 +61,10 @@ _FIRST_COMMON = 424
 _ALLOWED_COMMON = """pidfd_send_signal 424 424, pidfd_open 434 434, close_range 436 436, openat2 437 437,
     faccessat2 439 439, epoll_pwait2 441 441, futex_waitv 449 449, cachestat 451 451, fchmodat2 452 452,
     map_shadow_stack 453 453, futex_wake 454 454, futex_wait 455 455, futex_requeue 456 456, mseal 462 462"""
-_SOCKETPAIR, _IOCTL, _CLONE = "socketpair 53 199", "ioctl 16 29", "clone 56 220"
+_SOCKETPAIR, _IOCTL, _FCNTL, _CLONE = "socketpair 53 199", "ioctl 16 29", "fcntl 72 25", "clone 56 220"
 _SET_FILE_FLAGS = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+# Who gets a signal of the sender's choice when a pipe or socket has data; by fcntl F_SETOWN and F_SETOWN_EX.
+_SET_RECEIVER, _SET_RECEIVER_BY_FCNTL = (0x8901, 0x8902), (8, 15)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
@@ -200,16 +202,23 @@ def _filter(namespaces: bool) -> list[_Step]:
     steps: list[_Step] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[os.uname().machine]), _KILL, (_LOAD, 0, 0, 0)]
     steps += [(_AT_LEAST, 0, 1, _X32_BIT), _REFUSE]
     for table in [*_FORBIDDEN.values(), *(() if namespaces else _FORBIDDEN_WITHOUT_NAMESPACES.values())]:
-        steps += [step for number in _numbers(table) for step in ((_EQUAL, 0, 1, number), _REFUSE)]
+        steps += _refuse(*_numbers(table))
     steps += [step for number in _numbers(_ALLOWED_COMMON) for step in ((_EQUAL, 0, 1, number), _ALLOW)]
     steps += [(_AT_LEAST, 0, 1, _FIRST_COMMON), _NOT_THERE]
-    steps += _about(_SOCKETPAIR, 1, [(_AND, 0, 0, 15), (_EQUAL, 1, 0, 1), _REFUSE])  # a datagram can name any receiver
+    one_kind: list[_Step] = [(_EQUAL, 1, 0, 1), _REFUSE]  # AF_UNIX; others load modules of the kernel
+    stream: list[_Step] = [(_AND, 0, 0, 15), *one_kind]  # a datagram can name any receiver
+    steps += _about(_SOCKETPAIR, (0, one_kind), (1, stream))
+    steps += _about(_IOCTL, (1, _refuse(*_SET_FILE_FLAGS, *_SET_RECEIVER)))
+    steps += _about(_FCNTL, (1, _refuse(*_SET_RECEIVER_BY_FCNTL)))
     clone: list[_Step] = [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE]
     if not namespaces:
-        steps += _about(_ONLY_FOR_ITSELF, 0, [(_EQUAL, 1, 0, 0), _REFUSE])
-        steps += _about(_IOCTL, 1, [step for code in _SET_FILE_FLAGS for step in ((_EQUAL, 0, 1, code), _REFUSE)])
+        steps += _about(_ONLY_FOR_ITSELF, (0, [(_EQUAL, 1, 0, 0), _REFUSE]))
         clone += [(_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSE]
-    return [*steps, *_about(_CLONE, 0, clone), _ALLOW]
+    return [*steps, *_about(_CLONE, (0, clone)), _ALLOW]
+
+
+def _refuse(*values: int) -> list[_Step]:
+    return [step for value in values for step in ((_EQUAL, 0, 1, value), _REFUSE)]
 
 
 def _numbers(table: str) -> list[int]:
@@ -219,7 +228,8 @@ def _numbers(table: str) -> list[int]:
     return [int(number) for number in found if number != "-"]
 
 
-def _about(table: str, argument: int, checks: list[_Step]) -> list[_Step]:
-    """Steps that check an argument of the table's calls, and allow the call after the last check."""
-    inner: list[_Step] = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, _ALLOW]
+def _about(table: str, *checks: tuple[int, list[_Step]]) -> list[_Step]:
+    """Steps that check arguments of the table's calls, and allow the call after the last check."""
+    inner = [step for argument, steps in checks for step in ((_LOAD, 0, 0, 16 + 8 * argument), *steps)]
+    inner.append(_ALLOW)
     return [step for number in _numbers(table) for step in ((_EQUAL, 0, len(inner), number), *inner)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import sys
 import types
 
 from . import wire
 from .exceptions import Classes, taken_apart
-from .remote import SUITE, Abandoned, Function, Instance, Iterator, Manager, async_items, awaited, generator
+from .remote import SUITE, Abandoned, Function, Instance, Iterator, Manager, async_items, awaited
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Link:
         self.inbox, self.outbox, self.gone = inbox, outbox, ""
         self.namespace: dict[str, Any] = {}
         self.instances = self.in_place = self.input = self.stops = self.sends = False
-        self._sent: set[type] = set()
+        self._lock = _thread.RLock()  # the suite may have threads
+        self._sent: dict[type, set[str]] = {}
         self._callbacks: list[Any] = []
         self._errors = Classes({"__str__": _message, "__init__": _made_by_suite, "__getattr__": _attribute})
         self._instances: dict[int, Instance] = {}
@@ -60,11 +62,9 @@ class Link:
             message = wire.encode((operation, *arguments), self._refer)
         except wire.NotAValue as error:
             raise TypeError(f"cannot be passed to the program: {error}") from error
-        while True:
-            answer = self._exchange(message)
-            if answer[0] != "callback":
-                break
-            message = self._run_callback(answer)
+        with self._lock:
+            while (answer := self._exchange(message))[0] == "callback":
+                message = self._run_callback(answer)
         self._print(answer[-1])
         if answer[0] == "value" and len(answer) == 3:
             return answer[1]
@@ -117,8 +117,9 @@ class Link:
         if isinstance(value, types.FunctionType | type) and value.__module__ in sys.stdlib_module_names:
             return "named", (value.__module__, value.__qualname__)
         if kind.__module__ == self.namespace.get("__name__") and not isinstance(value, type):
-            self._sent.add(kind)
-            return _suite_instance(value)
+            name, state = _suite_instance(value)
+            self._sent.setdefault(kind, set()).update(state)
+            return "suite", (name, state)
         if hasattr(kind, "__next__"):
             self._callbacks.append(lambda: list(itertools.islice(value, 1)))
             return "iterator", len(self._callbacks) - 1
@@ -129,10 +130,8 @@ class Link:
         if kind == "function":
             return Function(self, payload[0])
         if kind == "iterator":
-            handle, form = payload
-            if form == "own" and self.instances:
-                return self._instance(handle)
-            return generator(self, handle) if form == "generator" else Iterator(self, handle)
+            handle, own = payload
+            return self._instance(handle) if own and self.instances else Iterator(self, handle)
         if kind == "manager":
             return Manager(self, payload[0])
         if kind == "awaitable":
@@ -161,7 +160,7 @@ class Link:
         return self._instances.setdefault(handle, Instance(self, handle))
 
     def _suite_object(self, name: str, state: dict[str, Any]) -> Any:
-        """An instance of the suite's class. Its state must not hide a method.
+        """An instance of the suite's class. Functions may only be where an argument had an attribute.
 
         A class with a comparison of its own must have been an argument: it could be equal to what the test expects.
         """
@@ -173,8 +172,8 @@ class Link:
             raise wire.BadBytes(f"class {name!r} has a comparison of its own")
         value: Any = object.__new__(kind)
         for key, item in state.items():
-            if callable(getattr(kind, key, None)):
-                raise wire.BadBytes(f"{key!r} is a method")
+            if callable(getattr(kind, key, None)) or (callable(item) and key not in self._sent.get(kind, ())):
+                raise wire.BadBytes(f"{key!r} is a method, or would be one")
             object.__setattr__(value, key, item)
         return value
 
@@ -241,7 +240,7 @@ def _suite_instance(value: Any) -> tuple[str, Any]:
     """Class and attributes of an instance of one of the suite's classes."""
     fields = getattr(type(value), "__dataclass_fields__", None)
     state = {name: getattr(value, name) for name in fields} if fields is not None else dict(vars(value))
-    return "suite", (type(value).__name__, state)
+    return type(value).__name__, state
 
 
 def _update(old: Any, new: Any) -> None:

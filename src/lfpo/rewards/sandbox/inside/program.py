@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 MODULE = 0
 """The handle of the program's module."""
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_FUNCTIONS = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType),
+)
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
@@ -70,10 +73,12 @@ class _Session:
 
     def output(self) -> list[str]:
         """What the program has written to stdout and stderr since the last answer, if the suite looks at it."""
-        texts = [stream.getvalue()[: 2**20] for stream in self.printed]
+        texts = []
         for stream in self.printed:
-            stream.seek(0)
-            stream.truncate()
+            stream.flush()
+            texts.append(stream.buffer.getvalue()[: 2**20].decode("utf-8", "replace"))
+            stream.buffer.seek(0)
+            stream.buffer.truncate()
         return texts
 
     def raised(self, error: BaseException) -> bytes:
@@ -107,8 +112,7 @@ class _Session:
         if kind.__module__ == "contextlib" and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")):
             return "manager", (handle,)
         if hasattr(kind, "__next__"):
-            form = "own" if kind.__module__ == self.module.__name__ else kind.__name__
-            return "iterator", (handle, form)
+            return "iterator", (handle, kind.__module__ == self.module.__name__)
         for method, name in (("__anext__", "async iterator"), ("__await__", "awaitable")):
             if hasattr(kind, method):
                 return name, (handle,)
@@ -168,17 +172,13 @@ class _Session:
         self.suite_names = set(suite_classes)
         sys.modules[self.module.__name__] = self.module
         if capture:
-            import io
-
-            self.printed = [io.StringIO(), io.StringIO()]
+            self.printed = [_stream(""), _stream("")]
             sys.stdout, sys.stderr = self.printed
         exec(compile(source, "<program>", "exec", dont_inherit=True), self.module.__dict__)
 
     def do_input(self, text: str) -> None:
         """Let the program read the text from standard input."""
-        import io
-
-        sys.stdin = io.StringIO(text)
+        sys.stdin = _stream(text)
 
     def do_global(self, name: str) -> Any:
         if not hasattr(self.module, name):
@@ -235,6 +235,8 @@ class _Session:
         while len(items) < count:
             try:
                 items.append(next(self.objects[handle]))
+                if count > 1 and not _is_plain(items[-1]):
+                    break  # it may end with the next item, like the groups of itertools.groupby
             except StopIteration:
                 return items, True
             except BaseException as error:
@@ -284,6 +286,13 @@ class _Refused:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+
+def _stream(text: str) -> Any:
+    """A text stream in memory, with the bytes in `buffer`."""
+    import io
+
+    return io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "surrogatepass")), "utf-8", "surrogatepass", newline="\n")
 
 
 def _raising(error: BaseException) -> Any:

@@ -13,7 +13,7 @@ from . import wire
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
+    from collections.abc import AsyncIterator
     from typing import Any
 
     Link = Any  # link.Link; that module imports this one
@@ -46,31 +46,43 @@ class Function(wire.Proxy):
 
 
 class Iterator(wire.Proxy):
-    """An iterator of the program. Items are plain data."""
+    """An iterator or generator of the program. Items are plain data.
+
+    A loop or `list` fetches them in chunks that grow; `next` fetches one, because the suite may change something before
+    it wants the next. So does a loop in a suite that uses `send`.
+    """
 
     def __init__(self, link: Link, handle: int) -> None:
-        self._handle, self._items = handle, generator(link, handle)
+        self._link, self._handle, self._chunk = link, handle, 1
+        self._items: list[Any] = []  # fetched items, last first
+        self._ended = self._loops = False
 
     def __iter__(self) -> Iterator:
+        self._loops = not self._link.sends
         return self
 
     def __next__(self) -> Any:
-        return next(self._items)
+        if not self._items and not self._ended:
+            self._keep(self._link.ask("items", self._handle, self._chunk))
+            self._chunk = min(2 * self._chunk, 1024) if self._loops else 1
+        return self._pop()
 
+    def send(self, value: Any) -> Any:
+        if not self._ended:
+            self._keep(self._link.ask("send", self._handle, value))
+        return self._pop()
 
-def generator(link: Link, handle: int) -> Generator[Any, Any, None]:
-    """A generator of the program. Items are fetched in chunks that grow, unless the tests use `send`."""
-    chunk, received = 1, None
-    while True:
-        if received is None:
-            items, ended = link.ask("items", handle, chunk)
-            chunk = 1 if link.sends else min(2 * chunk, 1024)
-        else:
-            items, ended = link.ask("send", handle, received)
-        for item in items:
-            received = yield item
-        if ended:
-            return
+    def close(self) -> None:
+        self._ended, self._items = True, []
+
+    def _keep(self, answer: Any) -> None:
+        items, ended = answer
+        self._items, self._ended = list(reversed(items)), bool(ended)
+
+    def _pop(self) -> Any:
+        if not self._items:
+            raise StopIteration
+        return self._items.pop()
 
 
 class Manager(wire.Proxy):
