@@ -17,10 +17,11 @@ from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import misfit
 from lfpo.rollout.draw import draw
+from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import BlockForward, rows_in_flight
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
-from lfpo.rollout.reveal.rule import TOKENS, Rule, Step
+from lfpo.rollout.reveal.rule import TOKENS, Revealed, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.rows import ActiveRows, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
@@ -85,6 +86,7 @@ def rollout(
                 "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
             )
         kept = KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device)
+    edits = EditRecord(len(prompts)) if sampler.edits else None
     ended = denoise(
         model,
         unstarted(prompts, seeds, sampler, model),
@@ -96,9 +98,10 @@ def rollout(
         share_first=share_first,
         compiled=compiled,
         kept=kept,
+        edits=edits,
         store_blocks=store_blocks,
     )
-    return _trajectory(ended, sampler, model, kept)
+    return _trajectory(ended, sampler, model, kept, edits)
 
 
 @torch.no_grad()
@@ -115,12 +118,14 @@ def denoise(
     share_first: bool = True,
     compiled: bool = False,
     kept: KeptPredictions | None = None,
+    edits: EditRecord | None = None,
     store_blocks: bool = True,
 ) -> ActiveRows:
     """Denoise rows from where they stand to their end, or to the scheduled step `until`; returns them, in any order.
 
     every: the rows, of prompts `prompts`, numbered by `row`. until: rows that reach this step are done too; a schedule
-        must reveal something at every step. kept: takes predictions. The other arguments are those of `rollout`.
+        must reveal something at every step. kept: takes predictions. edits: takes edits; needed if the sampler edits. The
+        other arguments are those of `rollout`.
     """
     stores = bool(model.block_length) and store_blocks
     # Longest first: memory is highest at the start, and rows of similar length run together.
@@ -153,6 +158,8 @@ def denoise(
             whole=kept is not None,
         )
     columns = every.tokens.shape[1]
+    # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
+    most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(pace.blocks)
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     look_every = LOOK_EVERY.get(model.device.type, 1)
@@ -170,7 +177,7 @@ def denoise(
             live = ~active.done
             observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
         hidden = forward.hidden(active, row_ids)
-        _step(model, active, hidden, sampler, rule, counts, kept, pace.masked(row_ids), stores=stores)
+        _step(model, active, hidden, sampler, rule, counts, kept, edits, pace.masked(row_ids), stores=stores)
         pace.advance(row_ids)
         if until is not None:
             active.done |= active.clock >= until
@@ -184,12 +191,11 @@ def denoise(
             stay = [i for i, over in enumerate(ended) if not over]
             done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
-                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, kept))
+                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, kept, edits))
             active, row_ids = active.select(stay), [row_ids[i] for i in stay]
             forward.keep(stay)
             last_finish = step
-        # A row needs at most one forward a token, because each reveals at least one or stores a block.
-        if step - last_finish >= columns + stores * max(pace.blocks) + look_every:
+        if step - last_finish >= most_forwards + look_every:
             raise UserError(
                 f"reveal rule {sampler.rule_name!r}: no row was finished in {step - last_finish} forwards; the rule "
                 "must reveal at least one eligible position of every row that has any"
@@ -199,10 +205,16 @@ def denoise(
 
 
 def _trajectory(
-    ended: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, kept: KeptPredictions | None
+    ended: ActiveRows,
+    sampler: SamplerConfig,
+    model: MaskedDiffusionLM,
+    kept: KeptPredictions | None,
+    edits: EditRecord | None,
 ) -> Trajectory:
-    trajectory = finished_trajectory(ended, sampler, model)
-    return trajectory if kept is None else kept.added_to(trajectory, ended.row.sort().values)
+    trajectory, row_B = finished_trajectory(ended, sampler, model), ended.row.sort().values
+    if edits is not None:
+        trajectory = edits.added_to(trajectory, row_B)
+    return trajectory if kept is None else kept.added_to(trajectory, row_B)
 
 
 def fill_lengths(sampler: SamplerConfig, model: MaskedDiffusionLM, default: int) -> SamplerConfig:
@@ -243,16 +255,17 @@ def _step(
     rule: Rule,
     counts: torch.Tensor,
     kept: KeptPredictions | None,
+    edits: EditRecord | None,
     count: int,
     *,
     stores: bool,
 ) -> None:
-    """Draw tokens, reveal those that the rule picks, and move each row's clocks on. Finished rows do not change, and
-    rows whose forward stored a block only become ready for the next one.
+    """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
+    change, and rows whose forward stored a block only become ready for the next one.
 
     hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or of the
         whole completion if predictions are kept.
-    count: the masked positions of all active blocks, or an upper bound.
+    count: the positions to draw at, or an upper bound.
     stores: whether a forward that stores the finished block comes between two blocks.
     """
     assert sampler.block_length
@@ -263,6 +276,12 @@ def _step(
     eligible = in_block & masked
     drawn = eligible if kept is None else masked
     count = count if kept is None else drawn.numel()
+    revealed = None
+    if sampler.edits:
+        # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
+        since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
+        revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
+        drawn = eligible | revealed.editable
     token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, drawn, count)
     step = Step(
         eligible=eligible,
@@ -275,8 +294,9 @@ def _step(
         seed=active.seed,
         nfe=active.nfe,
         sampler=sampler,
+        revealed=revealed,
     )
-    positions, at_step = rule.reveal(step)
+    positions, at_step, edit, goes_on = rule.reveal(step)
     reveal, scheduled = positions & eligible, at_step is not None
     at_step = active.block_step if at_step is None else at_step
     if sampler.stops_at_confidence:
@@ -293,11 +313,17 @@ def _step(
     active.confidence = torch.where(reveal, confidence.float(), active.confidence)
     active.entropy = torch.where(reveal, entropy.float(), active.entropy)
     active.reveal_step = torch.where(reveal, active.clock[:, None], active.reveal_step)
+    if edits is not None and revealed is not None and edit is not None:
+        edit = edit & revealed.editable
+        edits.record(active, edit, token, confidence, entropy)
+        active.tokens = torch.where(edit, token, active.tokens)
     active.nfe += alive * (2 if sampler.cfg_scale else 1)
     active.clock += alive
     active.block_step += alive
 
     complete = alive & ((eligible & ~reveal).sum(-1) == 0)
+    if goes_on is not None:
+        complete &= ~goes_on
     # With the confidence stop the next block starts at once, and in the published samplers of models that attend block
     # by block; otherwise the schedule's remaining steps are spent first.
     at_once = not scheduled or sampler.stops_at_confidence or model.block_length

@@ -52,6 +52,11 @@ class SamplerConfig:
         most this (EB-Sampler, arXiv 2505.24857).
     rule: a name in lfpo.rollout.reveal.REVEAL_RULES, or the dotted path of a rule of your own, my_module:my_rule (None:
         the rule that the keys above select).
+    editing_threshold: with "low_confidence_dynamic", LLaDA2.1's token editing, for models that attend block by block. A
+        forward also draws tokens for the block's revealed positions, and one whose confidence exceeds this replaces the
+        revealed token if it is another one. LLaDA2.1 reveals one token a forward at least, as the default `steps` do.
+    max_post_steps: forwards that may edit a block in which nothing is masked any more; it ends sooner, after one that
+        edits nothing.
     Without `remasking`, threshold, factor and entropy_bound decide how many positions a step reveals; leave out `steps`
     and `schedule`.
 
@@ -82,6 +87,8 @@ class SamplerConfig:
     alg_temp: float = 0.0
     eps: float = 1e-3
     threshold: float | None = None
+    editing_threshold: float | None = None
+    max_post_steps: int = 16
     factor: float | None = None
     entropy_bound: float | None = None
     rule: str | None = None
@@ -99,11 +106,10 @@ class SamplerConfig:
         "confidence_threshold": "threshold",  # SDAR
     }
 
-    REFUSED: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("editing_threshold", "max_post_steps"),
-        "belongs to LLaDA2.1's token editing, which revises revealed tokens; trajectories hold tokens that are never "
-        "revised, so leave it out",
-    )
+    REFUSED: ClassVar[dict[str, str]] = {
+        "num_to_transfer": "is LLaDA2.1's name for the tokens that a forward reveals at least; set steps to gen_length "
+        "divided by it"
+    }
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -189,6 +195,11 @@ class SamplerConfig:
                 )
             block = block or trained_block
             length += -length % block
+        elif self.edits:
+            raise ValueError(
+                f"editing_threshold {self.editing_threshold} is for models that attend block by block (LLaDA2.1); this "
+                "model has full attention, so leave it out"
+            )
         steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
         return replace(self, gen_length=length, block_length=block or length, steps=steps)
 
@@ -219,6 +230,11 @@ class SamplerConfig:
     def reveal_rule(self) -> Rule:
         """The selected reveal rule. Raises UserError for a `rule` that cannot be found."""
         return find_rule(self.rule_name)
+
+    @property
+    def edits(self) -> bool:
+        """Whether revealed tokens may be replaced."""
+        return self.editing_threshold is not None
 
     @property
     def is_random(self) -> bool:

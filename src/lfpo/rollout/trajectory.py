@@ -1,7 +1,9 @@
 """Trajectories: a lossless record of what the sampler did, as final tokens and the step that revealed each.
 
-The sampler commits tokens and never revises one, so the state before scheduled step t shows every completion token
-revealed earlier and masks the rest. No states are stored.
+The state before scheduled step t shows every completion token revealed earlier and masks the rest. No states are
+stored. A revealed token stays as it is, unless the sampler edits (SamplerConfig.editing_threshold). Then the trajectory
+also holds the tokens as they were revealed, and each edit: its position, its step and the new token. A step *writes* the
+tokens that it reveals and those that it puts in the place of others.
 """
 
 from __future__ import annotations
@@ -46,6 +48,13 @@ class Trajectory:
         drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
     node [B, levels + 1] int64: for each node of a tree that the rollout goes through, from the root to its leaf, the
         first rollout that does (see lfpo.rollout.tree).
+
+    Only where the sampler edits:
+    revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens` are
+        what the edits have left.
+    edit_position, edit_step, edit_token [B, E] int64: the edits of a row in the order of steps: the position, 0 to
+        C - 1, the scheduled step and the new token. Rows with fewer than E edits end in position 0, step -1.
+    edit_confidence, edit_entropy [B, E] float32: `confidence` and `entropy` of the new token.
     """
 
     prompt_ids: torch.Tensor
@@ -65,6 +74,12 @@ class Trajectory:
     predicted_tokens: torch.Tensor | None = None
     predicted_confidence: torch.Tensor | None = None
     node: torch.Tensor | None = None
+    revealed: torch.Tensor | None = None
+    edit_position: torch.Tensor | None = None
+    edit_step: torch.Tensor | None = None
+    edit_token: torch.Tensor | None = None
+    edit_confidence: torch.Tensor | None = None
+    edit_entropy: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -107,15 +122,68 @@ class Trajectory:
         """Positions that an objective scores [B, C]: `counted`, or with `after_eos` all that the sampler revealed."""
         return self.reveal_step >= 0 if after_eos else self.counted
 
+    def with_edits(self, name: str) -> torch.Tensor:
+        """A field of every written token, [B, C + E]: first reveal_step, confidence or entropy of each position, then
+        edit_step, edit_confidence or edit_entropy of each edit. [B, C] where the sampler does not edit."""
+        own, edits = getattr(self, name), getattr(self, f"edit_{name.removeprefix('reveal_')}")
+        return own if edits is None else torch.cat([own, edits], dim=1)
+
+    def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
+        """The values of the positions of every written token, in the order of `with_edits`."""
+        if self.edit_position is None:
+            return value_BC
+        return torch.cat([value_BC, value_BC.gather(1, self.edit_position)], dim=1)
+
+    def _at_positions(self, number_BE: torch.Tensor) -> torch.Tensor:
+        """The largest of the numbers, -1 or more, of each position's edits, [B, C] int64; -1 where there are none."""
+        assert self.edit_position is not None
+        return torch.full_like(self.tokens, -1).scatter_reduce(1, self.edit_position, number_BE, "amax")
+
+    @property
+    def last_step(self) -> torch.Tensor:
+        """The step that wrote each final token, [B, C] int64: its reveal step, or that of its last edit."""
+        if self.edit_step is None:
+            return self.reveal_step
+        return torch.maximum(self.reveal_step, self._at_positions(self.edit_step))
+
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which completion positions were masked when step_B[b] began, [B, C] bool. step_B: one a row, or [B, C], one a
         position."""
-        step_BC = step_B[:, None] if step_B.dim() == 1 else step_B
+        step_BC = _per_position(step_B)
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
+
+    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """Which positions did not hold their final token for good when step_B[b] began, [B, C] bool: the masked ones, and
+        those that were edited at that step or later. step_B: as for `masked_before`."""
+        return self.masked_before(step_B) | (self.last_step >= _per_position(step_B))
+
+    def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
+        """Positions that the steps first_B[b] to last_B[b], both included, wrote to, [B, C] bool."""
+        if self.edit_step is None:
+            return (self.reveal_step >= first_B[:, None]) & (self.reveal_step <= last_B[:, None])
+        step_BW = self.with_edits("reveal_step")
+        now_BC, now_BE = ((step_BW >= first_B[:, None]) & (step_BW <= last_B[:, None])).split(
+            [self.tokens.shape[1], self.edit_step.shape[1]], dim=1
+        )
+        return now_BC | (self._at_positions(now_BE.long()) > 0)
+
+    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The tokens that the revealed positions held when step_B[b] began, [B, C] int64; at masked positions the token
+        that is revealed there. step_B: as for `masked_before`."""
+        if self.revealed is None:
+            return self.tokens
+        assert self.edit_position is not None and self.edit_step is not None and self.edit_token is not None
+        step_BC = _per_position(step_B).expand(self.tokens.shape)
+        before_BE = (self.edit_step >= 0) & (self.edit_step < step_BC.gather(1, self.edit_position))
+        number_E = torch.arange(before_BE.shape[1], device=before_BE.device)
+        latest_BC = self._at_positions(torch.where(before_BE, number_E, -1))
+        column_C = torch.arange(step_BC.shape[1], device=step_BC.device)
+        source_BC = torch.where(latest_BC >= 0, step_BC.shape[1] + latest_BC, column_C)
+        return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, source_BC)
 
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
-        return self.tokens.masked_fill(self.masked_before(step_B), self.mask_id)
+        return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
     @property
     def block_BC(self) -> torch.Tensor:
@@ -134,56 +202,73 @@ class Trajectory:
         return (block_BC <= last_B[:, None]) | (self.structure.block_length is None)
 
     def in_rounds(self) -> Trajectory:
-        """The same rollouts, with each block's steps counted by themselves: reveal_step is the number of earlier steps
-        that revealed something in the position's block. Round r is the r-th such step of every block. One forward in
-        the doubled layout replays a round, because no block sees another one's noised tokens.
+        """The same rollouts, with each block's steps counted by themselves: reveal_step and edit_step are the number of
+        earlier steps that wrote something in the position's block. Round r is the r-th such step of every block. One
+        forward in the doubled layout replays a round, because no block sees another one's noised tokens.
 
         Itself where there are no blocks.
         """
         if self.structure.block_length is None:
             return self
         # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
-        size = self.reveal_step.amax() + 1
-        block_BC = self.block_BC
-        row_B1 = torch.arange(len(self), device=block_BC.device)[:, None]
-        start_BC = (row_B1 * (block_BC.amax() + 1) + block_BC) * size
-        distinct = (start_BC + self.reveal_step)[self.reveal_step >= 0].unique()
-        rank_BC = torch.searchsorted(distinct, start_BC + self.reveal_step) - torch.searchsorted(distinct, start_BC)
-        return dataclasses.replace(self, reveal_step=torch.where(self.reveal_step >= 0, rank_BC, -1))
+        step_BW = self.with_edits("reveal_step")
+        size = step_BW.amax() + 1
+        block_BW = self.at_writes(self.block_BC)
+        row_B1 = torch.arange(len(self), device=block_BW.device)[:, None]
+        start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * size
+        distinct = (start_BW + step_BW)[step_BW >= 0].unique()
+        rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
+        round_BW, length = torch.where(step_BW >= 0, rank_BW, -1), self.tokens.shape[1]
+        edit_step = None if self.edit_step is None else round_BW[:, length:]
+        return dataclasses.replace(self, reveal_step=round_BW[:, :length], edit_step=edit_step)
+
+    def scored_steps(self, after_eos: bool = False) -> torch.Tensor:
+        """The step of every written token, in the order of `with_edits`; -1 at positions that are not `scored`."""
+        return self.with_edits("reveal_step").masked_fill(~self.at_writes(self.scored(after_eos)), -1)
 
     def distinct_steps(self, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, its N distinct steps that revealed a scored position (see `scored`), ascending, [N] int64.
+        """For each row, its N distinct steps that wrote to a scored position (see `scored`), ascending, [N] int64.
 
         On the CPU; all rows are copied from the device at once.
         """
-        step_BC = self.reveal_step.masked_fill(~self.scored(after_eos), -1).cpu()
-        return [torch.unique(step_C[step_C >= 0]) for step_C in step_BC]
+        return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
-    def step_means(self, value_BC: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, the mean value over the scored positions that each of its distinct steps revealed; on the CPU.
+    def step_means(self, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
+        """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on the
+        CPU.
 
-        value_BC: one number a position. Each mean is in the dtype of the values, in the order of `distinct_steps`.
+        value_BW: one number a written token, in the order of `with_edits`. Each mean is in the dtype of the values, in
+        the order of `distinct_steps`.
         """
-        value_BC, step_BC = value_BC.cpu(), self.reveal_step.masked_fill(~self.scored(after_eos), -1).cpu()
+        value_BW, step_BW = value_BW.cpu(), self.scored_steps(after_eos).cpu()
         means = []
-        for value_C, step_C, steps in zip(value_BC, step_BC, self.distinct_steps(after_eos), strict=True):
-            index = torch.searchsorted(steps, step_C[step_C >= 0])
-            total = torch.zeros(len(steps), dtype=value_C.dtype).index_add(0, index, value_C[step_C >= 0])
+        for value_W, step_W, steps in zip(value_BW, step_BW, self.distinct_steps(after_eos), strict=True):
+            index = torch.searchsorted(steps, step_W[step_W >= 0])
+            total = torch.zeros(len(steps), dtype=value_W.dtype).index_add(0, index, value_W[step_W >= 0])
             means.append(total / torch.bincount(index, minlength=len(steps)))
         return means
 
 
+def _per_position(step_B: torch.Tensor) -> torch.Tensor:
+    """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
+    return step_B[:, None] if step_B.dim() == 1 else step_B
+
+
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
-    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width.
+    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
+    common number.
 
     Nodes of trees, which name rollouts by their numbers, name them by their new ones.
     """
     width = max(p.prompt_ids.shape[1] for p in parts)
+    edits = max(0 if p.edit_step is None else p.edit_step.shape[1] for p in parts)
     before = [sum(len(q) for q in parts[:i]) for i in range(len(parts))]
 
     def fitted(name: str, value: torch.Tensor, first: int) -> torch.Tensor:
         if name == "node":
             return value + first
+        if name.startswith("edit_"):
+            return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 

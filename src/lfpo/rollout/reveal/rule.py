@@ -16,6 +16,22 @@ TOKENS, ORDER, PLAN = range(3)
 
 
 @dataclass(frozen=True)
+class Revealed:
+    """The revealed positions of the active blocks, for rules that edit.
+
+    editable [A, C] bool: the revealed completion positions of each row's active block. Step's token, confidence, entropy
+        and score are meaningful at these positions too.
+    shown [A, C] int64: the tokens of the rows before this step.
+    post_step [A] int64: the number of this forward among those that began without a masked position in the block, from
+        1; 0 if there were masked positions.
+    """
+
+    editable: torch.Tensor
+    shown: torch.Tensor
+    post_step: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Step:
     """One denoising step of the A rows in flight, after their forward. C = gen_length. Tensors are on the model's
     device.
@@ -31,6 +47,7 @@ class Step:
         no schedule.
     seed, nfe [A] int64: the row's seed and its forwards so far, which key the noise.
     sampler: the SamplerConfig (typed Any, because SamplerConfig imports the rules for its checks).
+    revealed: only if the sampler edits (SamplerConfig.edits).
     """
 
     eligible: torch.Tensor
@@ -43,6 +60,7 @@ class Step:
     seed: torch.Tensor
     nfe: torch.Tensor
     sampler: Any
+    revealed: Revealed | None = None
 
     def next_scheduled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next step of the block at which the schedule reveals something, and how many positions; [A] int64."""
@@ -74,10 +92,14 @@ class Reveal(NamedTuple):
     at_step [A] int64: the step of the block at which they are revealed, Step.block_step or later. The steps in between
         are counted but run no forward, and so are the steps left over when the block is complete. None: the current
         step; the next block then starts as soon as this one is complete.
+    edits [A, C] bool: revealed positions whose tokens are replaced by the drawn ones. goes_on [A] bool: blocks that are
+        not complete even if none of their positions is masked any more. Both need Step.revealed; None: none.
     """
 
     positions: torch.Tensor
     at_step: torch.Tensor | None = None
+    edits: torch.Tensor | None = None
+    goes_on: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
