@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,7 +97,6 @@ def _grid(digits: str, expected: str) -> Text:
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
     """Print the states of row 0, one under the other. Long text wraps within its own column."""
     steps = trajectory.distinct_steps()[0].tolist()
-    texts = token_texts(tokenizer, trajectory.tokens[0, : int(trajectory.lengths[0])].tolist())
     legend = Text("revealed ", style="dim")
     for colour in COLOURS:
         legend.append("■", style=colour)
@@ -108,27 +106,27 @@ def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> Non
         console.print(f"{len(shown)} of {len(steps)} states", style="dim", highlight=False)
     for step in shown:
         table = Table.grid(padding=(0, 1))
-        table.add_row(Text(f"step {step:>{len(str(steps[-1]))}}", style="dim"), state_text(trajectory, texts, step + 1))
+        number = Text(f"step {step:>{len(str(steps[-1]))}}", style="dim")
+        table.add_row(number, state_text(trajectory, tokenizer, step + 1))
         console.print(table)
 
 
-def state_text(trajectory: Trajectory, texts: Sequence[str], before_step: int) -> Text:
-    """Row 0's completion before a step: masks as dim dots, tokens coloured by the step that revealed them.
-
-    texts: the text of each token up to and including the first EOS.
-    """
-    state = trajectory.state_before(torch.tensor([before_step]).to(trajectory.tokens.device))[0].tolist()
-    reveal = trajectory.reveal_step[0].tolist()
+def state_text(trajectory: Trajectory, tokenizer: Any, before_step: int) -> Text:
+    """Row 0's completion before a step, up to its first EOS: masks as dim dots, tokens coloured by the step that
+    revealed them. Those that the step before has written stand out."""
+    step_B = torch.tensor([before_step]).to(trajectory.tokens.device)
+    texts = token_texts(tokenizer, trajectory.tokens_before(step_B)[0, : int(trajectory.lengths[0])].tolist())
+    state = trajectory.state_before(step_B)[0].tolist()
+    reveal, written = trajectory.reveal_step[0].tolist(), trajectory.written_by(step_B - 1, step_B - 1)[0].tolist()
     numbers = {step: i for i, step in enumerate(trajectory.distinct_steps()[0].tolist())}
     text = Text()
-    for token, step, piece in zip(state, reveal, texts, strict=False):
+    for token, step, fresh, piece in zip(state, reveal, written, texts, strict=False):
         if token == trajectory.mask_id:
             text.append("·", style="dim")
         elif token == trajectory.eos_id:
             text.append("▪", style="dim")
         else:
             colour = COLOURS[numbers[step] * len(COLOURS) // len(numbers)]
-            fresh = step == before_step - 1
             text.append(printable(piece), style=f"bold reverse {colour}" if fresh else colour)
     return text
 

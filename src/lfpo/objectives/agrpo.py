@@ -86,7 +86,7 @@ class AGRPO:
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform
-        (mean,) = trajectory.rows(torch.tensor([row])).step_means(trajectory.entropy[[row]])
+        (mean,) = trajectory.rows(torch.tensor([row])).step_means(trajectory.with_edits("entropy")[[row]])
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
         mean = mean + 1e-6
         return mean / mean.sum()

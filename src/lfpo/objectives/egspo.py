@@ -62,7 +62,7 @@ class EGSPO:
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""
-        entropies = trajectory.step_means(trajectory.entropy, self.after_eos)
+        entropies = trajectory.step_means(trajectory.with_edits("entropy"), self.after_eos)
         picked = [
             steps[entropy.argsort(descending=True, stable=True)[: self.steps].sort().values]
             for steps, entropy in zip(trajectory.distinct_steps(self.after_eos), entropies, strict=True)

@@ -38,7 +38,7 @@ class JustGRPO:
     advantage: Advantage = "zscore"
     after_eos: bool = True
     needs_base: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"left_to_right"})
+    needs: ClassVar[frozenset[str]] = frozenset({"left_to_right", "unedited"})
 
     def __post_init__(self) -> None:
         at_least_one(self, "num_iterations")

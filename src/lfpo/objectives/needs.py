@@ -22,13 +22,16 @@ OF_FULL_ATTENTION = {
     "full_attention": "a model with full attention",
     "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
 }
+# And what it may name for rollouts whose final tokens must be those that the sampler drew at masked positions.
+UNEDITED = {"unedited": "tokens that stay as they were revealed (no sampler.editing_threshold)"}
 
 
 def given_by(sampler: SamplerConfig, tree: Sequence[int] = (), trained_block: int | None = None) -> frozenset[str]:
-    """What rollouts of a sampler give: names of GIVES and OF_FULL_ATTENTION. sampler: with its lengths filled in. tree:
-    see LFPOConfig. trained_block: the block length of a model that attends block by block."""
+    """What rollouts of a sampler give: names of GIVES, OF_FULL_ATTENTION and UNEDITED. sampler: with its lengths filled
+    in. tree: see LFPOConfig. trained_block: the block length of a model that attends block by block."""
     given = {"reveal_step", "confidence", "entropy"}
     given |= {"left_to_right"} if sampler.block_length == 1 else set()
+    given |= {"edits"} if sampler.edits else {"unedited"}
     if trained_block is None:
         given |= {"full_attention", "masked_prompt"}
         given |= {"predictions"} if sampler.steps and sampler.cache == "none" and not tree else set()
@@ -46,19 +49,22 @@ def check_rollouts(
 ) -> None:
     """Raise UserError where an objective cannot learn from rollouts of a sampler, or these cannot branch as asked.
 
-    The objective says so by `needs`, names of GIVES and OF_FULL_ATTENTION, or by its own `check_sampler`; both are
-    optional. gives: what the engine's trajectories hold. The other arguments are those of `given_by`.
+    The objective says so by `needs`, names of GIVES, OF_FULL_ATTENTION and UNEDITED, or by its own `check_sampler`;
+    both are optional. One that needs reveal steps needs the edits too, if the sampler edits. gives: what the engine's
+    trajectories hold. The other arguments are those of `given_by`.
     """
     if tree:
         check_tree(tree, sampler)
     needs: frozenset[str] = getattr(objective, "needs", frozenset())
-    name, called = type(objective).__name__, GIVES | OF_FULL_ATTENTION
-    cause = "which rollouts of this sampler do not give"
-    if trained_block is not None:
-        cause = f"and this model attends in blocks of {trained_block} tokens"
+    if sampler.edits and "reveal_step" in needs:
+        needs |= {"edits"}
+    name, called = type(objective).__name__, GIVES | OF_FULL_ATTENTION | UNEDITED
     for need in sorted(needs - given_by(sampler, tree, trained_block)):
+        cause = "which rollouts of this sampler do not give"
+        if trained_block is not None and need not in UNEDITED:
+            cause = f"and this model attends in blocks of {trained_block} tokens"
         raise UserError(f"objective {name} needs {called.get(need, repr(need))}, {cause}")
-    for need in sorted(needs - OF_FULL_ATTENTION.keys() - set(gives)):
+    for need in sorted(needs - OF_FULL_ATTENTION.keys() - UNEDITED.keys() - set(gives)):
         raise UserError(
             f"objective {name} needs {called[need]}, which this engine does not give; take another engine or objective"
         )

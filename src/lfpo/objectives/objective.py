@@ -21,7 +21,7 @@ class Objective(Protocol):
 
     Optional:
     needs: what the objective needs of rollouts, names of lfpo.rollout.engine.GIVES, or of its states, names of
-        lfpo.objectives.needs.OF_FULL_ATTENTION; checked at start.
+        lfpo.objectives.needs.OF_FULL_ATTENTION and UNEDITED; checked at start.
         With "predictions" or "tree" among them, `signal` takes rewards or values of several states of each rollout.
     reads_old: False for an objective whose loss does not read theta_old.
     rewarded_steps: with "predictions", at how many scheduled steps they are kept (None: all).

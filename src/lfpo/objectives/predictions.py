@@ -21,8 +21,8 @@ class Predictions:
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
     padding_free: run the views packed end to end, without padding (see MaskedDiffusionLM.packed_hidden).
-    labels_T: the clean tokens. view_T, column_T: the view and the column each target stands in. weight_T, second_T:
-        their weights.
+    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
+        second_T: their weights.
     """
 
     def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, padding_free: bool = False):
@@ -59,7 +59,8 @@ class Predictions:
                 views = self.views
                 ids_SL, mask_SL, target_SL = views.input_ids, views.attention_mask, views.target
                 if views.structure.doubled:
-                    hidden = model.noised_hidden(ids_SL, views.labels, mask_SL, structure=views.structure)
+                    clean_SL = views.labels if views.clean is None else views.clean
+                    hidden = model.noised_hidden(ids_SL, clean_SL, mask_SL, structure=views.structure)
                     self._hidden[policy] = hidden[target_SL]
                 elif self.padding_free:
                     self._hidden[policy] = model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]

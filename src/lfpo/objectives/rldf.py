@@ -27,7 +27,8 @@ class RLDF:
 
     A state's masked tokens up to the first EOS are kept if the state's step revealed them or their probability is at
     least `threshold`: under theta with one pass, under theta_old with several. That takes a forward without gradients
-    before the update.
+    before the update. Where the sampler edits, so are tokens that the step or a later one edits; the label is what the
+    step wrote, else the final token.
 
     states: K, drawn among a rollout's distinct steps, without replacement while there are any left, with probability
         softmax(mean of -log p of what the step revealed / temperature); temperature 0 takes the largest.
@@ -70,7 +71,7 @@ class RLDF:
 
     def step_scores(self, trajectory: Trajectory) -> list[torch.Tensor]:
         """For each row, the mean of -log p of what each of its distinct steps revealed, on the CPU."""
-        return trajectory.step_means(-trajectory.confidence.double().clamp(min=1e-12).log())
+        return trajectory.step_means(-trajectory.with_edits("confidence").double().clamp(min=1e-12).log())
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """`states` views a rollout, S = K B."""
@@ -85,13 +86,20 @@ class RLDF:
         return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
 
     def state_views(self, trajectory: Trajectory, step_BK: torch.Tensor) -> Views:
-        """The states before given steps. Until `prepare`, weight 1 marks what the step reveals; the rest has 1/2."""
+        """The states before given steps. Until `prepare`, weight 1 marks what the step writes; the rest has 1/2."""
         row_S = torch.arange(len(step_BK), device=step_BK.device).repeat_interleave(self.states)
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
-        masked = rows.masked_before(step_S)
-        weight = torch.where(rows.reveal_step == step_S[:, None], 1.0, 0.5)
-        draw_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
-        return noised(trajectory, row_S, masked, masked & rows.counted, weight_SC=weight, state_S=draw_S)
+        own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
+        return noised(
+            trajectory,
+            row_S,
+            rows.masked_before(step_S),
+            rows.open_before(step_S) & rows.counted,
+            shown_SC=rows.tokens_before(step_S),
+            label_SC=None if after is None else torch.where(own, after, rows.tokens),
+            weight_SC=torch.where(own, 1.0, 0.5),
+            state_S=torch.arange(self.states, device=step_BK.device).repeat(len(step_BK)),
+        )
 
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""

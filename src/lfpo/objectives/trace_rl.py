@@ -20,7 +20,8 @@ from lfpo.rollout.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class TraceRL:
-    """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them.
+    """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them. Of a
+    position that several of these steps wrote to, the token after the last of them counts.
 
     shrink: steps put together in one state. epsilon, epsilon_high: clipping of the ratio.
     beta: weight of the k3 estimate of KL to the policy that sampled (not to the base), summed over a state's tokens.
@@ -68,10 +69,16 @@ class TraceRL:
         device = trajectory.tokens.device
         row_S, first_S, last_S = (torch.tensor(x, dtype=torch.long, device=device) for x in (rows, first, last))
         picked = trajectory.rows(row_S)
-        reveal = picked.reveal_step
-        target = (reveal >= first_S[:, None]) & (reveal <= last_S[:, None]) & picked.counted
-        mean_weight = (1 / target.sum(-1, keepdim=True)).expand(target.shape)
-        return noised(trajectory, row_S, picked.masked_before(first_S), target, weight_SC=mean_weight)
+        target = picked.written_by(first_S, last_S) & picked.counted
+        return noised(
+            trajectory,
+            row_S,
+            picked.masked_before(first_S),
+            target,
+            shown_SC=picked.tokens_before(first_S),
+            label_SC=picked.written_until(last_S),
+            weight_SC=(1 / target.sum(-1, keepdim=True)).expand(target.shape),
+        )
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """sum over states of [mean over its targets of -min(rho A, clip(rho) A)] + beta sum of k3 to theta_old."""

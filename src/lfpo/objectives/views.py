@@ -23,14 +23,16 @@ class Views:
     """S noised inputs of L = P + C tokens.
 
     row [S]: which rollout a view belongs to. input_ids, attention_mask [S, L]: prompt and noised completion.
-    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens.
+    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens, at the targets those that are
+        scored.
     weight [S, L]: how much a target counts in the objective's loss, 0 elsewhere.
     unit [S]: views with the same number are never split over two passes, because the loss joins them.
     state [S]: which of its rollout's views it is: the step that follows, or the number of the draw; 0 where one is all.
     length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
     structure: how tokens attend to each other in the forward of these inputs. In the doubled layout the clean half is
-        `labels`, and a forward has 2 L tokens; all columns here are those of one half.
+        `clean`, and a forward has 2 L tokens; all columns here are those of one half.
+    clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
     second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
     """
 
@@ -46,6 +48,7 @@ class Views:
     sampler: SamplerConfig
     mask_id: int
     structure: Structure = FULL
+    clean: torch.Tensor | None = None
     second: torch.Tensor | None = None
 
     def __len__(self) -> int:
@@ -75,6 +78,8 @@ def noised(
     masked_SL: torch.Tensor,
     target_SC: torch.Tensor,
     *,
+    shown_SC: torch.Tensor | None = None,
+    label_SC: torch.Tensor | None = None,
     weight_SC: torch.Tensor | None = None,
     unit_S: torch.Tensor | None = None,
     state_S: torch.Tensor | None = None,
@@ -87,6 +92,8 @@ def noised(
 
     masked_SL may have C columns (completion only) or P + C; padding is never masked.
     target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
+    shown_SC, label_SC: tokens that the completion shows where it is not masked, and the labels of its targets, where
+        edits have made them others than the final tokens (None: the final tokens).
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
     """
@@ -96,16 +103,17 @@ def noised(
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
-    labels = torch.cat([prompt_ids, tokens], dim=1)
+    clean = torch.cat([prompt_ids, tokens], dim=1)
+    shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
     attention = torch.cat([prompt_mask, trajectory.entered.to(prompt_mask.dtype)[row_S]], dim=1)
     target = F.pad(target_SC, widen)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     return Views(
         row=row_S,
-        input_ids=labels.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
+        input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
         attention_mask=attention,
         target=target,
-        labels=labels,
+        labels=clean if label_SC is None else torch.where(target, F.pad(label_SC, widen), clean),
         weight=weight,
         unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
         state=torch.zeros_like(row_S) if state_S is None else state_S,
@@ -113,6 +121,7 @@ def noised(
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
         structure=FULL if block_length is None else Structure(block_length, doubled=True),
+        clean=None if label_SC is None else clean,
     )
 
 
@@ -123,15 +132,16 @@ def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor
     block, once for each block of a row that has scored positions. View i then shows each block before the i-th of its
     drawn steps, and blocks for which fewer were drawn without masks.
     """
-    step_BC = trajectory.reveal_step.masked_fill(~trajectory.counted, -1).cpu()
+    step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
+    block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
     rows, states = [], []
-    for row, (step_C, block_C) in enumerate(zip(step_BC, trajectory.block_BC.cpu(), strict=True)):
+    for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
         drawn_C = []
-        for block in block_C[step_C >= 0].unique():
-            distinct = step_C[(block_C == block) & (step_C >= 0)].unique()
+        for block in block_W[step_W >= 0].unique():
+            distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
             drawn_C.append((block_C == block, distinct[draw(row, len(distinct))]))
         count = max(len(steps) for _, steps in drawn_C)
-        state = torch.full((count, len(step_C)), NEVER)
+        state = torch.full((count, len(block_C)), NEVER)
         for place_C, steps in drawn_C:
             state[: len(steps), place_C] = steps[:, None]
         rows += [row] * count
@@ -141,14 +151,16 @@ def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor
 
 
 def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
-    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS.
+    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS, and
+    those that are edited at the step or later.
 
     step_S: one a view, or [S, C], one a position.
-    Every intermediate state is asked for the final solution: the paper's consistency term.
+    Every intermediate state is asked for the final solution: the paper's consistency term. So the labels are the final
+    tokens, also where the sampler first revealed another token.
     """
     rows = trajectory.rows(row_S)
-    masked = rows.masked_before(step_S)
-    return noised(trajectory, row_S, masked, masked & rows.counted)
+    target = rows.open_before(step_S) & rows.counted
+    return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
 
 
 def step_views(
@@ -159,16 +171,25 @@ def step_views(
     weight_S: torch.Tensor | None = None,
     after_eos: bool = False,
 ) -> Views:
-    """The states before given steps of given rows, numbered by step; targets are the scored tokens that the step
-    revealed.
+    """The states before given steps of given rows, numbered by step; targets are the scored positions that the step
+    wrote to, labels the tokens that it wrote there, also where they are edited later.
 
     weight_S: of a view's targets (1 unless given). after_eos: whether tokens after the first EOS are scored.
     """
     rows = trajectory.rows(row_S)
-    target = (rows.reveal_step == step_S[:, None]) & rows.scored(after_eos)
+    target = rows.written_by(step_S, step_S) & rows.scored(after_eos)
     weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
-    masked = rows.masked_before(step_S)
-    return noised(trajectory, row_S, masked, target, weight_SC=weight, state_S=step_S, after_eos=after_eos)
+    return noised(
+        trajectory,
+        row_S,
+        rows.masked_before(step_S),
+        target,
+        shown_SC=rows.tokens_before(step_S),
+        label_SC=rows.written_until(step_S),
+        weight_SC=weight,
+        state_S=step_S,
+        after_eos=after_eos,
+    )
 
 
 def masked_views(

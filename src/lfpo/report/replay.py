@@ -19,6 +19,7 @@ def prompt_text(prompt: Any) -> str:
 def playable(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """What the player needs of a record of `rollouts/` or `eval/`.
 
+    edits: for each edited position the tokens that it held, each as [step, text, confidence].
     Runs that did not keep token texts give the whole `completion` in place of `tokens`, `reveal` and `confidence`.
     """
     shown = {
@@ -36,10 +37,16 @@ def playable(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         "reveal": record["reveal_step"][:length],
         "confidence": [round(c, 3) for c in record["confidence"][:length]],
     }
+    held = {int(i): tokens for i, tokens in record.get("edits", {}).items() if int(i) < length}
     text = "".join(record["tokens"])
     if "sudoku" in str(config.get("task")) and (grid := sudoku_grid(shown["prompt"], text)):
         shown["grid"] = grid
-    elif ink := highlight(text):
+        for i, tokens in held.items():  # a grid shows a digit from the step on that wrote it for the last time
+            shown["reveal"][i], _, _, shown["confidence"][i] = tokens[-1]
+        return shown
+    if held:
+        shown["edits"] = {i: [[step, piece, sure] for step, _, piece, sure in tokens] for i, tokens in held.items()}
+    if ink := highlight(text):
         shown["ink"] = ink
     return shown
 

@@ -362,6 +362,8 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
         "steps": t.scheduled_steps,
         "nfe": t.nfe,
     }
+    if t.edit_step is not None:
+        per_row["edits"] = (t.edit_step >= 0).sum(-1)
     sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
     entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
     return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
@@ -383,8 +385,10 @@ def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> lis
 
 def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> dict[str, Any]:
     """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
-    revealed."""
-    return {
+    revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
+    first, each as [step, token id, text, confidence].
+    """
+    record = {
         "prompt": prompt,
         "prompt_ids": t.prompt_ids[b][t.prompt_mask[b].bool()].tolist(),
         "completion": text,
@@ -395,3 +399,19 @@ def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: 
         "scheduled_steps": int(t.scheduled_steps[b]),
         "nfe": int(t.nfe[b]),
     }
+    return record if t.revealed is None else {**record, "edits": _edited(t, b, tokenizer)}
+
+
+def _edited(t: Trajectory, b: int, tokenizer: Any) -> dict[str, list[list[Any]]]:
+    """The tokens that each edited position of row b held, as `completion_record` gives them."""
+    one = t.rows(torch.tensor([b], device=t.tokens.device)).to("cpu")
+    assert one.revealed is not None and one.edit_token is not None
+    place = one.at_writes(torch.arange(one.tokens.shape[1])[None])
+    token = torch.cat([one.revealed, one.edit_token], dim=1)
+    columns = (place, one.with_edits("reveal_step"), token, one.with_edits("confidence"))
+    held: dict[str, list[list[Any]]] = {}
+    for position, step, token_id, sure in zip(*(column[0].tolist() for column in columns), strict=True):
+        if step >= 0:
+            text = token_texts(tokenizer, [token_id])[0]
+            held.setdefault(str(position), []).append([step, token_id, text, round(sure, 5)])
+    return {position: tokens for position, tokens in held.items() if len(tokens) > 1}

@@ -124,8 +124,8 @@ def denoise(
     """Denoise rows from where they stand to their end, or to the scheduled step `until`; returns them, in any order.
 
     every: the rows, of prompts `prompts`, numbered by `row`. until: rows that reach this step are done too; a schedule
-        must reveal something at every step. kept: takes predictions. edits: takes edits; needed if the sampler edits. The
-        other arguments are those of `rollout`.
+        must reveal something at every step. kept: takes predictions. edits: takes edits; needed if the sampler edits.
+        The other arguments are those of `rollout`.
     """
     stores = bool(model.block_length) and store_blocks
     # Longest first: memory is highest at the start, and rows of similar length run together.

@@ -21,6 +21,7 @@ GIVES = {
     "confidence": "the probability of each token when it was revealed",
     "entropy": "the entropy of the prediction each token was drawn from",
     "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
+    "edits": "the edits of revealed tokens",
     "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
     "tree": "rollouts that branch (tree: [4, 4] and num_generations: 16)",
 }

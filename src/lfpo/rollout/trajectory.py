@@ -1,9 +1,9 @@
 """Trajectories: a lossless record of what the sampler did, as final tokens and the step that revealed each.
 
 The state before scheduled step t shows every completion token revealed earlier and masks the rest. No states are
-stored. A revealed token stays as it is, unless the sampler edits (SamplerConfig.editing_threshold). Then the trajectory
-also holds the tokens as they were revealed, and each edit: its position, its step and the new token. A step *writes* the
-tokens that it reveals and those that it puts in the place of others.
+stored. A revealed token stays as it is, unless the sampler edits (SamplerConfig.editing_threshold). Then the
+trajectory also holds the tokens as they were revealed, and each edit: its position, its step and the new token. A step
+*writes* the tokens that it reveals and those that it puts in the place of others.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Trajectory:
         first rollout that does (see lfpo.rollout.tree).
 
     Only where the sampler edits:
-    revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens` are
-        what the edits have left.
+    revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens`
+        are what the edits have left.
     edit_position, edit_step, edit_token [B, E] int64: the edits of a row in the order of steps: the position, 0 to
         C - 1, the scheduled step and the new token. Rows with fewer than E edits end in position 0, step -1.
     edit_confidence, edit_entropy [B, E] float32: `confidence` and `entropy` of the new token.
@@ -153,8 +153,8 @@ class Trajectory:
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
     def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        """Which positions did not hold their final token for good when step_B[b] began, [B, C] bool: the masked ones, and
-        those that were edited at that step or later. step_B: as for `masked_before`."""
+        """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
+        were edited at that step or later. step_B: as for `masked_before`."""
         return self.masked_before(step_B) | (self.last_step >= _per_position(step_B))
 
     def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
@@ -180,6 +180,11 @@ class Trajectory:
         column_C = torch.arange(step_BC.shape[1], device=step_BC.device)
         source_BC = torch.where(latest_BC >= 0, step_BC.shape[1] + latest_BC, column_C)
         return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, source_BC)
+
+    def written_until(self, last_B: torch.Tensor) -> torch.Tensor | None:
+        """The tokens after step last_B[b], [B, C] int64, to label what the steps until then wrote; None where the
+        sampler does not edit, so that these are the final tokens."""
+        return None if self.revealed is None else self.tokens_before(last_B + 1)
 
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
@@ -234,8 +239,8 @@ class Trajectory:
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
     def step_means(self, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on the
-        CPU.
+        """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on
+        the CPU.
 
         value_BW: one number a written token, in the order of `with_edits`. Each mean is in the dtype of the values, in
         the order of `distinct_steps`.

@@ -78,15 +78,24 @@ def _runs(model: MaskedDiffusionLM, name: str) -> bool:
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks.
 
-    A model that attends block by block sees half of its completion on average.
+    A model that attends block by block sees half of its completion on average. Where the sampler edits, each forward
+    predicts all completion positions of the active block.
     """
-    t, c = trajectory, trajectory.tokens.shape[1]
-    lengths, steps_BC = t.prompt_mask.sum(-1) + c, t.reveal_step
-    block = t.sampler.block_length or c
+    t, lengths = trajectory, trajectory.prompt_mask.sum(-1) + trajectory.tokens.shape[1]
     if t.structure.block_length:
-        lengths = t.prompt_mask.sum(-1) + (steps_BC >= 0).sum(-1) / 2
+        lengths = t.prompt_mask.sum(-1) + (t.reveal_step >= 0).sum(-1) / 2
+    predicted = _predicted_with_edits(t) if t.sampler.edits else _predicted(t)
+    guidance = 2 if t.sampler.cfg_scale else 1
+    return forward_flops(model, lengths, guidance * predicted, t.queries)
+
+
+def _predicted(t: Trajectory) -> int:
+    """Masked positions of the active blocks, summed over the forwards of all rows."""
+    steps_BC = t.reveal_step
+    block = t.sampler.block_length or steps_BC.shape[1]
+    if t.structure.block_length:
         steps_BC = _in_blocks(steps_BC, t.prompt_mask.sum(-1) % block, block)
-    predicted = 0.0
+    predicted = 0
     for start in range(0, steps_BC.shape[1], block):
         # A position is predicted at each distinct step of its block up to its own, or at all if it is never revealed.
         steps = steps_BC[:, start : start + block]
@@ -94,11 +103,21 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
         earlier = steps[:, None, :] <= own[:, :, None]
         first = torch.ones_like(earlier).tril(-1) & (steps[:, None, :] == steps[:, :, None])
         distinct = ~first.any(-1)  # the first position of each step
-        predicted += float(
+        predicted += int(
             (earlier & distinct[:, None, :] & (steps >= 0)[:, None, :] & (steps > NO_PLACE)[:, :, None]).sum()
         )
-    guidance = 2 if t.sampler.cfg_scale else 1
-    return forward_flops(model, lengths, guidance * int(predicted), t.queries)
+    return predicted
+
+
+def _predicted_with_edits(t: Trajectory) -> int:
+    """Completion positions of the active blocks, summed over the forwards of all rows. The first block of a row is the
+    only one that holds prompt tokens, and the first forward of the next one reveals something."""
+    assert t.structure.block_length
+    block_BC, never = t.block_BC, torch.iinfo(torch.long).max
+    later = (block_BC > block_BC[:, :1]) & (t.reveal_step >= 0)
+    of_first_B = torch.minimum(t.nfe, t.reveal_step.masked_fill(~later, never).amin(-1))
+    prompt_B = t.prompt_mask.sum(-1) % t.structure.block_length
+    return int((t.nfe * t.structure.block_length - prompt_B * of_first_B).sum())
 
 
 def _in_blocks(step_BC: torch.Tensor, offset_B: torch.Tensor, block: int) -> torch.Tensor:

@@ -4,18 +4,27 @@
 const SHADES = 6;
 const SURE = [0.5, 0.75, 0.9, 0.99]; // confidences at which the colour changes
 
-const lastStep = (sample) => Math.max(-1, ...sample.reveal);
+const lastStep = (sample) => Math.max(-1, ...sample.reveal, ...Object.values(sample.edits || {}).map((held) => held.at(-1)[0]));
 
-function shade(sample, i, colouring) {
-  if (colouring === "confidence") return `sure${SURE.filter((bar) => sample.confidence[i] >= bar).length}`;
+// The token at position i after `clock` steps, as [step that wrote it, text, confidence].
+function held(sample, i, clock) {
+  const tokens = sample.edits?.[i];
+  if (!tokens) return [sample.reveal[i], sample.tokens[i], sample.confidence[i]];
+  return tokens.findLast(([step]) => step < clock) ?? tokens[0];
+}
+
+function shade(sample, i, colouring, clock) {
+  const [written, , confidence] = held(sample, i, clock);
+  if (colouring === "confidence") return `sure${SURE.filter((bar) => confidence >= bar).length}`;
   const steps = sample.order ??= [...new Set(sample.reveal.filter((s) => s >= 0))].sort((a, b) => a - b);
   // Over the steps of the longer of the two samples, so that both sides share one scale.
   const scale = sample.scale || Math.max(1, (steps[steps.length - 1] || 0) + 1);
-  return `step${Math.min(SHADES - 1, Math.floor((sample.reveal[i] / scale) * SHADES))}`;
+  return `step${Math.min(SHADES - 1, Math.floor((written / scale) * SHADES))}`;
 }
 
 const tooltip = (sample, i) =>
-  `${JSON.stringify(visible(sample.tokens[i]))}, step ${sample.reveal[i] + 1}, confidence ${number(sample.confidence[i])}`;
+  (sample.edits?.[i] || [held(sample, i)]).map(([step, text, confidence]) =>
+    `${JSON.stringify(visible(text))}, step ${step + 1}, confidence ${number(confidence)}`).join("; then ");
 
 // Pieces of a token's text, cut where its syntax colour changes.
 function inked(sample, start, text) {
@@ -41,14 +50,22 @@ function starts(tokens) {
 
 function tokenView(sample) {
   const offsets = starts(sample.tokens);
+  const isSpecial = (text) => /^<\|.*\|>$/.test(text);
+  const drawn = (text, i) => { // syntax colours are those of the final text
+    const shown = isSpecial(text) ? "◼" : text === "" ? "·" : text;
+    const plain = !sample.ink || isSpecial(text) || text !== sample.tokens[i];
+    return plain ? [visible(shown).replace(/\n/g, "↵\n")] : inked(sample, offsets[i], shown);
+  };
   const nodes = sample.tokens.map((text, i) => {
-    const special = /^<\|.*\|>$/.test(text);
-    const shown = special ? "◼" : text === "" ? "·" : text;
-    const inner = el("span", {}, sample.ink && !special ? inked(sample, offsets[i], shown) : visible(shown).replace(/\n/g, "↵\n"));
+    const special = isSpecial(text);
+    const inner = el("span", {}, drawn(text, i));
     return el("span", { class: special ? "token special" : "token", title: special ? `${text}, ${tooltip(sample, i)}` : tooltip(sample, i) }, inner);
   });
   const root = el("div", { class: sample.ink ? "tokens code" : "tokens" }, nodes);
-  return { root, nodes, paint: (node, i, colouring) => node.classList.add(shade(sample, i, colouring)) };
+  return { root, nodes, paint(node, i, colouring, clock) {
+    node.classList.add(shade(sample, i, colouring, clock));
+    if (sample.edits?.[i]) node.firstChild.replaceChildren(...drawn(held(sample, i, clock)[1], i));
+  } };
 }
 
 function gridView(sample) {
@@ -76,7 +93,7 @@ function gridView(sample) {
   });
   const root = el("div", { class: `sudoku of${size}` }, cells);
   return { root, nodes: cells, token: owner, paint(node, c, colouring, clock) {
-    node.classList.add(shade(sample, owner(c), colouring));
+    node.classList.add(shade(sample, owner(c), colouring, clock));
     node.classList.toggle("clash", wrong[c](clock));
   } };
 }
@@ -128,7 +145,7 @@ function pane(name, sample) {
         node.classList.remove("masked", "fresh", ...[0, 1, 2, 3, 4, 5].flatMap((k) => [`step${k}`, `sure${k}`]));
         if (!shown) node.classList.add("masked");
         else view.paint(node, n, colouring, clock);
-        if (shown && step === clock - 1 && clock < end) node.classList.add("fresh");
+        if (shown && held(sample, i, clock)[0] === clock - 1 && clock < end) node.classList.add("fresh");
       });
       const done = clock >= end;
       if (verdict) verdict.style.visibility = done ? "visible" : "hidden";

@@ -29,8 +29,8 @@ def check_dynamic(sampler: Any) -> None:
         raise ValueError(f"max_post_steps {sampler.max_post_steps} needs editing_threshold")
     if sampler.edits and sampler.stops_at_eos:
         raise ValueError(
-            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be edited; "
-            "a row ends after the block with its first EOS anyway, so leave it out"
+            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be "
+            "edited; a row ends after the block with its first EOS anyway, so leave it out"
         )
 
 
@@ -70,7 +70,5 @@ def sequential(step: Step) -> Reveal:
 
 
 STATIC = Rule(static, score=probability, plan=scheduled_plan)
-DYNAMIC = Rule(
-    dynamic, check_dynamic, reads=("threshold", "editing_threshold", "max_post_steps"), score=probability
-)
+DYNAMIC = Rule(dynamic, check_dynamic, reads=("threshold", "editing_threshold", "max_post_steps"), score=probability)
 SEQUENTIAL = Rule(sequential, plan=scheduled_plan)

@@ -19,8 +19,8 @@ TOKENS, ORDER, PLAN = range(3)
 class Revealed:
     """The revealed positions of the active blocks, for rules that edit.
 
-    editable [A, C] bool: the revealed completion positions of each row's active block. Step's token, confidence, entropy
-        and score are meaningful at these positions too.
+    editable [A, C] bool: the revealed completion positions of each row's active block. Step's token, confidence,
+        entropy and score are meaningful at these positions too.
     shown [A, C] int64: the tokens of the rows before this step.
     post_step [A] int64: the number of this forward among those that began without a masked position in the block, from
         1; 0 if there were masked positions.

@@ -104,10 +104,11 @@ def sampling_work(
     forwards, passes = int(_toy(sampler, (), ()).nfe[0]), 2 if sampler.cfg_scale else 1
     if trained_block is not None:
         assert sampler.gen_length
+        blocks = sampler.gen_length // trained_block
+        forwards += blocks * sampler.max_post_steps if sampler.edits else 0
         # The first forward runs the prompt and the first block, once for all rollouts of the prompt. The others run a
         # block each, and so do those that store each finished block but the last.
-        stores = sampler.gen_length // trained_block - 1
-        return forwards, (prompt_length + trained_block) / group + (forwards - 1 + stores) * trained_block
+        return forwards, (prompt_length + trained_block) / group + (forwards - 1 + blocks - 1) * trained_block
     return passes * forwards, passes * _tokens(sampler, prompt_length, forwards, shift)
 
 
