@@ -37,7 +37,12 @@ COMMANDS = {
     "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
     "train sudoku --learning_rate -1": "'learning_rate' -1.0 must be positive",
-    "train sudoku --sampler.editing_threshold 0.9": "sampler: 'editing_threshold' belongs to LLaDA2.1's token editing",
+    "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
+    "'low_confidence', only with low_confidence_dynamic; leave it out",
+    "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (
+        "editing_threshold 0.5 is for models that attend block by block (LLaDA2.1); this model has full attention"
+    ),
+    "train sudoku --sampler.num_to_transfer 2": "'num_to_transfer' is LLaDA2.1's name for the tokens that a forward",
     "train sudoku --sampler.step 3": "sampler: unknown key 'step'; did you mean 'steps'",
     "train sudoku --sampler 3": "sampler: expected",
     "train sudoku --sampler.temperature 0": "temperature 0 makes all rollouts of a prompt the same",

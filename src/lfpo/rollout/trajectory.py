@@ -290,9 +290,11 @@ def part(whole: Trajectory, first: int, count: int) -> Trajectory:
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
     node = None if own.node is None else own.node - first
-    return dataclasses.replace(
-        own, prompt_ids=own.prompt_ids[:, start:], prompt_mask=own.prompt_mask[:, start:], node=node
-    )
+    fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
+    if own.edit_step is not None:
+        edits = int((own.edit_step >= 0).sum(-1).max())
+        fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
+    return dataclasses.replace(own, **fields, node=node)
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
