@@ -112,6 +112,7 @@ def test_states_by_hand(by_hand: Trajectory):
     ]
     assert by_hand.state_before(torch.tensor([[3, 1, 5, 9, 9, 6]])).tolist() == [[31, m, 20, 21, EOS, 23]]
     assert by_hand.last_step.tolist() == [[3, 3, 5, 4, 5, 6]]
+    assert by_hand.final_confidence[0].tolist() == pytest.approx([0.8, 0.9, 0.95, 0.4, 0.5, 0.99])
     assert by_hand.open_before(torch.tensor([3])).tolist() == [[True, True, True, True, True, True]]
     assert by_hand.open_before(torch.tensor([5])).tolist() == [[False, False, True, False, True, True]]
     assert by_hand.written_by(torch.tensor([1]), torch.tensor([2])).tolist() == [[True, True, *[False] * 4]]

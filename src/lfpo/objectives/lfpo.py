@@ -35,7 +35,7 @@ class LFPO:
     num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
-        theta_old in that state. "ratio": p_old(y) over the token's probability when it was revealed, at most 1. Both
+        theta_old in that state. "ratio": p_old(y) over the token's probability when it was written, at most 1. Both
         weigh down tokens that the state does not determine yet. The sum is divided by the number of targets.
     reading: "rectified" is the loss with the sampled token (see ops.rectified.rectified_loss). "printed" and
         "printed_through" are Eq. 10 to the letter, with the targets fixed or not; neither can learn from rewards
@@ -86,7 +86,7 @@ class LFPO:
         rngs = [generator(seed, "timesteps", inner) for seed in seeds]
         views = replay(trajectory, *drawn_states(trajectory, lambda row, n: pick(n, self.timesteps, rngs[row])))
         if self.target_weight == "ratio":
-            confidence_SC = trajectory.confidence[views.row].clamp(min=1e-12)
+            confidence_SC = trajectory.final_confidence[views.row].clamp(min=1e-12)
             views.weight[:, -confidence_SC.shape[1] :] /= confidence_SC
         return views
 

@@ -167,19 +167,30 @@ class Trajectory:
         )
         return now_BC | (self._at_positions(now_BE.long()) > 0)
 
-    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        """The tokens that the revealed positions held when step_B[b] began, [B, C] int64; at masked positions the token
-        that is revealed there. step_B: as for `masked_before`."""
-        if self.revealed is None:
-            return self.tokens
-        assert self.edit_position is not None and self.edit_step is not None and self.edit_token is not None
-        step_BC = _per_position(step_B).expand(self.tokens.shape)
+    def _held_before(self, step_BC: torch.Tensor) -> torch.Tensor:
+        """Which of the written tokens, in the order of `with_edits`, each position held when step_BC[b, c] began,
+        [B, C] int64; at masked positions the one that is revealed there."""
+        assert self.edit_position is not None and self.edit_step is not None
+        length = self.tokens.shape[1]
         before_BE = (self.edit_step >= 0) & (self.edit_step < step_BC.gather(1, self.edit_position))
         number_E = torch.arange(before_BE.shape[1], device=before_BE.device)
         latest_BC = self._at_positions(torch.where(before_BE, number_E, -1))
-        column_C = torch.arange(step_BC.shape[1], device=step_BC.device)
-        source_BC = torch.where(latest_BC >= 0, step_BC.shape[1] + latest_BC, column_C)
-        return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, source_BC)
+        return torch.where(latest_BC >= 0, length + latest_BC, torch.arange(length, device=step_BC.device))
+
+    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The tokens that the revealed positions held when step_B[b] began, [B, C] int64; at masked positions the token
+        that is revealed there. step_B: as for `masked_before`."""
+        if self.revealed is None or self.edit_token is None:
+            return self.tokens
+        held_BC = self._held_before(_per_position(step_B).expand(self.tokens.shape))
+        return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, held_BC)
+
+    @property
+    def final_confidence(self) -> torch.Tensor:
+        """`confidence` of the final tokens, [B, C] float32: when they were written."""
+        if self.edit_step is None:
+            return self.confidence
+        return self.with_edits("confidence").gather(1, self._held_before(self.last_step + 1))
 
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor | None:
         """The tokens after step last_B[b], [B, C] int64, to label what the steps until then wrote; None where the
