@@ -13,6 +13,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import TASKS, get_task
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 
@@ -45,7 +46,8 @@ def test_it_is_flawed_but_not_hopeless(name: str):
     task = get_task(name)
     rows = [task.row("test", i) for i in range(40)]
     sampler = SamplerConfig(temperature=1.0, remasking="random").for_length(task.gen_length)
-    result = evaluate(load_model("embedded"), load_tokenizer("embedded"), rows, task.correct_all, sampler)
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    result = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
     assert result.accuracy is not None and result.interval is not None
     assert 0.05 < result.accuracy < 0.75
     assert result.interval[0] < result.accuracy < result.interval[1]
@@ -56,7 +58,7 @@ def test_evaluation_depends_on_its_seed_only():
     rows = [task.row("test", i) for i in range(6)]
     sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length)
     results = [
-        evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=s, n_samples=2, rollout_tokens=t).completions
+        evaluate(as_it_is(model, t), model, tokenizer, rows, task.correct_all, sampler, seed=s, n_samples=2).completions
         for s, t in ((1, 10**6), (1, 40), (2, 10**6))
     ]
     assert results[0] == results[1] != results[2]

@@ -22,6 +22,7 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from test_distributed import metrics
 from tiny import random_ids
@@ -43,7 +44,7 @@ def test_it_is_flawed_but_not_hopeless(name: str):
     task, model = get_task(name), load_model("embedded-block")
     rows = [task.row("test", i) for i in range(40)]
     sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length, model.block_length)
-    result = evaluate(model, load_tokenizer("embedded-block"), rows, task.correct_all, sampler)
+    result = evaluate(as_it_is(model), model, load_tokenizer("embedded-block"), rows, task.correct_all, sampler)
     assert result.accuracy is not None and 0.05 < result.accuracy < 0.85
 
 

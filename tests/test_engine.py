@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,25 +20,32 @@ from typing import Any
 import pytest
 import torch
 
+import lfpo.train.ray_cluster
 import lfpo.train.ray_dispatch
 import lfpo.train.ray_engine
 from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
+from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.models.loading import EMBEDDED
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
+from lfpo.prompts.tasks import get_task
+from lfpo.rewards import Rewards, in_child, score
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.engine import LocalEngine, Request
+from lfpo.rollout.engine import LocalEngine, Request, as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
 from lfpo.train.ray_dispatch import Dispatcher, Job
-from lfpo.train.ray_engine import RayEngine, set_weights, weights_of
+from lfpo.train.ray_engine import RayEngine, Worker, set_weights, weights_of
+from lfpo.train.ray_rewards import by_tasks, whole_prompts
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies
 from processes import run_ranks
@@ -49,21 +57,23 @@ REQUEST = Request(PROMPTS, list(range(12)), SAMPLER, generations=3)
 
 
 def config(model: Path, **changes: Any) -> LFPOConfig:
-    return build(LFPOConfig, {"output_dir": "unused", "model": str(model), "threads": 1, **changes}, "test")
+    return build(
+        LFPOConfig, {"output_dir": "unused", "model": str(model), "threads": 1, "num_generations": 3, **changes}, "test"
+    )
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:
     return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
 
 
-def local(model: MaskedDiffusionLM, prompts_per_unit: int) -> LocalEngine:
-    engine = LocalEngine(contextlib.nullcontext, rollout_tokens=4096, compiled=False, prompts_per_unit=prompts_per_unit)
-    engine.update(0, model)
+def local(model: MaskedDiffusionLM, rows_per_unit: int) -> LocalEngine:
+    engine = as_it_is(model)
+    engine.rows_per_unit = rows_per_unit
     return engine
 
 
 def test_units_are_whole_prompts_in_order():
-    units = REQUEST.units(3)
+    units = REQUEST.units(9)
     assert [len(u.prompts) for u in units] == [9, 3]
     assert [s for u in units for s in u.seeds] == REQUEST.seeds
     assert REQUEST.units(0) == [REQUEST]
@@ -71,7 +81,7 @@ def test_units_are_whole_prompts_in_order():
 
 def test_a_unit_is_sampled_as_if_it_were_alone(llada: Path):
     model, told = load_model(llada), list[int]()
-    whole = local(model, 1).sample(REQUEST, lambda index, t: told.extend(index))
+    whole = local(model, 3).sample(REQUEST, lambda index, t: told.extend(index))
     assert sorted(told) == list(range(12))
     assert whole.tokens.shape == (12, 8)
     for i in range(0, 12, 3):
@@ -107,6 +117,8 @@ def test_an_engine_of_ones_own_and_what_it_lacks(llada: Path):
         ({"name": "rays"}, "unknown engine 'rays'; did you mean 'ray'"),
         ({"workers": 2}, "'workers' is for the engine 'ray'"),
         ({"name": "ray", "workers": 0}, "workers 0 must be at least 1"),
+        ({"reward_workers": -1}, "reward_workers -1 must not be negative"),
+        ({"address": "auto"}, "'address' is for the engine 'ray'"),
         ({"name": "ray", "unit_timeout": -1.0}, "'unit_timeout' -1.0 must be seconds"),
         ({"name": "ray", "wrokers": 2}, "wrokers"),
     ],
@@ -175,7 +187,7 @@ def test_workers_sample_what_the_local_engine_samples(workers: int, lora: bool, 
         for version in range(2):
             engine.update(version, policy)
             found = engine.sample(REQUEST, lambda index, t: told.extend(index))
-            assert same(found, local(policy, 1).sample(REQUEST))
+            assert same(found, local(policy, 3).sample(REQUEST))
             with torch.no_grad():
                 for p in [p for _, p in factors(policy)] if lora else policy.backbone.parameters():
                     p.mul_(1.1)
@@ -201,7 +213,7 @@ def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(ll
         for version in range(3):
             engine.update(version, policy)
             tickets.append(engine.submit(REQUEST))
-            expected.append(local(policy, 1).sample(REQUEST))
+            expected.append(local(policy, 3).sample(REQUEST))
             with torch.no_grad():
                 for p in policy.backbone.parameters():
                     p.mul_(1.1)
@@ -320,7 +332,7 @@ def test_a_killed_worker_changes_nothing(llada: Path, ray: Any):
 
     with engine_of(args) as (engine, policy):
         engine.update(0, policy)
-        expected = local(policy, 1).sample(request)
+        expected = local(policy, 3).sample(request)
         for _ in range(3):
             killer = threading.Thread(target=kill)
             killer.start()
@@ -335,7 +347,7 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any, monkey
     with pytest.raises(UserError, match="2 workers with 1 GPUs each need 2, and the cluster has 0"):
         RayEngine(config(llada, engine={"name": "ray", "workers": 2, "gpus_per_worker": 1.0}))
     with monkeypatch.context() as patch:
-        patch.setattr(lfpo.train.ray_engine, "versions", lambda: {"lfpo": "0"})
+        patch.setattr(lfpo.train.ray_cluster, "versions", lambda: {"lfpo": "0"})
         with pytest.raises(UserError, match=r"a worker has .* the trainer has {'lfpo': '0'}; install the same"):
             RayEngine(config(llada, engine={"name": "ray"}))
     monkeypatch.setattr(lfpo.train.ray_dispatch, "MAX_LOST", 1)
@@ -348,15 +360,183 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any, monkey
         RayEngine(config(Path("/does/not/exist"), engine={"name": "ray"}))
 
 
+class Full(Worker):
+    """Has no memory for a unit."""
+
+    def sample(self, *_: Any) -> Trajectory:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+class Killed(Worker):
+    """Is killed whenever it samples, as by a system that has no memory left."""
+
+    def sample(self, *_: Any) -> Trajectory:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (Full, r"engine ray: a worker ran out of memory \(CUDA out of memory\. .*lower rollout_tokens"),
+        (Killed, r"engine ray: 3 workers were lost with the same prompts.*if memory ran out, lower rollout_tokens"),
+    ],
+)
+def test_a_worker_without_memory_is_one_sentence(
+    worker: type[Worker], said: str, llada: Path, ray: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lfpo.train.ray_engine, "Worker", worker)
+    with engine_of(config(llada, engine={"name": "ray"})) as (engine, policy):
+        engine.update(0, policy)
+        with pytest.raises(UserError, match=said) as caught:
+            engine.sample(REQUEST)
+    assert "\n" not in str(caught.value)
+
+
+def evaluated(engine: dict[str, Any], folder: Path) -> tuple[dict[str, float], str]:
+    """Metrics and records of an evaluation of weights that are not theta_old's."""
+    changes: dict[str, Any] = {"task": "choice", "output_dir": str(folder), "eval_size": 7, "eval_steps": 1}
+    samplers = {"greedy": {"gen_length": 8}, "hot": {"gen_length": 8, "temperature": 1.0}}
+    trainer = LFPOTrainer(args=config(EMBEDDED, engine=engine, eval_samplers=samplers, **changes))
+    trainer.run = Run(folder)
+    folder.mkdir()
+    with trainer.closing, torch.no_grad():
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+        trainer.engine.update(0, trainer.reference)
+        found = trainer.evaluate(0)
+    del found["time/eval"]
+    return found, (folder / "eval" / "step-0.jsonl").read_text()
+
+
+@pytest.mark.long
+def test_workers_evaluate_what_the_local_engine_evaluates(tmp_path: Path, ray: Any):
+    found = evaluated({"name": "ray", "workers": 2}, tmp_path / "ray")
+    assert found == evaluated({"prompts_per_unit": 1}, tmp_path / "local")
+    assert found[0].keys() >= {"eval/hot/accuracy", "eval/greedy/nfe"}
+
+
+def test_batches_are_cut_between_prompts():
+    cuts = [(p.start, p.stop) for p in whole_prompts(["a", "a", "a", "b", "c", "c"], 2)]
+    assert cuts == [(0, 3), (3, 6)]
+    assert [(p.start, p.stop) for p in whole_prompts(["a", "a", "b"], 5)] == [(0, 2), (2, 3)]
+    assert [(p.start, p.stop) for p in whole_prompts(["a", "a", "a"], 3)] == [(0, 3)]
+
+
+def length(completions: list[str], **_: Any) -> list[float | None]:
+    return [None if c == "none" else float(len(c)) for c in completions]
+
+
+def right(prompts: list[str], completions: list[str], answer: list[str]) -> torch.Tensor:
+    return torch.tensor([float(c == a) for c, a in zip(completions, answer, strict=True)])
+
+
+def places(prompts: list[str], **_: Any) -> list[float]:
+    return [float(i) for i in range(len(prompts))]  # within what it was given
+
+
+def raises(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 / (c != "none") for c in completions]
+
+
+def wrong(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * (len(completions) + 1)
+
+
+def sleeps(completions: list[str], **_: Any) -> list[float]:
+    if "slow" in completions:
+        time.sleep(60.0)
+    return [1.0] * len(completions)
+
+
+def dies(completions: list[str], **_: Any) -> list[float]:
+    if "deadly" in completions:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [1.0] * len(completions)
+
+
+def scored(functions: Any, completions: list[str], timeout: float = 0.0) -> Rewards:
+    n = len(completions)
+    prompts = [f"prompt {i // 3}" for i in range(n)]
+    columns: dict[str, list[Any]] = {
+        "answer": [c if i % 2 else "" for i, c in enumerate(completions)],
+        "unused": [None] * n,
+    }
+    return score(functions, [1.0] * len(functions), prompts, completions, [[1]] * n, columns, timeout)
+
+
+COMPLETIONS = ["a", "none", "ccc", "dddd", "e", "ff", "g", "h", "i"]
+
+
+@pytest.mark.long
+def test_reward_tasks_return_what_the_functions_return(ray: Any):
+    offset = 3.0
+    functions: list[Any] = [
+        length,
+        right,
+        raises,
+        lambda completions, **_: [offset] * len(completions),
+        *get_task("gsm8k").reward_functions,
+    ]
+    functions += [in_child("test_engine:length"), sleeps, dies]
+    with contextlib.ExitStack() as closing:
+        sent = by_tasks(functions, EngineSettings(reward_workers=2), closing)
+        ours, theirs = scored(functions, COMPLETIONS), scored(sent, COMPLETIONS)
+        assert theirs == dataclasses.replace(ours, reward_b=theirs.reward_b)
+        assert torch.equal(theirs.reward_b, ours.reward_b)
+        assert "raises" in theirs.failed and "float division" in theirs.failed["raises"]
+        # Each of the two tasks has whole prompts of three completions.
+        (cut,) = by_tasks([places], EngineSettings(reward_workers=2), closing)
+        assert scored([cut], COMPLETIONS).parts["places"] == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+        (several,) = by_tasks([wrong], EngineSettings(reward_workers=2), closing)
+        with pytest.raises(UserError, match="'wrong': returned 4 rewards for 3 completions"):
+            scored([several], COMPLETIONS)
+        # A limit ends the task, a process that dies fails its batch; the next batch is scored again.
+        late = scored(sent[-2:], ["slow", *COMPLETIONS], timeout=3.0)
+        assert late.failed == {"sleeps": "it ran for more than 3 s"} and late.parts["dies"] == [1.0] * 10
+        dead = scored(sent[-2:], [*COMPLETIONS, "deadly"])
+        assert dead.failed.keys() == {"dies"} and dead.failed["dies"].startswith("its Ray task was lost (")
+        assert not scored(sent[-2:], COMPLETIONS).failed
+
+
+@pytest.mark.long
+def test_a_reward_function_that_cannot_be_sent_is_one_sentence(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lock = threading.Lock()
+
+    def locked(completions: list[str], **_: Any) -> list[float]:
+        with lock:
+            return [1.0] * len(completions)
+
+    (tmp_path / "only_here.py").write_text("def reward(completions, **columns):\n    return [1.0] * len(completions)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    settings, closing = EngineSettings(reward_workers=1), contextlib.ExitStack()
+    with pytest.raises(UserError, match=r"'locked' cannot be sent to another process \(.*lock.*leave out engine.rew"):
+        by_tasks([length, locked], settings, closing)
+    with pytest.raises(UserError, match=r"a worker cannot load a reward function \(No module named 'only_here'\); put"):
+        by_tasks([only_here.reward], settings, closing)
+    with pytest.raises(UserError, match="9 reward workers with a CPU each need 9, and the cluster has 4; lower"):
+        by_tasks([length], EngineSettings(reward_workers=9), closing)
+
+
 def two_ranks(folder: Path) -> None:
     distributed.start()
-    args = config(folder, engine={"name": "ray", "workers": 1})
+    args = config(folder, engine={"name": "ray", "workers": 1, "reward_workers": 2})
     policies, _ = load_policies(args, None, None, needs_base=False)
     engine = RayEngine(args)
     engine.update(0, policies[OLD])
     rank = distributed.rank()
     mine = Request(PROMPTS[6 * rank :][:6], list(range(6 * rank, 6 * rank + 6)), SAMPLER, generations=3)
-    assert same(engine.sample(mine), local(policies[OLD], 1).sample(mine))
+    assert same(engine.sample(mine), local(policies[OLD], 3).sample(mine))
+    with contextlib.ExitStack() as closing:
+        sent = by_tasks([length], args.engine, closing)
+        own = COMPLETIONS[rank:]
+        assert scored(sent, own).parts == scored([length], own).parts
+        distributed.barrier()
     engine.close()
     distributed.stop()
 

@@ -9,6 +9,7 @@ import torch
 from lfpo.eval.accuracy import scores
 from lfpo.eval.generation import Answer, answers_of, generate, grade
 from lfpo.models import load_model, load_tokenizer
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 
@@ -18,13 +19,13 @@ def test_answers_come_one_batch_after_another(llada: Path):
     wanted = [(4, 1), (0, 0), (2, 1), (2, 0), (3, 0)]
     sampler = SamplerConfig(gen_length=4, temperature=1.0)
     batches: list[list[Answer]] = []
-    trajectory = generate(model, tokenizer, rows, wanted, sampler, seed=1, rollout_tokens=14, finished=batches.append)
+    trajectory = generate(as_it_is(model, 14), model, tokenizer, rows, wanted, sampler, seed=1, finished=batches.append)
     assert len(batches) > 1
     came = [answer for batch in batches for answer in batch]
     assert sorted((a.problem, a.sample) for a in came) == sorted(wanted)
     whole = answers_of(trajectory, wanted, tokenizer)
     assert sorted(came, key=repr) == sorted(whole, key=repr)
-    alone = generate(model, tokenizer, rows, wanted[2:3], sampler, seed=1, rollout_tokens=10**6)
+    alone = generate(as_it_is(model, 10**6), model, tokenizer, rows, wanted[2:3], sampler, seed=1)
     assert answers_of(alone, wanted[2:3], tokenizer) == [whole[2]]
 
 

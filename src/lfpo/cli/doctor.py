@@ -17,7 +17,7 @@ from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import available_rungs
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
@@ -74,7 +74,7 @@ def _try_embedded() -> str:
     task = get_task("sudoku")
     model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
     ids = tokenizer.encode(task.row("test", 0)["prompt"], add_special_tokens=False)
-    trajectory = rollout(model, [ids], SamplerConfig(gen_length=task.gen_length), [0])
+    trajectory = as_it_is(model).sample(Request([ids], [0], SamplerConfig(gen_length=task.gen_length)))
     if bool((trajectory.reveal_step < 0).any()):
         raise UserError(f"{EMBEDDED}: the embedded model left positions of a completion masked; reinstall lfpo")
     return f"{sum(p.numel() for p in model.parameters()):,} parameters, loads and samples"

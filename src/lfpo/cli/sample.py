@@ -18,7 +18,7 @@ from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.rows import block_sizes
 from lfpo.rollout.trajectory import Trajectory
 
@@ -47,7 +47,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     except ValueError as error:
         raise UserError(f"lfpo sample: sampler: {error}") from error
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
-    trajectory = rollout(model, ids, sampler, [key(config.seed, "sample")])
+    trajectory = as_it_is(model).sample(Request(ids, [key(config.seed, "sample")], sampler))
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
     console.print(Text(shown.rstrip("\n"), style="dim"))
     if config.show_steps:

@@ -21,6 +21,7 @@ from lfpo.eval.evaluate import EvalResult, evaluate
 from lfpo.eval.straightness import straightness
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
@@ -125,9 +126,9 @@ def _evaluate(
     rows: Sequence[Row],
     seed: int = 0,
 ) -> EvalResult:
-    task, tokens = _task(config), config.rollout_tokens
+    task, engine = _task(config), as_it_is(model, config.rollout_tokens)
     sampler = sampler.for_length(task.gen_length, model.block_length)
-    return evaluate(model, tokenizer, rows, task.correct_all, sampler, seed=seed, rollout_tokens=tokens)
+    return evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=seed)
 
 
 if __name__ == "__main__":

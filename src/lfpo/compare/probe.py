@@ -21,6 +21,7 @@ from lfpo.compare.settings import BASE, Cell, CompareConfig, frontier_sampler
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import rollout_flops
@@ -102,7 +103,7 @@ def _decode(
     task, flops, tokens = get_task(settings.task), 0.0, []
     for sampler in samplers:
         sampler = sampler.for_length(task.gen_length, model.block_length)
-        found = evaluate(model, tokenizer, task.test_rows(ROWS), task.correct_all, sampler)
+        found = evaluate(as_it_is(model), model, tokenizer, task.test_rows(ROWS), task.correct_all, sampler)
         flops += rollout_flops(model, found.trajectory) / ROWS
         tokens.append(found.trajectory.tokens.tolist())
     return flops, tokens

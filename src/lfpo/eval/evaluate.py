@@ -12,6 +12,7 @@ from lfpo.eval.accuracy import scores
 from lfpo.eval.generation import Answer, Verdict, answers_of, generate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
+from lfpo.rollout.engine import Engine
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
 
@@ -42,6 +43,7 @@ class EvalResult:
 
 
 def evaluate(
+    engine: Engine,
     model: MaskedDiffusionLM,
     tokenizer: Any,
     rows: Sequence[Row],
@@ -50,11 +52,11 @@ def evaluate(
     *,
     seed: int = 0,
     n_samples: int = 1,
-    rollout_tokens: int = 16384,
     finished: Callable[[list[Answer]], None] | None = None,
 ) -> EvalResult:
     """Sample `n_samples` completions a row and verify them. sampler.gen_length must be set.
 
+    engine: samples from `model`.
     correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
     Each rank samples and verifies its share of the rows; all ranks return the whole result. The completions of row i
     start at index i * n_samples; their noise is keyed by (seed, i, sample).
@@ -65,9 +67,10 @@ def evaluate(
     started = time.perf_counter()
     own: list[Trajectory] = []
     if pairs:
-        how: dict[str, Any] = {"seed": seed, "rollout_tokens": rollout_tokens, "finished": finished}
-        sampled = generate(model, tokenizer, rows, pairs, sampler, **how)
+        sampled = generate(engine, model, tokenizer, rows, pairs, sampler, seed=seed, finished=finished)
         own.append(sampled.to("cpu"))
+    else:
+        engine.idle()
     seconds = time.perf_counter() - started
     answers = [answer for t in own for answer in answers_of(t, pairs, tokenizer)]
     verdicts = list(correct_all([rows[a.problem] for a in answers], [a.completion for a in answers]))

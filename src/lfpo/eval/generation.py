@@ -11,7 +11,7 @@ from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import Row
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -32,6 +32,7 @@ class Answer:
 
 
 def generate(
+    engine: Engine,
     model: MaskedDiffusionLM,
     tokenizer: Any,
     rows: Sequence[Row],
@@ -39,11 +40,11 @@ def generate(
     sampler: SamplerConfig,
     *,
     seed: int,
-    rollout_tokens: int,
     finished: Callable[[list[Answer]], None] | None = None,
 ) -> Trajectory:
     """Sample the `wanted` (problem, sample) pairs, at least one; their noise is keyed by (seed, problem, sample).
 
+    engine: samples from `model`, which says what a prompt may be.
     finished: called with each few answers as soon as they are complete. Row i of the trajectory is `wanted[i]`.
     """
     assert sampler.gen_length is not None
@@ -55,14 +56,9 @@ def generate(
         assert finished is not None
         finished(answers_of(trajectory, [wanted[i] for i in index], tokenizer))
 
-    return rollout(
-        model,
-        [prompts[problem] for problem, _ in wanted],
-        sampler,
-        [key(seed, "eval", problem, sample) for problem, sample in wanted],
-        rollout_tokens=rollout_tokens,
-        finished=hand_over if finished else None,
-    )
+    seeds = [key(seed, "eval", problem, sample) for problem, sample in wanted]
+    request = Request([prompts[problem] for problem, _ in wanted], seeds, sampler)
+    return engine.sample(request, hand_over if finished else None)
 
 
 def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: Any) -> list[Answer]:

@@ -30,7 +30,7 @@ from lfpo.eval.settings import DTYPES, LikelihoodConfig
 from lfpo.eval.table import open_console
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import decode_completions, encode_rows
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 T = TypeVar("T")
@@ -86,6 +86,7 @@ class LfpoLM(LM):
         self._device = distributed.device() if own else torch.device(str(device))
         self.model = load_model(pretrained, dtype=getattr(torch, dtype), device=self._device)
         self.tokenizer = load_tokenizer(pretrained)
+        self.engine = as_it_is(self.model, int(rollout_tokens))
         self.pretrained, self.seed, self.sampler = pretrained, int(seed), sampler
         self.check_greedy, self.rollout_tokens = bool(check_greedy), int(rollout_tokens)
         self.console = open_console(quiet=distributed.rank() != 0)
@@ -184,7 +185,7 @@ class LfpoLM(LM):
             rows = [{"prompt": asked[i][0]} for i in index]
             prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
             numbers = [asked[i][3] for i in index]
-            trajectory = rollout(self.model, prompts, sampler, numbers, rollout_tokens=self.rollout_tokens)
+            trajectory = self.engine.sample(Request(prompts, numbers, sampler))
             found = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
             for i, text in zip(index, found, strict=True):
                 for stop in asked[i][2]:
@@ -206,7 +207,7 @@ class LfpoLM(LM):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
             sampler = SamplerConfig(gen_length=length, cfg_scale=self.likelihood.cfg_scale)
             prompts, seeds = [pairs[i].prompt for i in index], [0] * len(index)
-            trajectory = rollout(self.model, prompts, sampler, seeds, rollout_tokens=self.rollout_tokens)
+            trajectory = self.engine.sample(Request(prompts, seeds, sampler))
             for i, found in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = found[:length] == pairs[i].answer
         return equal

@@ -21,6 +21,7 @@ from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, Record, pair_of, partial_files, write_result
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import DataTask, Row, Task
+from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 Wanted = tuple[int, int]  # (problem, sample)
@@ -53,13 +54,13 @@ def sample_and_grade(job: Job, model: MaskedDiffusionLM, tokenizer: Any, console
 
     def sample(pending: list[Wanted], keep: Keep) -> None:
         generate(
+            as_it_is(model, job.config.rollout_tokens),
             model,
             tokenizer,
             job.asked,
             pending,
             job.sampler,
             seed=job.config.seed,
-            rollout_tokens=job.config.rollout_tokens,
             finished=lambda answers: keep([asdict(a) for a in answers]),
         )
 

@@ -46,6 +46,10 @@ class ChildProcess:
         self.lock = threading.Lock()
         atexit.register(self.stop)
 
+    def __reduce__(self) -> Any:
+        """Pickled, it is a child of the process that unpickles it."""
+        return ChildProcess, (self.command, self.seconds, self.memory, self.env, self.stderr == subprocess.DEVNULL)
+
     def ask(self, request: Any, attachment: bytes = b"") -> Any:
         """Send a JSON value, followed by the bytes of `attachment`, and return the answer. Raises ChildFailed."""
         with self.lock:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.errors import UserError
+from lfpo.base.errors import ProcessLost, UserError
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -87,16 +87,16 @@ def score(
         try:
             with time_limit(timeout):
                 returned = function(prompts=prompts, completions=completions, **arguments)
-        except UserError:
+        except (UserError, ProcessLost):
             raise
         except RewardTimeout:
             failed[name] = f"it ran for more than {timeout:g} s"
         except RewardFailed as error:
             failed[name] = str(error)
         except Exception as error:  # user code may raise anything; it must not end the run
-            failed[name] = _last_line(error)
+            failed[name] = last_line(error)
         else:
-            values = _checked(returned, name, len(completions))
+            values = checked(returned, name, len(completions))
         reward_b += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
         parts[name] = values
     return Rewards(reward_b, parts, failed)
@@ -148,14 +148,14 @@ def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, 
     return {k: v for k, v in arguments.items() if k in parameters}
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """The exception's message, with the file and line that raised it."""
     message = traceback.format_exception_only(error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
     return f"{message} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else message
 
 
-def _checked(values: Any, name: str, expected: int) -> list[float | None]:
+def checked(values: Any, name: str, expected: int) -> list[float | None]:
     """The returned rewards as floats and None. Raises UserError."""
     import torch
 

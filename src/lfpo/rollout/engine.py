@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,9 +44,9 @@ class Request:
     keep_steps: Sequence[int] = ()
     tree: Sequence[int] = ()
 
-    def units(self, prompts_per_unit: int) -> list[Request]:
-        """The request cut into units of so many prompts (0: one unit), in order."""
-        size = prompts_per_unit * self.generations or max(1, len(self.prompts))
+    def units(self, rows: int) -> list[Request]:
+        """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
+        size = rows or max(1, len(self.prompts))
         return [
             dataclasses.replace(self, prompts=self.prompts[i : i + size], seeds=self.seeds[i : i + size])
             for i in range(0, len(self.prompts), size)
@@ -117,7 +117,7 @@ class LocalEngine:
     """Samples in this process; a request that is submitted is sampled at once.
 
     prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
-    rollout_tokens, compiled: those of `rollout`. prompts_per_unit: see EngineSettings.
+    rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
     """
 
     gives: Collection[str] = GIVES
@@ -127,10 +127,10 @@ class LocalEngine:
         prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
         *,
         rollout_tokens: int,
-        compiled: bool,
-        prompts_per_unit: int = 0,
+        compiled: bool = False,
+        rows_per_unit: int = 0,
     ):
-        self.prepared, self.prompts_per_unit = prepared, prompts_per_unit
+        self.prepared, self.rows_per_unit = prepared, rows_per_unit
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
         self.policy: MaskedDiffusionLM | None = None
         self.version = 0
@@ -142,7 +142,7 @@ class LocalEngine:
         assert self.policy is not None
         parts, first = [], 0
         with self.prepared(self.policy) as model:
-            for unit in request.units(self.prompts_per_unit):
+            for unit in request.units(self.rows_per_unit):
                 parts.append(
                     run_unit(
                         model,
@@ -171,6 +171,13 @@ class LocalEngine:
 
     def close(self) -> None:
         self.policy = None
+
+
+def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:
+    """An engine that samples from a model in this process, without getting it ready."""
+    engine = LocalEngine(nullcontext, rollout_tokens=rollout_tokens)
+    engine.update(0, model)
+    return engine
 
 
 def run_unit(

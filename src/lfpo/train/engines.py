@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lfpo.base.engine_settings import ENGINES
@@ -23,11 +24,16 @@ def make_engine(args: LFPOConfig) -> Engine:
 
 def local_engine(args: LFPOConfig) -> LocalEngine:
     """Rollouts in the trainer's own processes."""
+
+    def ready(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
+        trained = any(p.requires_grad for p in policy.parameters())  # theta, which is evaluated, stays on the device
+        return ready_to_sample(policy, args, move=args.offload_reference and not trained)
+
     return LocalEngine(
-        lambda policy: ready_to_sample(policy, args, move=args.offload_reference),
+        ready,
         rollout_tokens=args.rollout_tokens,
         compiled=args.rollout_compile,
-        prompts_per_unit=args.engine.prompts_per_unit,
+        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
     )
 
 

@@ -14,6 +14,7 @@ from lfpo.prompts.encoding import as_completions
 from lfpo.prompts.sources import PromptSource
 from lfpo.rewards import score
 from lfpo.rollout.collect import completion_record
+from lfpo.rollout.engine import Engine
 from lfpo.rollout.sampler import SamplerConfig
 
 KEPT = 16  # problems whose completions are recorded at each evaluation
@@ -21,6 +22,7 @@ KEPT = 16  # problems whose completions are recorded at each evaluation
 
 def held_out(
     source: PromptSource,
+    engine: Engine,
     model: MaskedDiffusionLM,
     tokenizer: Any,
     sampler: SamplerConfig,
@@ -28,7 +30,6 @@ def held_out(
     reward_weights: list[float],
     reward_timeout: float,
     seed: int,
-    rollout_tokens: int,
     progress: Progress,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
@@ -42,8 +43,7 @@ def held_out(
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
 
-    how: dict[str, Any] = {"seed": seed, "rollout_tokens": rollout_tokens, "finished": count}
-    result = evaluate(model, tokenizer, rows, correct_all, sampler, **how)
+    result = evaluate(engine, model, tokenizer, rows, correct_all, sampler, seed=seed, finished=count)
     metrics = {"steps": result.mean_steps, "nfe": result.mean_nfe}
     if source.correct_all is None:
         metrics["reward"] = _mean_reward(source, result, reward_weights, reward_timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import threading
 import time
 from collections import defaultdict, deque
@@ -14,9 +13,10 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.rollout.engine import Request
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.ray_cluster import START, cause, check_head, first_line, import_ray
 
 MAX_LOST = 3  # workers that may be lost with the same unit
-START = 1800.0  # seconds for all workers to load their models
+HEAD = 5.0  # seconds between two looks at the head of the cluster, while no unit is finished
 POLL = 0.1  # seconds after which the thread looks at units that were handed out meanwhile
 
 
@@ -130,6 +130,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         """Hand out units and take their results until there are none."""
+        looked = time.monotonic()
         while True:
             with self.changed:
                 self._hand_out()
@@ -138,6 +139,11 @@ class Dispatcher:
                     return
                 tasks, alone = [*self.running, *self.away], not self.running
             ready, _ = import_ray().wait(tasks, num_returns=1, timeout=POLL)
+            if ready:
+                looked = time.monotonic()
+            elif time.monotonic() > looked + HEAD:
+                check_head()
+                looked = time.monotonic()
             self._welcome([task for task in ready if task in self.away], alone=alone)
             for task in [t for t in ready if t in self.running] or self._late():
                 self._finish(task)
@@ -169,6 +175,7 @@ class Dispatcher:
             self.waiting.appendleft(one.unit)
             one.unit.lost += 1
         if one.unit.lost >= MAX_LOST:
+            check_head()  # with it, all workers are lost
             raise UserError(
                 f"engine ray: {one.unit.lost} workers were lost with the same prompts, the last one because: {why}; "
                 "if memory ran out, lower rollout_tokens or engine.prompts_per_unit"
@@ -211,23 +218,5 @@ class Dispatcher:
                 self.free.append(worker)
         late = all(time.monotonic() - since > START for _, since in self.away.values())
         if alone and not self.free and late:
+            check_head()
             raise UserError(f"engine ray: no worker is left; the last one was lost because: {why}")
-
-
-def import_ray() -> Any:
-    """The module. Raises UserError where it is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("engine ray: Ray is not installed; pip install 'lfpo[ray]', or leave out engine")
-    import ray
-
-    return ray
-
-
-def cause(error: Any) -> BaseException:
-    """What a worker raised."""
-    return error.cause if isinstance(error.cause, UserError) else error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of its message that is not empty, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

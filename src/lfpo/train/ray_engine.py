@@ -2,16 +2,14 @@
 
 Rank 0 of the trainer puts new weights into Ray's object store, hands out units of work (lfpo.train.ray_dispatch), and
 sends every rank its trajectories. Ray places the workers, moves the data and starts a worker again that died; its unit
-is sampled again.
-A unit always runs with the same shapes and its noise is a function of its seeds, so the result does not depend on
-which worker ran it, or how often.
+is sampled again. A unit always runs with the same shapes and its noise is a function of its seeds, so the result does
+not depend on which worker ran it, or how often.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +18,6 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
-from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
@@ -30,7 +27,8 @@ from lfpo.rollout.engine import GIVES, Request, Ticket, run_unit, shifted
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import ready_to_sample
-from lfpo.train.ray_dispatch import START, Dispatcher, Job, cause, first_line, import_ray
+from lfpo.train.ray_cluster import connect, import_ray, wait_for_start
+from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.setup import load_policies
 
 # Name -> (bytes, dtype, shape). numpy arrays of bytes go through Ray's object store without copies.
@@ -67,7 +65,7 @@ class RayEngine:
     def submit(self, request: Request | None, finished: Finished | None = None) -> Ticket:
         requests, work = distributed.gather_to_first(request), None
         if distributed.rank() == 0:
-            size = self.settings.prompts_per_unit or 1
+            size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
             units = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
             job = self.dispatcher.submit(self.version, self.weights, [unit for _, unit in units])
             work = _Work(job, [r for r, _ in units], len(requests))
@@ -125,40 +123,12 @@ class RayEngine:
 
     def _start(self) -> None:
         ray, s = import_ray(), self.settings
-        if not ray.is_initialized():
-            address = s.address or os.environ.get("RAY_ADDRESS")
-            own: dict[str, Any] = {"num_cpus": max(os.cpu_count() or 1, s.workers * s.cpus_per_worker)}
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            try:
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    **({} if address else {**own, "include_dashboard": False}),
-                )
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
-            self.began_ray = True
-        found = ray.cluster_resources()
-        for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
-            if s.workers * each > found.get(kind, 0):
-                raise UserError(
-                    f"engine ray: {s.workers} workers with {each:g} {kind}s each need {s.workers * each:g}, and "
-                    f"the cluster has {found.get(kind, 0):g}; lower engine.workers, or add machines"
-                )
+        self.began_ray = connect(s)
         # A call waits for a worker that is being started again; `sample` does not, and fails at once.
         ray.method(max_task_retries=-1)(Worker.start)
         actor = ray.remote(num_cpus=s.cpus_per_worker, num_gpus=s.gpus_per_worker, max_restarts=-1)(Worker)
         self.actors = [actor.remote(self.args) for _ in range(s.workers)]
-        try:
-            found = ray.get([a.start.remote() for a in self.actors], timeout=START)
-        except ray.exceptions.RayTaskError as error:
-            raise cause(error) from error
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
-        for theirs in found:
-            if theirs != versions():
-                raise UserError(f"engine ray: a worker has {theirs}, the trainer has {versions()}; install the same")
+        wait_for_start([actor.start.remote() for actor in self.actors])
 
 
 @dataclasses.dataclass(frozen=True)

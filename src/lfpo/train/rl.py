@@ -32,7 +32,7 @@ from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
 from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
-from lfpo.train.engines import make_engine, ready_to_sample
+from lfpo.train.engines import make_engine
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
@@ -41,6 +41,7 @@ from lfpo.train.setup import check_ranks, load_policies, make_source, reward_wei
 from lfpo.train.versions import Versions
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
+EVALUATED = -2  # the version of the weights evaluated after 0 iterations, minus n after n; those of rollouts are >= 0
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
 
@@ -101,7 +102,14 @@ class LFPOTrainer:
             lengths=(self.sampler.gen_length or 0, eval_length),
             reward_weights=self.reward_weights,
         )
+        self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
+        self.closing.callback(self.engine.close)
+        if args.engine.reward_workers:
+            from lfpo.train.ray_rewards import by_tasks
+
+            functions = by_tasks(self.source.reward_functions, args.engine, self.closing)
+            self.source = replace(self.source, reward_functions=functions)
         check_rollouts(
             self.objective, self.sampler, args.tree, self.engine.gives, trained_block=self.model.block_length
         )
@@ -122,10 +130,8 @@ class LFPOTrainer:
 
         SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
         """
-        try:
+        with self.closing:
             return run_trainer(self, resume=resume, display=display)
-        finally:
-            self.engine.close()
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics."""
@@ -251,20 +257,20 @@ class LFPOTrainer:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
+        self.engine.update(EVALUATED - step, self.model)
         for name, sampler in self.eval_samplers.items():
             self.progress.begin(f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems")
-            with ready_to_sample(self.model, self.args) as evaluated:
-                found, kept = held_out(
-                    self.source,
-                    evaluated,
-                    self.tokenizer,
-                    sampler,
-                    reward_weights=self.reward_weights,
-                    reward_timeout=self.args.reward_timeout,
-                    seed=self.args.seed,
-                    rollout_tokens=self.args.rollout_tokens,
-                    progress=self.progress,
-                )
+            found, kept = held_out(
+                self.source,
+                self.engine,
+                self.model,
+                self.tokenizer,
+                sampler,
+                reward_weights=self.reward_weights,
+                reward_timeout=self.args.reward_timeout,
+                seed=self.args.seed,
+                progress=self.progress,
+            )
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
             records += [{"sampler": name, **record} for record in kept]
         if self.args.log_completions:

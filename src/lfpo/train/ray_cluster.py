@@ -1,0 +1,127 @@
+"""The Ray cluster that workers run in: joined or begun, checked, and watched."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lfpo.base.engine_settings import EngineSettings
+from lfpo.base.environment import versions
+from lfpo.base.errors import ProcessLost, UserError
+
+START = 1800.0  # seconds for all workers to load what they need
+HEAD = 20.0  # seconds without an answer after which the head of the cluster is lost
+# Ray ends a process whose cluster's head is gone, after a minute and without saying what to do. `check_head` says it.
+VARIABLES = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(86_400),
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of several tasks that fail, the first one's error is handled
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def import_ray() -> Any:
+    """The module. Raises UserError where it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("engine ray: Ray is not installed; pip install 'lfpo[ray]', or leave out engine")
+    import ray
+
+    return ray
+
+
+def connect(settings: EngineSettings, address: str | None = None) -> bool:
+    """Join a cluster, or begin a Ray of this machine; returns whether this call did (False: this process had joined).
+
+    address: of the cluster; None: that of the settings, or else $RAY_ADDRESS.
+    Raises UserError where there is no cluster at the address, or it has fewer cores or GPUs than the settings ask for.
+    """
+    ray, needed = import_ray(), _needed(settings)
+    began = not ray.is_initialized()
+    if began:
+        address = address or settings.address or os.environ.get("RAY_ADDRESS")
+        own = {"num_cpus": max(os.cpu_count() or 1, sum(needed["CPU"].values())), "include_dashboard": False}
+        for name, value in VARIABLES.items():
+            os.environ.setdefault(name, value)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **({} if address else own))
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
+    found = ray.cluster_resources()
+    for kind, askers in needed.items():
+        count = sum(askers.values())
+        if count > found.get(kind, 0):
+            raise UserError(
+                f"engine ray: {' and '.join(askers)} need {count:g}, and the cluster has {found.get(kind, 0):g}; lower "
+                "engine.workers or engine.reward_workers, or add machines"
+            )
+    return began
+
+
+def _needed(s: EngineSettings) -> dict[str, dict[str, float]]:
+    """Of cores and GPUs: who asks for how many."""
+    needed: dict[str, dict[str, float]] = {"CPU": {}, "GPU": {}}
+    if s.name == "ray":
+        for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
+            needed[kind][f"{s.workers} workers with {each:g} {kind}s each"] = s.workers * each
+    if s.reward_workers:
+        needed["CPU"][f"{s.reward_workers} reward workers with a CPU each"] = s.reward_workers
+    return needed
+
+
+def wait_for_start(tasks: Sequence[Any]) -> None:
+    """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns, the
+    versions of what is installed there.
+
+    Raises UserError where one cannot start, or has other versions.
+    """
+    ray = import_ray()
+    try:
+        started = ray.get(tasks, timeout=START)
+    except ray.exceptions.RayTaskError as error:
+        raise cause(error) from error
+    except ray.exceptions.RayError as error:
+        raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
+    ours = versions()
+    for theirs in started:
+        if theirs != ours:
+            raise UserError(f"engine ray: a worker has {theirs}, the trainer has {ours}; install the same")
+
+
+def check_head() -> None:
+    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds."""
+    address = import_ray().get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + HEAD
+    while True:
+        try:
+            with socket.create_connection((host, int(port)), timeout=HEAD):
+                return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ProcessLost(
+                    f"engine ray: the head of the Ray cluster at {address} does not answer ({error.strerror}); "
+                    "checkpoints are intact: start Ray again, then continue with --resume"
+                ) from error
+            time.sleep(0.5)
+
+
+def cause(error: Any) -> BaseException:
+    """What a worker raised, as this process raises it: a UserError, also where memory ran out, or Ray's own error."""
+    if isinstance(error.cause, UserError):
+        return error.cause
+    if isinstance(error.cause, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error.cause):
+        return UserError(
+            f"engine ray: a worker ran out of memory ({first_line(error.cause)}); lower rollout_tokens or "
+            "engine.prompts_per_unit"
+        )
+    return error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its message that is not empty, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

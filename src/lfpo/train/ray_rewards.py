@@ -1,0 +1,142 @@
+"""Reward functions called by Ray tasks, on cores of the whole cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from lfpo.base import distributed
+from lfpo.base.engine_settings import EngineSettings
+from lfpo.base.environment import versions
+from lfpo.base.errors import UserError
+from lfpo.rewards import RewardFunction, reward_name
+from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked, last_line
+from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, wait_for_start
+
+RETRIES = 2  # times that Ray calls a function again whose process died
+CHECK = 5.0  # seconds between two looks at the head of the cluster
+
+
+def by_tasks(
+    functions: Sequence[RewardFunction], settings: EngineSettings, closing: contextlib.ExitStack
+) -> list[RewardFunction]:
+    """The same reward functions, called by `settings.reward_workers` Ray tasks at a time. A collective.
+
+    A task gets whole prompts: all completions of a prompt that are in the batch, which follow each other. Its process
+    is kept for the next batch, and is killed when the batch's time limit ends the call.
+    closing: at its end this process leaves Ray, if it joined here.
+    Raises UserError for a function that cannot be pickled, or that a worker cannot load.
+    """
+    first = distributed.rank() == 0
+    address = distributed.together(lambda: _join(settings, None, closing) if first else None)[0]
+    distributed.together(lambda: None if first else _join(settings, address, closing))
+    sent = distributed.together(lambda: [_pickled(function) for function in functions])[distributed.rank()]
+    tasks = max(1, settings.reward_workers // distributed.world())
+    ray = import_ray()
+    load, stored = ray.remote(num_cpus=1)(_load), [ray.put(pickled) for pickled in sent]
+    distributed.together(lambda: wait_for_start([load.remote(*stored) for _ in range(tasks)]))
+    return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
+
+
+def _join(settings: EngineSettings, address: str | None, closing: contextlib.ExitStack) -> str:
+    """Join Ray; returns the address for the other ranks, which join the same."""
+    if connect(settings, address):
+        closing.callback(import_ray().shutdown)
+    return import_ray().get_runtime_context().gcs_address
+
+
+def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunction:
+    """The function, called by so many tasks. pickled: Ray's reference to it."""
+    ray = import_ray()
+    call = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
+
+    def reward(**arguments: Any) -> list[float | None]:
+        parts = [{n: v[part] for n, v in arguments.items()} for part in whole_prompts(arguments["prompts"], tasks)]
+        called = [call.remote(pickled, part) for part in parts]
+        try:
+            return [value for task in called for value in _result(task)]
+        except RewardTimeout:
+            for task in called:
+                ray.cancel(task, force=True)
+            raise
+
+    reward.__name__ = reward_name(function)
+    reward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return reward
+
+
+def whole_prompts(prompts: Sequence[Any], parts: int) -> list[slice]:
+    """Cuts a batch between prompts, into as many parts of about equal length as there are prompts for, at most `parts`.
+
+    prompts: of each completion; those of a prompt follow each other.
+    """
+    starts = [i for i, prompt in enumerate(prompts) if i == 0 or prompt != prompts[i - 1]]
+    n = min(parts, len(starts))
+    cuts = [starts[len(starts) * i // n] for i in range(n)] + [len(prompts)]
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]
+
+
+def _result(task: Any) -> list[float | None]:
+    """What a task returned. Raises what its function raised, and ProcessLost with the cluster's head.
+
+    Waits in Python, where a signal handler may raise: Ray's own wait drops what is raised in it.
+    """
+    ray, future = import_ray(), task.future()
+    while True:
+        try:
+            return future.result(CHECK)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None
+        except TimeoutError:
+            check_head()
+
+
+# What runs in the tasks.
+
+
+@functools.cache
+def _loaded(pickled: bytes) -> RewardFunction:
+    """A function, unpickled once in a process."""
+    try:
+        return pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"engine.reward_workers: a worker cannot load a reward function ({error}); put its module on every "
+            "machine, for example by `ray job submit --working-dir .`"
+        ) from error
+
+
+def _load(*pickled: bytes) -> dict[str, str]:
+    for one in pickled:
+        _loaded(one)
+    return versions()
+
+
+def _call(pickled: bytes, arguments: dict[str, Any]) -> list[float | None]:
+    function = _loaded(pickled)
+    try:
+        return checked(function(**arguments), reward_name(function), len(arguments["prompts"]))
+    except (UserError, RewardFailed):
+        raise
+    except Exception as error:  # user code may raise anything, also what cannot be pickled
+        raise RewardFailed(last_line(error)) from None
+
+
+def _pickled(function: RewardFunction) -> bytes:
+    from ray import cloudpickle
+
+    try:
+        return cloudpickle.dumps(function)
+    except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError) as error:
+        raise UserError(
+            f"engine.reward_workers: reward function {reward_name(function)!r} cannot be sent to another process "
+            f"({first_line(error)}); let it open files, locks and connections when it is called, or leave out "
+            "engine.reward_workers"
+        ) from error
