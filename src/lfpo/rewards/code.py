@@ -199,22 +199,18 @@ class Grader:
         ]
 
     def _judged(self, jobs: Sequence[Job | None]) -> list[Verdict | None]:
+        """Verdicts of all jobs, in one batch; programs that do not parse fail without a process."""
         keys = [b"" if job is None else hashlib.sha256(repr(job).encode("utf-8", "replace")).digest() for job in jobs]
         new = {k: job for k, job in zip(keys, jobs, strict=True) if job is not None and k not in self._cache}
-        judged = dict(zip(new, self._run(list(new.values())), strict=True))
+        judged = {k: _not_python(job) for k, job in new.items() if not job.needs and not parses(job.program)}
+        running = {k: job for k, job in new.items() if k not in judged}
+        if running:
+            judged.update(zip(running, self.sandbox.run(list(running.values())), strict=True))
         verdicts = [None if job is None else judged.get(k) or self._cache[k] for k, job in zip(keys, jobs, strict=True)]
         self._cache.update(judged)
         while len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
         return verdicts
-
-    def _run(self, jobs: list[Job]) -> list[Verdict]:
-        """Verdicts of all jobs; programs that do not parse fail without a process."""
-        verdicts = {i: _not_python(job) for i, job in enumerate(jobs) if not job.needs and not parses(job.program)}
-        running = [i for i in range(len(jobs)) if i not in verdicts]
-        if running:
-            verdicts.update(zip(running, self.sandbox.run([jobs[i] for i in running]), strict=True))
-        return [verdicts[i] for i in range(len(jobs))]
 
 
 def needs_of(row: Mapping[str, Any]) -> str:

@@ -95,7 +95,12 @@ def _probe(name: str) -> Rung:
         finally:
             launch.stop(process, name)
     if process.returncode == 0:
-        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name]}", _not_stopped(name))
+        confines = (
+            "own processes, network and read-only files"
+            if name in _SAFE
+            else "only resources are limited, so only with unsafe=True"
+        )
+        return Rung(name, True, f"{launch.kernel_features()}; {confines}", _not_stopped(name))
     lines = errors.decode(errors="replace").strip().splitlines()
     return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
 
@@ -107,19 +112,8 @@ def _not_stopped(name: str) -> str:
     features = launch.kernel_features()
     left = ["reading the names and metadata of all files", "filling the disk for 0.1 s"]
     if "Landlock" not in features:
-        left += ["reading and writing all files of the user"]
+        left.append("reading and writing all files of the user")
     if "seccomp" not in features:
-        left += [
-            "the network",
-            "signals to and memory of the user's processes",
-            "chmod and other metadata",
-            "SysV queues",
-        ]
+        left += ["the network", "signals to and memory of the user's processes", "chmod and other metadata"]
+        left.append("SysV queues")
     return "; ".join([*left, "attacks on the kernel"])
-
-
-_CONFINES = {
-    launch.BUBBLEWRAP: "own processes, network and read-only files",
-    launch.NAMESPACES: "own processes, network and read-only files",
-    launch.LIMITS: "only resources are limited, so only with unsafe=True",
-}

@@ -37,6 +37,9 @@ _MEMBERS = {
     "Decimal": "decimal",
     "Fraction": "fractions",
 }
+_IMPORTS_MOCK = re.compile(
+    r"^\s*(?:from (?:unittest\.)?mock import|from unittest import.*\bmock\b|import.*\bmock\b)", re.M
+)
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
 # What tests share with a program only in one process: files, random numbers, warnings and logs, a function's inside.
 _ONE_PROCESS = re.compile(
@@ -267,7 +270,7 @@ def _needs(
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions or classes"
     if uncalled := _uncalled_test(nodes):
         return f"a call of {uncalled}, which the tests define and do not use"
-    if any(isinstance(node, ast.ImportFrom | ast.Import) and _imports_mock(node) for node in nodes):
+    if _IMPORTS_MOCK.search(source):
         return "together=True, because the tests patch objects"
     if any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
         return "together=True, because the tests assign attributes of modules"
@@ -275,8 +278,8 @@ def _needs(
     if not classes and any(isinstance(node, ast.Compare) and _compares_identity(node, names) for node in nodes):
         return "together=True, because the tests use `is` with a result"
     if classes is not None:
-        if derived := [name for node in nodes for name in _derives_from(node) if name in classes]:
-            return f"together=True, because the tests derive from a class of the program or match it: {derived[0]}"
+        if derived := next((name for node in nodes for name in _bases(node) if name in classes), ""):
+            return f"together=True, because the tests derive from a class of the program or match it: {derived}"
         return ""
     if found := _ONE_PROCESS.search(source):
         return (
@@ -362,13 +365,7 @@ def _compares_identity(node: ast.Compare, names: set[str]) -> bool:
     return any(isinstance(op, ast.Is) for op in node.ops) and any(_calls(s, names) for s in sides) and not plain
 
 
-def _derives_from(node: ast.AST) -> list[str]:
+def _bases(node: ast.AST) -> list[str]:
     """Names of the classes that a class definition or a pattern uses."""
     used = node.bases if isinstance(node, ast.ClassDef) else [node.cls] if isinstance(node, ast.MatchClass) else []
     return [base.id for base in used if isinstance(base, ast.Name)]
-
-
-def _imports_mock(node: ast.ImportFrom | ast.Import) -> bool:
-    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-    names = [alias.name for alias in node.names]
-    return module in {"mock", "unittest.mock"} or "mock" in names or "unittest.mock" in names

@@ -69,49 +69,45 @@ def _function(link: Link, name: str) -> Function:
 def _run_tests(job: dict[str, Any], link: Link, report: Report, announce: Callable[[int], None]) -> None:
     sys.modules["tests"] = module = types.ModuleType("tests")
     link.namespace = namespace = vars(module)
+
+    def run(source: str, name: str, in_place: bool) -> str:
+        """Run a source of the suite. Why it failed, or ""."""
+        link.stops, link.in_place = "StopIteration" in job["setup"] + source, in_place
+        try:
+            exec(compile(source, name, "exec", dont_inherit=True), namespace)
+        except BaseException as error:  # a failed assertion, or what the program raised
+            return describe(error)
+        return ""
+
     try:
         if job["numpy"]:
             import numpy.testing
 
             refuse_broadcasting(numpy)
         _bind(job, link, namespace)
-        link.stops = "StopIteration" in job["setup"]
-        exec(compile(job["setup"], "<setup>", "exec", dont_inherit=True), namespace)
+        problem = run(job["setup"], "<setup>", False)
         for name in (job["entry_point"], *job["functions"]):  # after the setup, which may define the prompt's stub
             if name and name not in job["classes"]:
                 namespace[name] = _function(link, name)
-    except BaseException as error:  # the program does not define the entry point, or the setup fails
+    except BaseException as error:  # the program does not define the entry point
+        problem = describe(error)
+    if problem:
         for _ in job["tests"]:
-            report(False, describe(error))
-        return
-    if job["unittest"]:
-        from .unittest_cases import (
-            find_cases,
-            run_cases,
-        )  # imported here: importing unittest takes longer than most jobs
+            report(False, problem)
+    elif job["unittest"]:
+        from .unittest_cases import find_cases, run_cases  # importing unittest takes longer than most jobs
 
-        source = "\n\n".join(job["tests"])
-        link.stops |= "StopIteration" in source
-        link.in_place = any(job["in_place"])
-        try:
-            exec(compile(source, "<tests>", "exec", dont_inherit=True), namespace)
-        except BaseException as error:  # raised by the tests' code or by the program
+        if problem := run("\n\n".join(job["tests"]), "<tests>", any(job["in_place"])):
             announce(1)
-            report(False, describe(error))
-            return
-        cases = find_cases(module)
-        announce(len(cases))
-        run_cases(cases, report)
-        return
-    for number, source in enumerate(job["tests"]):
-        link.stops = "StopIteration" in job["setup"] or "StopIteration" in source
-        link.in_place = job["in_place"][number]
-        try:
-            exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), namespace)
-        except BaseException as error:  # a failed assertion, or what the program raised
-            report(False, describe(error))
+            report(False, problem)
         else:
-            report(True, "")
+            cases = find_cases(module)
+            announce(len(cases))
+            run_cases(cases, report)
+    else:
+        for number, source in enumerate(job["tests"]):
+            problem = run(source, f"<test {number}>", job["in_place"][number])
+            report(not problem, problem)
 
 
 def _bind(job: dict[str, Any], link: Link, namespace: dict[str, Any]) -> None:

@@ -70,6 +70,8 @@ class Link:
             return answer[1]
         if answer[0] == "raised" and isinstance(answer[1], BaseException):
             raise answer[1]
+        if answer[0] == "refused":
+            raise _not_plain(answer[1])
         raise self._lost("the program's process sent an invalid answer")
 
     def _lost(self, reason: str) -> Abandoned:
@@ -151,8 +153,8 @@ class Link:
             return found
         if kind in {"instance", "class"} and self.instances:
             return self._instance(payload[0])
-        if kind in {"instance", "class", "exception", "refused"}:
-            raise Abandoned(f"the program returned something that is not plain data: {str(payload[1])[:100]}")
+        if kind in {"instance", "class", "exception"}:
+            raise _not_plain(payload[1])
         raise wire.BadBytes(f"unknown kind {kind!r}")
 
     def _instance(self, handle: int) -> Instance:
@@ -205,6 +207,10 @@ class Link:
         if self.instances and type(error).__module__ == Classes.__module__:
             vars(error).update(_link=self, _handle=handle)
         return error
+
+
+def _not_plain(what: Any) -> Abandoned:
+    return Abandoned(f"the program returned something that is not plain data: {str(what)[:100]}")
 
 
 def _message(error: Any) -> str:

@@ -67,7 +67,7 @@ class _Session:
             finally:
                 sys.setrecursionlimit(limit)
         except wire.NotAValue as error:
-            return wire.encode(("value", _Refused(str(error)), self.output()), self.refer)
+            return wire.encode(("refused", str(error), self.output()))
         except BaseException as error:  # also SystemExit
             return self.raised(error)
 
@@ -82,19 +82,18 @@ class _Session:
         return texts
 
     def raised(self, error: BaseException) -> bytes:
+        printed = self.output()
         try:
-            return wire.encode(("raised", error, self.output()), self.refer)
+            return wire.encode(("raised", error, printed), self.refer)
         except wire.NotAValue:  # a long chain of causes
             error.__cause__ = error.__context__ = None
-            return wire.encode(("raised", error, self.output()), self.refer)
+            return wire.encode(("raised", error, printed), self.refer)
 
     # Objects that are sent as references
 
     def refer(self, value: Any) -> tuple[str, Any]:
         if type(value) is Callback:
             return "callback", value._number
-        if type(value) is _Refused:
-            return "refused", (0, value.reason)
         kind = type(value)
         if kind.__name__ in self.suite_names and kind is self.suite_class(kind.__name__):
             return "suite", (kind.__name__, dict(vars(value)))
@@ -279,13 +278,6 @@ class _Copy:
 
     def __eq__(self, other: Any) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
-
-
-class _Refused:
-    """Says why a result cannot be sent."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
 
 
 def _stream(text: str) -> Any:

@@ -27,7 +27,7 @@ _DOUBLE = struct.Struct(">d")
 _COMPLEX = struct.Struct(">dd")
 _BASES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _SEQUENCES: dict[type, bytes] = {list: b"L", tuple: b"U", set: b"S", frozenset: b"Z"}
-_BUILDERS: dict[bytes, Callable[[list[Any]], Any]] = {b"L": list, b"U": tuple, b"S": set, b"Z": frozenset}
+_BUILDERS: dict[bytes, Any] = {tag: kind for kind, tag in _SEQUENCES.items()}
 _CONSTANTS: dict[bytes, bool | None] = {b"N": None, b"T": True, b"F": False}
 BY_REFERENCE: set[type] = set()
 """Classes whose instances are references, also if they have a built-in base."""
