@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
+from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
 from lfpo.rewards.sandbox.inside import wire
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
@@ -699,6 +699,18 @@ HONEST: dict[str, tuple[str, str]] = {
         "def f():\n    def g(a: int): pass\n    return g.__annotations__['a'] is int",
         "assert f()",
     ),
+    "a data base": (
+        (
+            "import sqlite3\ndef f(rows):\n    c = sqlite3.connect(':memory:')\n    c.execute('create table t(a)')\n"
+            "    c.executemany('insert into t values (?)', rows)\n"
+            "    return c.execute('select sum(a) from t').fetchall()"
+        ),
+        "assert f([(1,), (2,)]) == [(3,)]",
+    ),
+    "text that is not ASCII": (
+        "def f(s): return s[::-1].upper() + chr(0xd800)",
+        "assert f('straße😀') == '😀ESSARTS\\ud800'",
+    ),
     "a SystemExit": (
         "import sys\ndef f(): sys.exit(3)",
         "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0",
@@ -823,7 +835,7 @@ HONEST: dict[str, tuple[str, str]] = {
     ),
     "recursion": (
         "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)",
-        "assert f(10_000) == 10_000",
+        "assert f(100_000) == 100_000",
     ),
 }
 PROCESSES: dict[str, tuple[str, str]] = {
@@ -971,6 +983,11 @@ UNBOUND = {
     *("a class that the suite does not import", "datetime without import"),
 }
 """Cases whose tests use names that the tests of other cases define."""
+# Value that the program returns, expected value, and whether they are equal with a tolerance.
+COMPARED = (
+    *((5.0, float("inf"), 0), (float("-inf"), float("inf"), 0), (float("inf"), float("inf"), 1), (5.0, 5.0 + 1e-9, 1)),
+    *(({True: "a"}, {1: "a"}, 0), ({1: "a"}, {1: "a"}, 1), ([], 3.5, 0), ([], [3.5], 0), (True, 1, 0)),
+)
 PATIENT = Limits(seconds=60)
 
 CAPS = Limits(seconds=30, memory=2**27, disk=TAG, files=1000, processes=16, cpu_seconds=1)
@@ -1044,6 +1061,9 @@ def value_problems(rung: str) -> list[str]:
     job = Job(CLASSES, tests=[*CLASS_TESTS, *CLASS_CHEATS], functions=["size"], classes=classes)
     expected = [(test, 1) for test in CLASS_TESTS] + [(test, 0) for test in CLASS_CHEATS]
     found += problems(expected, sandbox.judge(job))
+    calls = [Call((value,), expected) for value, expected, _ in COMPARED]
+    job = Job("def f(x): return x", "f", calls, tolerance=1e-6)
+    found += problems([(f"{value} for {expected}", equal) for value, expected, equal in COMPARED], sandbox.judge(job))
     job = Job(RUNNERS, "f", tests=[RUNNER_TESTS], unittest=True)
     return found + problems([(f"runner test {number}", 0) for number in range(5)], sandbox.judge(job))
 
