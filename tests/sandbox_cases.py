@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
 from lfpo.rewards.sandbox.inside import wire
@@ -984,7 +985,7 @@ UNBOUND = {
 }
 """Cases whose tests use names that the tests of other cases define."""
 # Value that the program returns, expected value, and whether they are equal with a tolerance.
-COMPARED = (
+COMPARED: tuple[tuple[Any, Any, int], ...] = (
     *((5.0, float("inf"), 0), (float("-inf"), float("inf"), 0), (float("inf"), float("inf"), 1), (5.0, 5.0 + 1e-9, 1)),
     *(({True: "a"}, {1: "a"}, 0), ({1: "a"}, {1: "a"}, 1), ([], 3.5, 0), ([], [3.5], 0), (True, 1, 0)),
 )
