@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
+from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
@@ -30,7 +32,7 @@ from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
 from lfpo.train.plan.tables import duration, readable
 from lfpo.train.plan.ways import Way, ways
-from lfpo.train.plan.whole_run import command, whole_run
+from lfpo.train.plan.whole_run import command, seconds, whole_run
 from lfpo.train.plan.work import count, forward_flops
 from lfpo.train.preflight import GIB, plan_line
 from lfpo.train.rl import LFPOTrainer
@@ -114,6 +116,9 @@ def test_offloading_by_hand():
     assert whole.parts["optimiser"][2] == 2 * (1 + 4 / 256) * sizes.total
     assert whole.parts["reference"][2] == 4 * sizes.total
     assert (whole.host, whole.transfers) == ({}, 0)
+    ahead = recipe(optim="adamw_8bit", old_policy="sampler", engine=EngineSettings(max_staleness=2), **heavy)
+    kept = estimate(ahead, model_config("llada-8b")).host
+    assert kept == {"earlier versions of the reference": 3 * 4 * sizes.total}
     split = estimate(recipe(fsdp=True, **heavy), model_config("llada-8b"), gpus=2)
     assert "copies for sampling" not in split.parts
 
@@ -376,3 +381,18 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
 )
 def test_small_models_are_counted_in_millions(parameters: int, text: str):
     assert readable(parameters) == text
+
+
+def test_rollouts_by_workers_beside_the_update():
+    """By hand: 8 PFLOP of rollouts on 4 workers, 3 PFLOP of update on 2 GPUs, at 1 PFLOP/s each."""
+    found: Any = SimpleNamespace(rollout_flops=8e15, update_flops=3e15)
+
+    def taken(**engine: Any) -> tuple[float, float, float]:
+        args = build(LFPOConfig, {"output_dir": "unused", "engine": engine})
+        return seconds(found, args, 2, 1e15)
+
+    workers = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}
+    assert taken() == (4.0, 1.5, 5.5)
+    assert taken(max_staleness=1) == (4.0, 1.5, 5.5)  # the local engine samples ahead, in the same processes
+    assert taken(**workers) == (2.0, 1.5, 3.5)
+    assert taken(**workers, max_staleness=1) == (2.0, 1.5, 2.0)

@@ -20,7 +20,7 @@ from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.plan.shapes import model_config
 from lfpo.train.plan.tables import GIB, print_memory, print_time, print_ways
 from lfpo.train.plan.ways import Plan, Way, changed, ways
-from lfpo.train.plan.whole_run import EFFICIENCY, command, whole_run
+from lfpo.train.plan.whole_run import EFFICIENCY, command, seconds, whole_run
 
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 
@@ -56,8 +56,8 @@ def run_plan(
     def rate(dtype: str) -> float:
         return rates["bfloat16" if args.bf16 and config.device == "cuda" else dtype]
 
-    seconds = [flops / (rate(args.dtype) * config.gpus) for flops in (found.rollout_flops, found.update_flops)]
-    print_time(found, (seconds[0], seconds[1]), assumption, console)
+    taken = seconds(found, args, config.gpus, rate(args.dtype))
+    print_time(found, args, taken, assumption, console)
     fitting = ways(plan, args, config.gpus, memory)
     rows = []
     for way in fitting:
@@ -72,7 +72,7 @@ def run_plan(
             "host": found.host,
             "gpu_memory": memory,
             "fits": found.peak <= memory,
-            "seconds": {"rollout": seconds[0], "update": seconds[1]},
+            "seconds": {"rollout": taken[0], "update": taken[1], "iteration": taken[2]},
             "assumption": assumption,
             "ways": [
                 {"way": way.label, "gpus": way.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}

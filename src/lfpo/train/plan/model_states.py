@@ -71,4 +71,7 @@ def model_states(
         "base policy": offloaded if needs_base else 0,
         "optimiser": moments if paged else 0,
     }
+    if args.old_policy == "sampler" and args.engine.max_staleness:
+        one = 4 * adapter or share * per_weight * sizes.total
+        host["earlier versions of the reference"] = (args.engine.max_staleness + 1) * one
     return ModelStates(parts, {name: size for name, size in host.items() if size})

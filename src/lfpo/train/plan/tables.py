@@ -67,13 +67,23 @@ def _colour(value: float, memory: float) -> str:
     return "red" if value > memory else "yellow" if value > 0.9 * memory else "green"
 
 
-def print_time(found: Estimate, seconds: tuple[float, float], assumption: str, console: Console) -> None:
-    """seconds: of the rollouts and of the updates of an iteration. assumption: the rates that they rest on."""
+def print_time(
+    found: Estimate, args: LFPOConfig, seconds: tuple[float, float, float], assumption: str, console: Console
+) -> None:
+    """seconds: of an iteration's rollouts, of its updates, and of the whole of it. assumption: the rates that they rest
+    on."""
+    engine, where = args.engine, ""
+    if engine.name == "ray":
+        order = "beside" if engine.max_staleness else "before"
+        where = (
+            f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, {order} the update: "
+            f"{duration(seconds[2])} an iteration."
+        )
     work, rollouts, update = found.work, duration(seconds[0]), duration(seconds[1])
     console.print(
         f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {work.forwards} forwards "
         f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
-        f"({work.views:g} views a rollout).\n"
+        f"({work.views:g} views a rollout).{where}\n"
         f"At {assumption}.",
         soft_wrap=True,
     )

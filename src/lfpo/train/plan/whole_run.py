@@ -9,6 +9,7 @@ from typing import Any
 
 from lfpo.base.config import flow_text, merge
 from lfpo.train.config import LFPOConfig
+from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.ways import Way, changed
 
 EFFICIENCY = 0.5  # speed of a whole iteration, relative to one large matrix product
@@ -24,17 +25,36 @@ class WholeRun:
     cost: float | None
 
 
+def seconds(found: Estimate, args: LFPOConfig, gpus: int, flop_rate: float) -> tuple[float, float, float]:
+    """Of an iteration: its rollouts, its update, and the whole of it, on `gpus` GPUs of `flop_rate` FLOP/s each.
+
+    Ray workers sample on GPUs like these beside them, with max_staleness while the trainer updates.
+    """
+    engine = args.engine
+    rollout, update = (flops / flop_rate / gpus for flops in (found.rollout_flops, found.update_flops))
+    if engine.name != "ray":
+        return rollout, update, rollout + update
+    rollout = rollout * gpus / worker_gpus(args)
+    return rollout, update, max(rollout, update) if engine.max_staleness else rollout + update
+
+
+def worker_gpus(args: LFPOConfig) -> float:
+    """GPUs of all Ray workers; one for each where they have none. 0 for another engine."""
+    engine = args.engine
+    return engine.workers * (engine.gpus_per_worker or 1.0) if engine.name == "ray" else 0.0
+
+
 def whole_run(way: Way, args: LFPOConfig, flop_rate: float, price_per_hour: float | None) -> WholeRun:
     """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour.
 
     All forwards that the schedules allow are counted; early stopping takes fewer. Loading, rewards, checkpoints and
     traffic between GPUs are not counted.
     """
-    args, rate = changed(args, way.changes), 3600 * flop_rate * way.gpus
-    training = args.max_steps * (way.found.rollout_flops + way.found.update_flops) / rate
-    evaluation = way.found.evaluation_flops / rate
+    args = changed(args, way.changes)
+    training = args.max_steps * seconds(way.found, args, way.gpus, flop_rate)[2] / 3600
+    evaluation = way.found.evaluation_flops / (3600 * flop_rate * way.gpus)
     rollouts = args.max_steps * args.prompts_per_iteration * args.num_generations
-    cost = None if price_per_hour is None else (training + evaluation) * way.gpus * price_per_hour
+    cost = None if price_per_hour is None else (training + evaluation) * (way.gpus + worker_gpus(args)) * price_per_hour
     return WholeRun(training, evaluation, rollouts * way.found.completion, cost)
 
 
