@@ -27,6 +27,7 @@ from lfpo.compare.endpoints import (
     rate_sensitivity,
 )
 from lfpo.compare.grid import Grid, Trial, best_trial
+from lfpo.compare.results import Results, arm_results
 from lfpo.compare.settings import Arm, Cell, CompareConfig, cell_config, pick_arms, pick_objectives
 from lfpo.compare.statistics import (
     bootstrap,
@@ -377,6 +378,32 @@ def test_paired_differences_and_what_they_can_see():
     many = [1.0, -1.0] * 5000
     assert detectable(many) == pytest.approx(2.802 / 100, rel=1e-3)
     assert math.isnan(detectable([1.0]))
+
+
+def test_arms_against_a_baseline_by_hand(tmp_path: Path):
+    """Two seeds of lfpo in `late`, one of them in `main` too; rejection only in `main`."""
+    one, both = Arm(["choice"], ["lfpo", "rejection"], seeds=1), Arm(["choice"], ["lfpo"], seeds=2)
+    config = small(tmp_path, arms={"main": one, "late": both}, baseline="main")
+
+    def runs(*areas: float) -> list[dict[str, Any]]:
+        return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
+
+    cells = {"main/choice": {"lfpo": runs(0.5), "rejection": runs(0.2)}, "late/choice": {"lfpo": runs(0.4, 0.8)}}
+    results = Results(config, cells, {}, [], {}, {})
+    baseline, late = arm_results(results, "lfpo")
+    assert (baseline.arm, baseline.runs, baseline.against, baseline.pairs) == ("main", 1, None, 0)
+    assert (late.arm, late.runs, late.pairs, late.detectable) == ("late", 2, 1, None)
+    assert late.area.mean == pytest.approx(0.6)
+    assert late.against is not None and late.against.mean == pytest.approx(-0.1)
+    table = tables.arms_table(results, "lfpo")
+    assert table is not None
+    assert [row[3].text for row in table.rows] == ["", "-10.0"]
+    assert tables.arms_table(results, "rejection") is None
+    assert arm_results(dataclasses.replace(results, config=small(tmp_path)), "lfpo") == []
+    picked = pick_arms({"arms": {"main": {}, "late": {}}, "baseline": "main"}, "late")
+    assert picked["baseline"] is None
+    with pytest.raises(ValueError, match="'baseline' names 'mian', which is not among the arms; did you mean 'main'"):
+        small(tmp_path, baseline="mian")
 
 
 def test_the_best_trial_has_the_best_mean():

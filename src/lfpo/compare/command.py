@@ -17,7 +17,7 @@ from lfpo.compare import tables
 from lfpo.compare.dry_run import dry_run
 from lfpo.compare.gradients import gradient_quality
 from lfpo.compare.grid import Grid
-from lfpo.compare.results import Results, load_results, profiles
+from lfpo.compare.results import Results, arm_results, load_results, profiles
 from lfpo.compare.settings import Cell, CompareConfig, cell_config, recipe_name
 from lfpo.compare.store import Store, unpack
 from lfpo.models.loading import trained_block_length
@@ -101,7 +101,8 @@ def stored_gradients(grid: Grid, arm: str, recipe: str) -> list[dict[str, Any]]:
 
 
 def all_tables(results: Results) -> list[tables.Table]:
-    made: list[tables.Table | None] = [tables.against_table(results, arm) for arm in results.config.arms]
+    made: list[tables.Table | None] = [tables.arms_table(results, label) for label in results.config.objectives]
+    made += [tables.against_table(results, arm) for arm in results.config.arms]
     for setting in results.cells:
         made += [tables.endpoints_table(results, setting), tables.reach_table(results, setting)]
     made += [tables.trials_table(results, setting) for setting in results.cells]
@@ -125,11 +126,13 @@ def markdown_page(results: Results, made: list[tables.Table], figures: list[Path
 def as_json(results: Results, made: list[tables.Table]) -> dict[str, Any]:
     """The tables as data, and the cells that they are made from, as `lfpo report` reads them."""
     config = results.config
+    of_arms = {label: arm_results(results, label) for label in config.objectives}
     return {
         "tables": [asdict(table) for table in made],
         "gradients": results.gradients,
         "trials": [{**asdict(t), "mean": t.mean} for t in results.trials],
         "profiles": {arm: found for arm in config.arms if (found := profiles(results, arm))},
+        "arms": {label: [asdict(one) for one in arms] for label, arms in of_arms.items() if arms},
         "missing": results.missing,
         "bases": {setting: _plain(base, config.curve_sampler) for setting, base in results.bases.items()},
         "cells": [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lfpo.compare.endpoints import PRIMARY, best_level, budgets, cost_of_level, endpoints, frontier_area
 from lfpo.compare.grid import Grid, Trial, bases
-from lfpo.compare.settings import CompareConfig
-from lfpo.compare.statistics import profile
-from lfpo.eval.estimates import over_seeds
+from lfpo.compare.settings import CompareConfig, recipe_name
+from lfpo.compare.statistics import bootstrap, iqm, paired, profile
+from lfpo.eval.estimates import Estimate, over_seeds
 
 
 @dataclass
@@ -64,15 +65,56 @@ def scores(results: Results, settings: list[str], label: str, endpoint: str = PR
 
 def pairs(results: Results, settings: list[str], a: str, b: str) -> tuple[list[list[float]], list[list[float]]]:
     """The primary endpoint of two objectives on the seeds that both have, setting by setting."""
+    return matched(results, [((setting, a), (setting, b)) for setting in settings])
+
+
+def matched(
+    results: Results, places: list[tuple[tuple[str, str], tuple[str, str]]]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The primary endpoint at two places each, a setting and an objective, on the seeds that both have."""
     first, second = [], []
-    for setting in settings:
-        values = [
-            {c["seed"]: c["endpoints"][PRIMARY] for c in results.cells.get(setting, {}).get(o, [])} for o in (a, b)
-        ]
+    for two in places:
+        values = [{c["seed"]: c["endpoints"][PRIMARY] for c in results.cells.get(s, {}).get(o, [])} for s, o in two]
         if common := [seed for seed in values[0] if seed in values[1]]:
             first.append([values[0][seed] for seed in common])
             second.append([values[1][seed] for seed in common])
     return first, second
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """The primary endpoint of an objective in one arm, over all recipes of the baseline that the arm has.
+
+    area: interquartile mean over runs. runs: how many there are. against: mean difference to the baseline on the same
+    recipes and seeds, None for the baseline itself and without a common seed. detectable: see `paired`; None for fewer
+    than two such runs. pairs: how many there are.
+    """
+
+    arm: str
+    area: Estimate
+    runs: int
+    against: Estimate | None
+    detectable: float | None
+    pairs: int
+
+
+def arm_results(results: Results, label: str) -> list[ArmResult]:
+    """An objective in the baseline and in the arms that share a recipe with it; [] without a baseline."""
+    config, found = results.config, list[ArmResult]()
+    if config.baseline is None or label not in config.arms[config.baseline].objectives:
+        return []
+    recipes = [recipe_name(r) for r in config.arms[config.baseline].recipes]
+    for name in config.arms:
+        settings = [f"{name}/{recipe}" for recipe in recipes]
+        own = scores(results, settings, label)
+        if not own:
+            continue
+        places = [((s, label), (f"{config.baseline}/{r}", label)) for s, r in zip(settings, recipes, strict=True)]
+        a, b = matched(results, places) if name != config.baseline else ([], [])
+        difference, seen = paired(a, b) if a else (None, math.nan)
+        visible = None if math.isnan(seen) else seen
+        found.append(ArmResult(name, bootstrap(iqm, own), sum(map(len, own)), difference, visible, sum(map(len, a))))
+    return found
 
 
 def profiles(results: Results, arm: str) -> dict[str, Any]:

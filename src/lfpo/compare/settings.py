@@ -65,6 +65,7 @@ class CompareConfig:
         problems are of the training split, drawn with another seed.
     gradients: arms whose gradient noise is measured.
     target: label whose best level the others have to reach, if any. first: label that the others are compared with.
+    baseline: arm that the other arms on its recipes are compared with, objective by objective, if any.
     workers: cells that run at once. threads: CPU threads of each.
     dry_run: print cells, FLOPs and core-hours, and train nothing.
     """
@@ -87,6 +88,7 @@ class CompareConfig:
     gradients: list[str] = field(default_factory=list)
     first: str = "lfpo"
     target: str | None = None
+    baseline: str | None = None
     workers: int = 1
     threads: int = 1
     dry_run: bool = False
@@ -113,6 +115,9 @@ class CompareConfig:
         for name in self.gradients:
             if name not in self.arms:
                 raise ValueError(f"'gradients' names {name!r}, which is not among the arms{nearest(name, self.arms)}")
+        if self.baseline is not None and self.baseline not in self.arms:
+            near = nearest(self.baseline, self.arms)
+            raise ValueError(f"'baseline' names {self.baseline!r}, which is not among the arms{near}")
         if len({len(t) for t in self.trials.values()}) > 1:
             raise ValueError(
                 "'trials' must have the same number for every objective, found "
@@ -174,6 +179,7 @@ def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str
     first = values.get("first", "lfpo")
     return {
         **values,
+        "baseline": values.get("baseline") if values.get("baseline") in arms else None,
         "gradients": [arm for arm in values.get("gradients") or [] if arm in arms],
         "objectives": picked,
         "arms": arms,
@@ -196,7 +202,12 @@ def pick_arms(values: dict[str, Any], names: str) -> dict[str, Any]:
             raise UserError(f"--only: unknown arm {name!r}{nearest(name, arms)}")
     wanted += [arms[name].get("choice", "").partition("/")[0] for name in wanted]
     kept = {name: arm for name, arm in arms.items() if name in wanted}
-    return {**values, "arms": kept, "gradients": [name for name in values.get("gradients") or [] if name in kept]}
+    return {
+        **values,
+        "arms": kept,
+        "baseline": values.get("baseline") if values.get("baseline") in kept else None,
+        "gradients": [name for name in values.get("gradients") or [] if name in kept],
+    }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lfpo.compare.endpoints import PRIMARY, rate_sensitivity
 from lfpo.compare.grid import Trial
-from lfpo.compare.results import Results, base_area, pairs, reach, scores
+from lfpo.compare.results import Results, arm_results, base_area, pairs, reach, scores
 from lfpo.compare.statistics import bootstrap, iqm, paired, probability_of_improvement
 from lfpo.eval.estimates import Estimate
 
@@ -91,6 +91,32 @@ def against_table(results: Results, arm: str) -> Table | None:
         "Area under the frontier. P: probability that a run has the larger area, mean over tasks. Difference: mean "
         "over runs of equal task and seed, in points, with Student's t interval. Detectable: the true difference that "
         "so many pairs find with probability 0.8 (two-sided, 5 %).",
+    )
+
+
+def arms_table(results: Results, label: str) -> Table | None:
+    """An objective in each arm against itself in the baseline. None where there is nothing to compare."""
+    found, baseline = arm_results(results, label), results.config.baseline
+    if all(one.against is None for one in found):
+        return None
+    rows = []
+    for one in found:
+        rows.append([Entry(one.arm), Entry(_percent(one.area.mean), _interval(one.area, 1, 100)), Entry(str(one.runs))])
+        if one.against is None:
+            rows[-1] += [Entry("")] * 3
+            continue
+        rows[-1] += [
+            Entry(f"{100 * one.against.mean:+.1f}", _interval(one.against, 1, 100)),
+            Entry("-" if one.detectable is None else f"{100 * one.detectable:.1f}"),
+            Entry(str(one.pairs)),
+        ]
+    return Table(
+        f"{label} in each arm, against {baseline}",
+        ["arm", "frontier", "runs", "difference", "detectable", "pairs"],
+        rows,
+        "Frontier: area under accuracy over forwards in %, interquartile mean over runs. Difference: to the run of "
+        f"{baseline} of equal task and seed, in points, mean with Student's t interval. Detectable: the true "
+        "difference that so many pairs find with probability 0.8 (two-sided, 5 %).",
     )
 
 
