@@ -255,6 +255,8 @@ def without_submit(args: LFPOConfig) -> Any:
     class Plain:
         gives = frozenset({"reveal_step"})
 
+        def close(self) -> None: ...
+
     return Plain()
 
 
