@@ -44,7 +44,7 @@ SMOKE = {
     "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store '\"\"'",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
 }
-DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1"
+DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1 --heads 1"
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
 TINY = "--sampler.gen_length 8 --sampler.steps 8 --sampler.block_length 8"  # for models of the hub
 PAPER = f"{TINY} --sampler.early_stop none " + " ".join(

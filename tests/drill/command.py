@@ -37,6 +37,7 @@ FAULTS: dict[str, str] = {
     "rewards": "drill.scores:rewards",
     "ranks": "drill.ranks:ranks",
     "network": "drill.network:network",
+    "ray_head": "drill.ray_head:ray_head",
     "surroundings": "drill.surroundings:surroundings",
     "planted": "drill.surroundings:planted",
     "repeated": "drill.stops:repeated",
@@ -50,9 +51,9 @@ class DrillConfig:
     """What the drill does.
 
     faults: groups of faults, comma-separated. kills, stops: runs that are killed or stopped. damages: checkpoints that
-    are damaged. ranks: runs of two ranks of which one is lost (0: nothing of `ranks` and `network`). fuzz: inputs in
-    all. soak_minutes: length of the soak. seed: for moments, damages and inputs. output: folder for drill.json and
-    drill.md. keep: keep the runs, in `output`/runs.
+    are damaged. ranks: runs of two ranks of which one is lost (0: nothing of `ranks` and `network`). heads: runs whose
+    Ray head is killed. fuzz: inputs in all. soak_minutes: length of the soak. seed: for moments, damages and inputs.
+    output: folder for drill.json and drill.md. keep: keep the runs, in `output`/runs.
     """
 
     faults: str = ",".join(FAULTS)
@@ -60,6 +61,7 @@ class DrillConfig:
     stops: int = 10
     damages: int = 12
     ranks: int = 16
+    heads: int = 2
     fuzz: int = 100_000
     soak_minutes: float = 20.0
     seed: int = 0
@@ -70,7 +72,7 @@ class DrillConfig:
         for name in self.chosen:
             if name not in FAULTS:
                 raise ValueError(f"unknown fault {name!r}{nearest(name, FAULTS)}")
-        not_negative(self, "kills", "stops", "damages", "ranks", "fuzz", "soak_minutes")
+        not_negative(self, "kills", "stops", "damages", "ranks", "heads", "fuzz", "soak_minutes")
 
     @property
     def chosen(self) -> list[str]:

@@ -271,7 +271,8 @@ def _seen(child: Child, folder: Path, saved: int) -> str:
 
 
 def difference(expected: Path, found: Path) -> str:
-    """What differs between two finished runs: metrics without times, rollouts, kept completions, final weights."""
+    """What differs between two finished runs: metrics without times and the engine's, rollouts, kept completions, final
+    weights."""
     for step, (a, b) in enumerate(zip(_metrics(expected), _metrics(found), strict=False)):
         if a != b:
             return f"{found.name}: line {step} of metrics.jsonl differs"
@@ -294,4 +295,6 @@ def same_weights(a: Path, b: Path) -> bool:
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in Run(folder).read_metrics()]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "engine/"))} for row in Run(folder).read_metrics()
+    ]

@@ -48,7 +48,8 @@ def connect(settings: EngineSettings, address: str | None = None) -> bool:
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **({} if address else own))
+            # "local": Ray alone would join any cluster that runs on this machine.
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own))
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
     found = ray.cluster_resources()
@@ -93,7 +94,10 @@ def wait_for_start(tasks: Sequence[Any]) -> None:
 
 
 def check_head() -> None:
-    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds."""
+    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds.
+
+    To be called before something is put into the object store, which without its server ends the process in silence.
+    """
     address = import_ray().get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD

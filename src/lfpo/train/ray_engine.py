@@ -27,7 +27,7 @@ from lfpo.rollout.engine import GIVES, Request, Ticket, run_unit, shifted
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import ready_to_sample
-from lfpo.train.ray_cluster import connect, import_ray, wait_for_start
+from lfpo.train.ray_cluster import check_head, connect, import_ray, wait_for_start
 from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.setup import load_policies
 
@@ -58,6 +58,7 @@ class RayEngine:
         weights = weights_of(policy)  # a collective under FSDP
         self.version, self.pad_id = version, policy.pad_id
         if distributed.rank() == 0:
+            check_head()
             self.weights = import_ray().put(weights)
             self.measured["engine/weights_bytes"] = sum(value.nbytes for value, _, _ in weights.values())
             self.measured["engine/weights_seconds"] = time.perf_counter() - started

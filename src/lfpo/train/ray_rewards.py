@@ -56,6 +56,7 @@ def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunct
     call = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
 
     def reward(**arguments: Any) -> list[float | None]:
+        check_head()
         parts = [{n: v[part] for n, v in arguments.items()} for part in whole_prompts(arguments["prompts"], tasks)]
         called = [call.remote(pickled, part) for part in parts]
         try:
