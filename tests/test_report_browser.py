@@ -397,6 +397,23 @@ def test_code_is_highlighted_where_its_tokens_are(running: Any, written: Path):
         assert page.locator(".pane:first-child .token:not(.masked)").count() == 1
 
 
+def test_an_edited_token_is_shown_as_it_was_held(running: Any, tmp_path: Path):
+    """By hand: `abc` is revealed as `xbz`; step 4 makes `a` of `x`, step 5 `q` of `z`, step 7 `c` of `q`."""
+    folder = write_run(tmp_path / "run", ["x"])
+    row = record("abc", prompt="letters", piece=1, stride=1, sampler="greedy", problem=0, correct=True)
+    edits = {"0": [[0, 1, "x", 0.5], [3, 2, "a", 0.9]], "2": [[2, 3, "z", 0.5], [4, 4, "q", 0.6], [6, 5, "c", 0.9]]}
+    (folder / "eval").mkdir()
+    write_rows(folder / "eval/step-0.jsonl", [{**row, "edits": edits, "scheduled_steps": 7, "nfe": 7}])
+    with Page(running, write_report(Run(folder))) as opened:
+        slider = opened.page.locator(".player input[type=range]")
+        for clock, text, fresh in ((3, "xbz", 1), (4, "abz", 1), (5, "abq", 1), (6, "abq", 0), (7, "abc", 0)):
+            slider.fill(str(clock))
+            assert "".join(opened.texts(".tokens .token:not(.masked)")) == text
+            assert opened.page.locator(".token.fresh").count() == fresh
+        assert "step 5" in str(opened.page.locator(".token").nth(2).get_attribute("title"))
+        assert opened.errors == []
+
+
 def test_the_theme_can_be_chosen_and_print_is_whole(running: Any, real: Path):
     with Page(running, real, color_scheme="light") as opened:
         page = opened.page
