@@ -216,10 +216,11 @@ def test_how_often_a_forward_waits_for_the_device(settings: dict[str, Any], wait
     assert many - few == pytest.approx(waits * (long - short), abs=2 * (waits == LOOKS))
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"threshold": 1.0}, {"remasking": "low_confidence_dynamic", "threshold": 0.9}]
-)
-def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows(settings: dict[str, Any]):
+DYNAMIC: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0.9}
+
+
+@pytest.mark.parametrize("settings", [{}, {"threshold": 1.0}, DYNAMIC, {**DYNAMIC, "editing_threshold": 0.3}])
+def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(settings: dict[str, Any]):
     prompts, seeds = [[5, 6, 7], [8, 9, 10], [8, 9, 10], [4] * 9], [1, 2, 3, 4]
     sampler = SamplerConfig(gen_length=12, temperature=1.0, **settings)
     found = []
@@ -231,11 +232,13 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows(settin
             trajectory = rollout(model, prompts, sampler, seeds)
             waits = 0 if gpu is None else gpu.waits - at
             found.append(trajectory.to("cpu"))
-    for name in ("tokens", "reveal_step", "nfe", "queries"):
+    edits = ("edit_position", "edit_step", "edit_token") if sampler.edits else ()
+    for name in ("tokens", "reveal_step", "nfe", "queries", *edits):
         assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
     blocks = (torch.tensor([len(p) % 4 for p in prompts]) + (found[0].reveal_step >= 0).sum(-1)) // 4
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
-    assert waits == 3 + math.ceil(LOOKS * forwards)  # three before the first forward
+    recording = forwards + 4 if edits else 0  # each forward asks where its edits are
+    assert waits == 3 + math.ceil(LOOKS * forwards) + recording  # three before the first forward
 
 
 def test_how_often_clipping_waits_for_the_device():
