@@ -57,7 +57,7 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
     if config.task is not None:
         print_verdict(row, text, task.correct_all([row], [text])[0], console)
-    sure = float(trajectory.confidence[0, :length].mean())
+    sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
         f"{length} of {sum(block_sizes(len(ids[0]), sampler, model))} tokens, mean confidence {sure:.2f}",
