@@ -434,3 +434,18 @@ def test_bad_knobs_are_named(knobs: dict[str, Any], named: str):
     with pytest.raises(UserError, match=named) as caught:
         make_objective(knobs)
     assert "\n" not in str(caught.value)
+
+
+def test_the_documented_defaults_are_those_of_the_code():
+    page = (Path(__file__).parent.parent / "docs" / "objectives.md").read_text()
+    table = page.split("| name | likelihood")[1].split("\n\n")[0]
+    rows = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[-5:-1]] for line in table.splitlines()[2:]}
+    assert rows.keys() == OBJECTIVES.keys()
+    for name, (compared, passes, clip, kl) in rows.items():
+        objective: Any = make_objective({"name": name})
+        assert int(passes) == objective.num_iterations
+        low, high = getattr(objective, "epsilon", None), getattr(objective, "epsilon_high", None)
+        assert [None if x == "-" else float(x) for x in clip.split("/")] == ([low] if high is None else [low, high])
+        assert ("base" in compared) == objective.needs_base
+        assert kl == "-" or float(kl) == objective.beta
+        assert (kl not in {"-", "0"}) == (objective.needs_base or name == "trace_rl")

@@ -15,7 +15,7 @@ from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, step_views
+from lfpo.objectives.views import Views, listed, step_views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -64,7 +64,7 @@ class AGRPO:
         return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        rows, steps, weights = [], [], []
+        steps, weights = [], []
         on_cpu = trajectory.to("cpu")  # all rows at once: the loop below must not wait for the device
         for row, (seed, distinct) in enumerate(zip(seeds, on_cpu.distinct_steps(), strict=True)):
             probability = self.step_probabilities(on_cpu, row, distinct)
@@ -74,12 +74,10 @@ class AGRPO:
             # Clamped: rounding can leave the last sum below 1.
             drawn = torch.searchsorted(probability.cumsum(0), strata / self.mc_samples).clamp(max=len(distinct) - 1)
             index, count = drawn.unique(return_counts=True)  # a step drawn twice is computed once
-            rows += [row] * len(index)
             steps.append(distinct[index])
             weights.append(count / (len(distinct) * probability[index]) / self.mc_samples)
-        device = trajectory.tokens.device
-        row_S, step_S = torch.tensor(rows, device=device), torch.cat(steps).to(device)
-        return step_views(trajectory, row_S, step_S, weight_S=torch.cat(weights).to(device))
+        weight_S = torch.cat(weights).to(trajectory.tokens.device)
+        return step_views(trajectory, *listed(steps, trajectory), weight_S=weight_S)
 
     def step_probabilities(self, trajectory: Trajectory, row: int, distinct: torch.Tensor) -> torch.Tensor:
         """Chance of drawing each of a row's N distinct steps, [N]."""

@@ -60,7 +60,7 @@ class BGPO:
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
         now, old = (sequences.weighted(predictions.logp(policy)) for policy in (CURRENT, OLD))
-        advantage_U = signal_B.to(now.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         change_U = now - old
         ratio_U = torch.where(advantage_U > 0, 1 + change_U, change_U.exp())
         loss_U, measures = clipped_loss(self, ratio_U, advantage_U, dual_clip=self.dual_clip)

@@ -13,7 +13,7 @@ from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, shared_by_state, step_views
+from lfpo.objectives.views import Views, listed, shared_by_state, step_views
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -54,10 +54,8 @@ class CJGRPO:
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view of each distinct step of a rollout, numbered by the step; T is the number of scored tokens."""
-        steps = trajectory.distinct_steps(self.after_eos)
-        row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
-        device = trajectory.tokens.device
-        return step_views(trajectory, row_S.to(device), torch.cat(steps).to(device), after_eos=self.after_eos)
+        steps = listed(trajectory.distinct_steps(self.after_eos), trajectory)
+        return step_views(trajectory, *steps, after_eos=self.after_eos)
 
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The tokens of a step share a weight of 1, over all ranks. A collective; no policy runs."""

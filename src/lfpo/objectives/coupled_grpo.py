@@ -97,7 +97,7 @@ class CoupledGRPO:
             weighted = logp_T * predictions.weight_T.to(logp_T.dtype)
             return logp_T.new_zeros(shape).index_put(place, weighted, accumulate=True)
 
-        advantage_U = signal_B.to(views.weight.device)[views.row[first_U]]
+        advantage_U = signal_B[views.row[first_U]]
         scored_UL = torch.zeros(shape, dtype=torch.bool, device=views.labels.device)
         scored_UL[place] = True
         loss_UL, measures = clipped_losses(self, joined, advantage_U[:, None], scored_UL)

@@ -15,7 +15,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, step_views
+from lfpo.objectives.views import Views, listed, step_views
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -67,15 +67,13 @@ class EGSPO:
             steps[entropy.argsort(descending=True, stable=True)[: self.steps].sort().values]
             for steps, entropy in zip(trajectory.distinct_steps(self.after_eos), entropies, strict=True)
         ]
-        row_S = torch.arange(len(picked)).repeat_interleave(torch.tensor([len(s) for s in picked]))
-        device = trajectory.tokens.device
-        return step_views(trajectory, row_S.to(device), torch.cat(picked).to(device), after_eos=self.after_eos)
+        return step_views(trajectory, *listed(picked, trajectory), after_eos=self.after_eos)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
         share_U = 1.0 if self.aggregation == "sum" else 1 / sequences.targets_U
         now, old = (share_U * sequences.sum(predictions.logp(policy)) for policy in (CURRENT, OLD))
-        advantage_U = signal_B.to(now.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         loss_U, measures = clipped_loss(self, (now - old).exp(), advantage_U)
         if self.beta > 0 and self.exact_kl:
             loss_U = loss_U + self.beta * share_U * sequences.sum(predictions.kl(BASE))

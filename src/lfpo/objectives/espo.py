@@ -72,7 +72,7 @@ class ESPO:
             return sequences.weighted(predictions.logp(policy)) / self.mc_samples
 
         now, n_U = elbo(CURRENT), sequences.length_U
-        advantage_U = signal_B.to(now.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         loss_U, measures = clipped_loss(self, ((now - elbo(OLD)) / n_U).exp(), advantage_U)
         if self.beta > 0:
             loss_U = loss_U + self.beta * (now - elbo(BASE)) ** 2 / (2 * n_U)

@@ -70,15 +70,11 @@ class GDPO:
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
-
-        def elbo(policy: str) -> torch.Tensor:
-            return sequences.weighted(predictions.logp(policy))
-
-        now = elbo(CURRENT)
-        advantage_U = signal_B.to(now.device)[sequences.row_U]
-        loss_U, measures = clipped_loss(self, ((now - elbo(OLD)) / sequences.length_U).exp(), advantage_U)
+        now, old = (sequences.weighted(predictions.logp(policy)) for policy in (CURRENT, OLD))
+        advantage_U = signal_B[sequences.row_U]
+        loss_U, measures = clipped_loss(self, ((now - old) / sequences.length_U).exp(), advantage_U)
         if self.beta > 0:
-            loss_U = loss_U + self.beta * k3(now, elbo(BASE))
+            loss_U = loss_U + self.beta * k3(now, sequences.weighted(predictions.logp(BASE)))
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
 
     def normalizer(self, views: Views) -> float:

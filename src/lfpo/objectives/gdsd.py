@@ -80,7 +80,7 @@ class GDSD:
 
         low, high = 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         now, n_U = score(CURRENT), sequences.length_U
-        advantage_U = signal_B.to(now.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         change_U = now - score(OLD)
         loss_U = (change_U.clamp(math.log(low), math.log(high)) / n_U - self.psi * advantage_U) ** 2
         if self.beta > 0:

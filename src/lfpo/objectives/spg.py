@@ -64,7 +64,7 @@ class SPG:
         with n the tokens of the completion, E the lower and U the upper bound of log p a token.
         """
         sequences, logp = Sequences(predictions.views), predictions.logp()
-        advantage_U = signal_B.to(logp.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         lower = sequences.lower_bound(logp)
         if self.bound == "elbo":
             bound = lower

@@ -81,7 +81,7 @@ class StableDRL:
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences, logp = Sequences(predictions.views), predictions.logp()
-        advantage_U = signal_B.to(logp.device)[sequences.row_U]
+        advantage_U = signal_B[sequences.row_U]
         lower = sequences.lower_bound(logp)
         mixed = self.mix * sequences.upper_bound(logp, self.beta) + (1 - self.mix) * lower
         v_U = sequences.weight_U / sequences.targets_U  # all targets of a rollout have its v

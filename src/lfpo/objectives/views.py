@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,6 +161,12 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     rows = trajectory.rows(row_S)
     target = rows.open_before(step_S) & rows.counted
     return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
+
+
+def listed(steps: Sequence[torch.Tensor], trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps listed for each row, as `step_views` takes them: their rows [S] and themselves [S]."""
+    row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
+    return row_S.to(trajectory.tokens.device), torch.cat([*steps]).to(trajectory.tokens.device)
 
 
 def step_views(
