@@ -264,14 +264,35 @@ def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
         assert {int(n) for n in views.target.sum(-1)} == {1, 2, 3}
 
 
-def test_masks_of_the_elbo_hide_each_number_of_tokens_alike():
+@pytest.mark.parametrize(("text", "after_eos"), [("abe", True), ("abeaaa", False)])
+def test_masks_of_the_elbo_hide_each_number_of_tokens_alike(text: str, after_eos: bool):
     """ESPO and GDSD from none, where the complement hides all, to all; BGPO and VRPO from one."""
-    t = rollouts(["abe"] * 4000)
-    objectives = (ESPO(mc_samples=1), 0), (GDSD(mc_samples=1), 0), (BGPO(mc_samples=1), 1), (VRPO(mc_samples=1), 1)
-    for objective, least in objectives:
-        views = views_of(objective, t)
+    t = rollouts([text] * 4000)
+    for kind, least in ((ESPO, 0), (GDSD, 0), (BGPO, 1), (VRPO, 1)):
+        views = views_of(kind(mc_samples=1, after_eos=after_eos), t)
+        assert least == 0 or len(views) == 4000  # no mask is without a scored token
         hidden = torch.zeros(4000, dtype=torch.long).index_add(0, views.row, (views.target.sum(-1) == 3).long())
         check_rate(hidden[:, None] == 1, 1 / 2 if least == 0 else 1 / 3)
+
+
+def test_masks_of_gdpo_s_nodes_have_their_shares_of_the_scored_tokens():
+    """Nodes 0.11, 0.5 and 0.89 of three tokens, rounded down; the first masks none."""
+    views = views_of(GDPO(nodes=3, after_eos=False), rollouts(["abeaaa"] * 20))
+    assert views.target.sum(-1).tolist() == [1] * 20 + [2] * 20
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+@pytest.mark.parametrize("name", ["espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
+def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_eos: bool):
+    """What comes after the EOS is revealed at steps of its own, the most uncertain ones."""
+    objective = make_objective({"name": name, "after_eos": after_eos})
+    block = {"block_length": 1} if name == "justgrpo" else {}
+    t = rollouts(["abeab"] * 20, ["01234"] * 20, entropy=[[0.1, 0.2, 0.3, 0.4, 0.5]] * 20, **block)
+    views = objective.views(t, torch.ones(20, dtype=torch.float64), range(20), 0)
+    completion = views.target[:, -5:]
+    assert bool(completion[:, 3:].any()) == after_eos and bool(completion[:, :3].any())
+    assert bool(views.target.any(-1).all())
+    assert views.length.tolist() == [5 if after_eos else 3] * len(views)
 
 
 def test_rldf_draws_states_by_their_mean_surprise_without_replacement():
