@@ -286,7 +286,7 @@ def test_masks_of_gdpo_s_nodes_have_their_shares_of_the_scored_tokens():
 def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_eos: bool):
     """What comes after the EOS is revealed at steps of its own, the most uncertain ones."""
     objective = make_objective({"name": name, "after_eos": after_eos})
-    block = {"block_length": 1} if name == "justgrpo" else {}
+    block: dict[str, Any] = {"block_length": 1} if name == "justgrpo" else {}
     t = rollouts(["abeab"] * 20, ["01234"] * 20, entropy=[[0.1, 0.2, 0.3, 0.4, 0.5]] * 20, **block)
     views = objective.views(t, torch.ones(20, dtype=torch.float64), range(20), 0)
     completion = views.target[:, -5:]
