@@ -267,11 +267,11 @@ def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
 @pytest.mark.parametrize(("text", "after_eos"), [("abe", True), ("abeaaa", False)])
 def test_masks_of_the_elbo_hide_each_number_of_tokens_alike(text: str, after_eos: bool):
     """ESPO and GDSD from none, where the complement hides all, to all; BGPO and VRPO from one."""
-    t = rollouts([text] * 4000)
+    t = rollouts([text] * 1500)
     for kind, least in ((ESPO, 0), (GDSD, 0), (BGPO, 1), (VRPO, 1)):
         views = views_of(kind(mc_samples=1, after_eos=after_eos), t)
-        assert least == 0 or len(views) == 4000  # no mask is without a scored token
-        hidden = torch.zeros(4000, dtype=torch.long).index_add(0, views.row, (views.target.sum(-1) == 3).long())
+        assert least == 0 or len(views) == 1500  # no mask is without a scored token
+        hidden = torch.zeros(1500, dtype=torch.long).index_add(0, views.row, (views.target.sum(-1) == 3).long())
         check_rate(hidden[:, None] == 1, 1 / 2 if least == 0 else 1 / 3)
 
 
@@ -296,7 +296,7 @@ def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_
 
 
 def test_rldf_draws_states_by_their_mean_surprise_without_replacement():
-    size = 4000
+    size = 1500
     t = rollouts(["abab"] * size, ["0012"] * size)
     t.confidence = torch.tensor([[0.5, 0.5, 0.25, 0.125]]).repeat(size, 1)  # means of -log p: 1, 2, 3 log 2
     for temperature, law in ((1.0, [2, 4, 8]), (0.5, [4, 16, 64])):
