@@ -39,7 +39,7 @@ def test_it_is_the_embedded_model_with_the_blocks_that_its_recipe_says():
     assert sum(f.stat().st_size for f in FOLDER.iterdir()) < 4e6
 
 
-@pytest.mark.parametrize("name", ["sudoku", "choice"])
+@pytest.mark.parametrize("name", ["sudoku", pytest.param("choice", marks=pytest.mark.long)])
 def test_it_is_flawed_but_not_hopeless(name: str):
     task, model = get_task(name), load_model("embedded-block")
     rows = [task.row("test", i) for i in range(40)]

@@ -78,8 +78,7 @@ OTHERS: list[dict[str, Any]] = [
     {"objective": {"name": "dtree_rpo", "num_iterations": 2}, "tree": [2, 2], "num_generations": 4},
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
-    {"offload_reference": True},
-    {"padding_free": True},
+    *({name: True, "bf16": bf16} for name in ("offload_reference", "padding_free") for bf16 in (False, True)),
     {"gradient_checkpointing": True},
 ]
 
@@ -89,8 +88,6 @@ OTHERS: list[dict[str, Any]] = [
     [
         {},
         {"bf16": True},
-        {"offload_reference": True, "bf16": True},
-        {"padding_free": True, "bf16": True},
         *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS),
     ],
     ids=str,

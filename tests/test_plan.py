@@ -49,9 +49,9 @@ def recipe(**changes: Any) -> LFPOConfig:
     "changes",
     [
         {},
-        {"gradient_checkpointing": True, "update_tokens": 1024},
+        pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
-        {"optim": "adamw_8bit", "offload_reference": True},
+        pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
         pytest.param({"lora": {"r": 8}, "load_in_4bit": True}, marks=pytest.mark.long),
     ],
     ids=["full", "checkpointed", "lora", "light", "4-bit"],
