@@ -103,7 +103,7 @@ def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
     return choice_config(folder, model, **{"lora": lora, "load_in_4bit": True, **settings})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Path, tmp_path: Path):
     settings: dict[str, Any] = {"dtype": dtype, "objective": {"name": "coupled_grpo"}, "gradient_checkpointing": True}
     whole = LFPOTrainer(args=config(tmp_path / "whole", wide, max_steps=2, **settings))

@@ -30,8 +30,8 @@ from lfpo.rollout.denoise import LOOK_EVERY
 
 SMALL = Machine(gpu=False)
 # tests/test_plan.py measures memory against the plan in `make test`, by the same function.
-LONG = {"losses-agree", "rollouts-agree", "fsdp", "rollout-8b", "memory-lora", "memory-4-bit", "memory-full"}
-LONG_WHEN_BROKEN = LONG | {"rollout", "waits"}
+LONG = {"losses-agree", "rollouts-agree", "fsdp", "rollout", "rollout-8b", "memory-lora", "memory-4-bit", "memory-full"}
+LONG_WHEN_BROKEN = LONG | {"waits"}
 Patch = pytest.MonkeyPatch
 
 
