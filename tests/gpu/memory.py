@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def peak(work: Callable[[], object], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
         work()
         return torch.cuda.max_memory_allocated()
+    gc.collect()  # what an earlier profile saw allocated must not be freed in this one
     with profile(use_cpu=True, profile_memory=True) as trace:
         work()
     assert trace.kineto_results is not None
