@@ -90,20 +90,15 @@ class RLDF:
         row_S = torch.arange(len(step_BK), device=step_BK.device).repeat_interleave(self.states)
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
         own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
-        return noised(
-            trajectory,
-            row_S,
-            rows.masked_before(step_S),
-            rows.open_before(step_S) & rows.counted,
-            shown_SC=rows.tokens_before(step_S),
-            label_SC=None if after is None else torch.where(own, after, rows.tokens),
-            weight_SC=torch.where(own, 1.0, 0.5),
-            state_S=torch.arange(self.states, device=step_BK.device).repeat(len(step_BK)),
-        )
+        labels = None if after is None else torch.where(own, after, rows.tokens)
+        target, weight = rows.open_before(step_S) & rows.counted, torch.where(own, 1.0, 0.5)
+        k_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
+        masked, shown = rows.masked_before(step_S), rows.tokens_before(step_S)
+        return noised(trajectory, row_S, masked, target, shown_SC=shown, label_SC=labels, weight_SC=weight, state_S=k_S)
 
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""
-        sure_T = logp(views, CURRENT if self.num_iterations == 1 else OLD).exp() >= self.threshold
+        sure_T = logp(views, OLD if self.reads_old else CURRENT).exp() >= self.threshold
         kept = views.target.clone()
         kept[views.target] = sure_T | (views.weight[views.target] == 1)
         views = dataclasses.replace(views, target=kept)
@@ -114,7 +109,7 @@ class RLDF:
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         logp, advantage_T = predictions.logp(), predictions.at_targets(signal_B)
         loss_T, measures = -advantage_T * logp, dict[str, torch.Tensor]()
-        if self.num_iterations > 1:
+        if self.reads_old:
             loss_T, measures = clipped_loss(self, (logp - predictions.logp(OLD)).exp(), advantage_T)
         if self.beta > 0:
             loss_T = loss_T + self.beta * KL_ESTIMATES[self.kl](logp, predictions.logp(BASE))
