@@ -106,6 +106,13 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
         if not isinstance(parameter, DTensor) or found.get_shape() != list(parameter.shape):
             return file.get_tensor(name)
         rows = found[own_rows(parameter)]
+    return split_like(parameter, rows)
+
+
+def split_like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """This rank's rows as a DTensor split like `parameter`, on its device; unchanged if `parameter` is not split."""
+    if not isinstance(parameter, DTensor):
+        return rows
     return DTensor.from_local(
         rows.to(parameter.device),
         parameter.device_mesh,

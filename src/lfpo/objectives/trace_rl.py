@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +15,7 @@ from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
+from lfpo.objectives.views import Views, step_views
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -68,17 +69,8 @@ class TraceRL:
                 last.append(int(part[-1]))
         device = trajectory.tokens.device
         row_S, first_S, last_S = (torch.tensor(x, dtype=torch.long, device=device) for x in (rows, first, last))
-        picked = trajectory.rows(row_S)
-        target = picked.written_by(first_S, last_S) & picked.counted
-        return noised(
-            trajectory,
-            row_S,
-            picked.masked_before(first_S),
-            target,
-            shown_SC=picked.tokens_before(first_S),
-            label_SC=picked.written_until(last_S),
-            weight_SC=(1 / target.sum(-1, keepdim=True)).expand(target.shape),
-        )
+        views = step_views(trajectory, row_S, first_S, last_S=last_S)
+        return dataclasses.replace(views, weight=views.target / views.target.sum(-1, keepdim=True))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """sum over states of [mean over its targets of -min(rho A, clip(rho) A)] + beta sum of k3 to theta_old."""

@@ -174,16 +174,18 @@ def step_views(
     row_S: torch.Tensor,
     step_S: torch.Tensor,
     *,
+    last_S: torch.Tensor | None = None,
     weight_S: torch.Tensor | None = None,
     after_eos: bool = False,
 ) -> Views:
     """The states before given steps of given rows, numbered by step; targets are the scored positions that the step
     wrote to, labels the tokens that it wrote there, also where they are edited later.
 
+    last_S: score what the steps from step_S to last_S wrote, with the tokens after the last (step_S unless given).
     weight_S: of a view's targets (1 unless given). after_eos: whether tokens after the first EOS are scored.
     """
-    rows = trajectory.rows(row_S)
-    target = rows.written_by(step_S, step_S) & rows.scored(after_eos)
+    rows, last_S = trajectory.rows(row_S), step_S if last_S is None else last_S
+    target = rows.written_by(step_S, last_S) & rows.scored(after_eos)
     weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
     return noised(
         trajectory,
@@ -191,7 +193,7 @@ def step_views(
         rows.masked_before(step_S),
         target,
         shown_SC=rows.tokens_before(step_S),
-        label_SC=rows.written_until(step_S),
+        label_SC=rows.written_until(last_S),
         weight_SC=weight,
         state_S=step_S,
         after_eos=after_eos,

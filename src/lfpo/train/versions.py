@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
-from lfpo.models.tensor_files import local, read_like, tensor_paths, write_shards
+from lfpo.models.tensor_files import local, read_like, split_like, tensor_paths, write_shards
 
 
 class Versions:
@@ -61,7 +60,7 @@ class Versions:
         }
         write_shards(
             {name: p for name, (p, _) in of_names.items()},
-            lambda name: distributed.whole(_split_like(*of_names[name])),
+            lambda name: distributed.whole(split_like(*of_names[name])),
             folder,
             "versions",
         )
@@ -75,17 +74,3 @@ class Versions:
             if [f.shape for f in found] != [p.shape for p in self.parameters]:
                 raise UserError(f"{folder}: holds other weights than these; resume with the 'lora' it was saved with")
             self.kept[version] = [local(f).to("cpu") for f in found]
-
-
-def _split_like(parameter: torch.nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-    """This rank's rows as a tensor split like `parameter`; of a parameter that is not split, the value itself."""
-    if not isinstance(parameter, DTensor):
-        return value
-    return DTensor.from_local(
-        value.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
