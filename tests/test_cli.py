@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 
 import tiny
 from lfpo.cli.command_line import main
-from processes import start
+from processes import environment, start
 
 
 @pytest.fixture
@@ -141,6 +144,28 @@ def test_no_command_prints_usage(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     assert main(["--help"]) == 0
     assert "lfpo COMMAND" in capsys.readouterr().out
+
+
+def without_reader(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of a command whose standard output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lfpo", *arguments]
+    done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    return done.returncode, done.stderr
+
+
+def test_help_that_nobody_reads_ends_in_silence():
+    assert without_reader("train", "--help") == (128 + signal.SIGPIPE, "")
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path):
+    code, error = without_reader(*train_arguments(tmp_path))
+    assert (code, error.count("\n")) == (0, 1)
+    assert "nobody reads" in error
+    assert (tmp_path / "run" / "checkpoints" / "step-1" / "manifest.json").exists()
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_wrong_commands_and_keys(fails: Callable[..., str], tmp_path: Path):

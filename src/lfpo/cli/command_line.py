@@ -55,7 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 128 + signal.SIGPIPE
     except UserError as error:
         rank = int(os.environ.get("RANK", "0"))
         # Before the ranks do different things they fail alike, so only rank 0 prints.
@@ -77,6 +83,17 @@ def _at_work() -> bool:
     """Whether the ranks have begun to do different things. Does not import torch."""
     module = sys.modules.get("lfpo.base.distributed")
     return module is not None and module.at_work()
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe without a reader, as after `lfpo recipes | head -1`. If so, what is not written
+    yet is dropped, or Python would report it at exit; if not, an empty line is printed."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _recipes() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -34,6 +35,15 @@ COLUMNS = (
 )
 
 
+class Output(Console):
+    """Standard output, which may lose its reader (`| head`, a `tee` that ended) without ending the run."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("nobody reads standard output any more; the run goes on, see metrics.jsonl", file=sys.stderr)
+
+
 class Display:
     """Shows metrics as they come, and the phase in between. Use as a context manager around training.
 
@@ -53,7 +63,7 @@ class Display:
         evaluates_after: Callable[[int], bool] = lambda step: False,
     ):
         # rich would wrap lines at 80 columns in a pipe or file.
-        self.console = console or Console(width=None if sys.stdout.isatty() else 200)
+        self.console = console or Output(width=None if sys.stdout.isatty() else 200)
         self.total, self.quiet, self.every = total, quiet, every
         self.phase, self.evaluates_after = progress or Progress(), evaluates_after
         self.step = 0
