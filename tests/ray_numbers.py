@@ -1,7 +1,8 @@
-"""Numbers of docs/engines.md: `PYTHONPATH=src:tests python -m ray_numbers nodes` (or `weights`).
+"""Numbers of docs/engines.md: `PYTHONPATH=src:tests python -m ray_numbers nodes` (or `ahead`, `weights`).
 
 nodes: rollouts of the embedded model by one worker, and by two of which the second has a node of its own, of the
     same speed or a third of it. A unit takes a fixed time, so that the cores of this machine do not decide.
+ahead: training with one worker at staleness 0, 1 and 2, where rollouts of a batch take as long as its update.
 weights: bytes and seconds of handing new weights to a worker, for a random model of 200 M parameters.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from rich.console import Console
 
 import lfpo.train.ray_engine
 import processes
@@ -31,8 +33,10 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import Request
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.runs.display import Display
 from lfpo.train.config import LFPOConfig
 from lfpo.train.ray_engine import RayEngine, Worker
+from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies
 
 TASK, PROMPTS, GENERATIONS = "choice", 24, 2
@@ -99,6 +103,52 @@ def _sample_on(machines: list[float]) -> None:
         cluster.shutdown()
 
 
+ITERATIONS, REPEATS, UNITS = 8, 3, 8
+RECIPE: dict[str, Any] = {
+    "task": "words",
+    "objective": {"name": "lfpo", "timesteps": 2},
+    "prompts_per_iteration": UNITS,
+    "num_generations": 8,
+    "max_steps": ITERATIONS,
+    "save_steps": ITERATIONS,
+    "eval_steps": 0,
+    "sampler": {"threshold": 0.9, "temperature": 1.0},
+}
+
+
+def ahead() -> None:
+    """Whole runs at each staleness, in turn; the seconds of a unit are those of the update of a first, local run."""
+    lfpo.train.ray_engine.Worker = NodeWorker  # type: ignore[misc]
+    _, update = _trained({"name": "local"})
+    seconds = update / ITERATIONS / UNITS
+    print(f"an update takes {update / ITERATIONS:.1f} s, a unit {seconds:.2f} s", flush=True)
+    os.environ.update(processes.environment(SECONDS=str(seconds)))
+    found: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
+    for _ in range(REPEATS):
+        for staleness, runs in found.items():
+            runs.append(_trained({"name": "ray", "workers": 1, "max_staleness": staleness}))
+            ray.shutdown()
+    plain = median(whole for whole, _ in found[0])
+    for staleness, runs in found.items():
+        whole, update = (median(values) for values in zip(*runs, strict=True))
+        every = ", ".join(f"{run[0]:.1f}" for run in runs)
+        print(f"  staleness {staleness}: {whole:.1f} s ({whole / plain:.2f}), updates {update:.1f} s; runs {every}")
+
+
+def _trained(engine: dict[str, Any]) -> tuple[float, float]:
+    """Seconds of all iterations, and of their updates."""
+    folder = Path(tempfile.mkdtemp(prefix="lfpo-ahead-"))
+    try:
+        trainer = LFPOTrainer(
+            args=_config("embedded", **RECIPE | {"output_dir": str(folder / "run"), "engine": engine})
+        )
+        trainer.train(display=Display(ITERATIONS, Console(quiet=True)))
+        metrics = trainer.run.read_metrics()
+        return metrics[-1]["time/total"], sum(m.get("time/update", 0.0) for m in metrics)
+    finally:
+        shutil.rmtree(folder)
+
+
 SHAPE = {  # 202 M parameters
     **LAYOUTS["llada-8b"],
     "d_model": 1024,
@@ -150,8 +200,8 @@ def _handed_out(folder: Path, more: dict[str, Any]) -> str:
 
 
 def _config(model: str, **settings: Any) -> LFPOConfig:
-    return build(LFPOConfig, {"output_dir": "unused", "model": model, "threads": 1, **settings}, "ray_numbers")
+    return build(LFPOConfig, {"output_dir": "unused", "model": model, "threads": 1} | settings, "ray_numbers")
 
 
 if __name__ == "__main__":
-    {"nodes": nodes, "weights": weights}[sys.argv[1]]()
+    {"nodes": nodes, "ahead": ahead, "weights": weights}[sys.argv[1]]()
