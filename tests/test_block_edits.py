@@ -22,9 +22,9 @@ from lfpo.objectives.needs import check_rollouts, views_of
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, replay, step_views
 from lfpo.report.replay import playable
-from lfpo.rollout.collect import completion_record
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES
+from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig

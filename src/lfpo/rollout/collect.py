@@ -14,7 +14,7 @@ from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import as_completions, columns_of, decode_completions, encode_rows, token_texts
+from lfpo.prompts.encoding import as_completions, columns_of, decode_completions, encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards, score
@@ -367,51 +367,3 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
     sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
     entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
     return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
-
-
-def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON object for each of this rank's rollouts. signal_b: what the loss took instead of their rewards, [b]."""
-    rewards = batch.rewards
-    return [
-        {
-            **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
-            "rewards": {name: values[b] for name, values in rewards.parts.items()},
-            "reward": float(rewards.reward_b[b]),
-            "r": float(signal_b[b].mean()),
-        }
-        for b, row in enumerate(batch.rows)
-    ]
-
-
-def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> dict[str, Any]:
-    """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
-    revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
-    first, each as [step, token id, text, confidence].
-    """
-    record = {
-        "prompt": prompt,
-        "prompt_ids": t.prompt_ids[b][t.prompt_mask[b].bool()].tolist(),
-        "completion": text,
-        "token_ids": t.tokens[b].tolist(),
-        "tokens": token_texts(tokenizer, t.tokens[b, : int(t.lengths[b])].tolist()),
-        "reveal_step": t.reveal_step[b].tolist(),
-        "confidence": [round(c, 5) for c in t.confidence[b].tolist()],
-        "scheduled_steps": int(t.scheduled_steps[b]),
-        "nfe": int(t.nfe[b]),
-    }
-    return record if t.revealed is None else {**record, "edits": _edited(t, b, tokenizer)}
-
-
-def _edited(t: Trajectory, b: int, tokenizer: Any) -> dict[str, list[list[Any]]]:
-    """The tokens that each edited position of row b held, as `completion_record` gives them."""
-    one = t.rows(torch.tensor([b], device=t.tokens.device)).to("cpu")
-    assert one.revealed is not None and one.edit_token is not None
-    place = one.at_writes(torch.arange(one.tokens.shape[1])[None])
-    token = torch.cat([one.revealed, one.edit_token], dim=1)
-    columns = (place, one.with_edits("reveal_step"), token, one.with_edits("confidence"))
-    held: dict[str, list[list[Any]]] = {}
-    for position, step, token_id, sure in zip(*(column[0].tolist() for column in columns), strict=True):
-        if step >= 0:
-            text = token_texts(tokenizer, [token_id])[0]
-            held.setdefault(str(position), []).append([step, token_id, text, round(sure, 5)])
-    return {position: tokens for position, tokens in held.items() if len(tokens) > 1}

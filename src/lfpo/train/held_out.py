@@ -13,8 +13,8 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import as_completions
 from lfpo.prompts.sources import PromptSource
 from lfpo.rewards import score
-from lfpo.rollout.collect import completion_record
 from lfpo.rollout.engine import Engine
+from lfpo.rollout.records import completion_record
 from lfpo.rollout.sampler import SamplerConfig
 
 KEPT = 16  # problems whose completions are recorded at each evaluation

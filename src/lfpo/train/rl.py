@@ -22,9 +22,10 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.collect import Batch, collect, rollout_records
+from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import AsyncEngine
 from lfpo.rollout.queue import RolloutQueue
+from lfpo.rollout.records import rollout_records
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.runs.stopping import StopRequests
