@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
@@ -309,12 +310,8 @@ def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pyte
 
 
 def worker_pids() -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if b"ray::Worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+    """Those of the Ray cluster that this process started."""
+    return [p.pid for p in psutil.Process().children(recursive=True) if "ray::Worker" in " ".join(p.cmdline())]
 
 
 @pytest.mark.long
