@@ -214,6 +214,10 @@ def test_the_store_keeps_cells_and_refuses_what_it_cannot_read(tmp_path: Path):
     store.add("a", {"y": [0.5]})
     assert Store(store.path).results == {"a": {"y": [0.5]}, "b": {"x": 1}}
     first = store.path.read_bytes()
+    early, late = Store(store.path), Store(store.path)  # two grids at the same time
+    early.add("c", {})
+    late.add("d", {})
+    assert Store(store.path).results.keys() == {"a", "b", "c", "d"}
     other = Store(tmp_path / "other.gz")
     other.add("a", {"y": [0.5]})
     other.add("b", {"x": 1})
@@ -232,6 +236,12 @@ def test_cells_differ_in_objective_rate_and_seed_only(tmp_path: Path):
     assert {k for k, v in vars(one).items() if v != getattr(other, k)} == {"objective", "learning_rate", "seed"}
     assert one.objective == {"name": "lfpo", "timesteps": 3}
     assert cell_config(config, Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True)).eval_steps == 0
+    knobs = '{"timesteps": 3, "config": {"ema_decay": 0.5}}'
+    cell = Cell("main", "choice", "lfpo", 1e-4, 100, knobs)
+    assert dataclasses.replace(one, ema_decay=0.5) == cell_config(config, cell)
+    assert cell.label == "main/choice / lfpo / timesteps 3 / ema_decay 0.5 / lr 0.0001 / seed 100"
+    with pytest.raises(UserError, match=r"unknown key 'ema_decoy'.*'ema_decay'"):
+        cell_config(config, dataclasses.replace(cell, knobs='{"config": {"ema_decoy": 0.5}}'))
 
 
 def test_labels_and_arms_from_the_command_line():
@@ -404,6 +414,31 @@ def test_arms_against_a_baseline_by_hand(tmp_path: Path):
     assert picked["baseline"] is None
     with pytest.raises(ValueError, match="'baseline' names 'mian', which is not among the arms; did you mean 'main'"):
         small(tmp_path, baseline="mian")
+
+
+def test_knobs_against_an_objective_without_by_hand(tmp_path: Path):
+    config = small(tmp_path, tuning_seeds=[1, 2])
+    trials = [
+        Trial("a/words", "lfpo", 1e-4, "{}", (0.5, 0.6)),
+        Trial("a/words", "lfpo", 1e-4, '{"beta": 1.0}', (0.6, 0.8)),
+        Trial("b/words", "lfpo", 2e-4, "{}", (0.7, 0.7)),
+        Trial("b/words", "lfpo", 2e-4, '{"beta": 1.0}', (0.6, 0.7)),
+        Trial("b/words", "lfpo", 2e-4, '{"config": {"refill": 1}}', (0.9,)),  # a cell is missing
+        Trial("b/words", "rejection", 2e-4, "{}", (0.1, 0.1)),
+    ]
+    results = Results(config, {}, {}, trials, {}, {})
+    table = tables.knobs_table(results, "lfpo")
+    assert table is not None
+    # Differences +0.1, +0.2, -0.1, 0: mean 0.05, the first setting has the larger mean.
+    assert [entry.text for entry in table.rows[0] if entry.text] == [
+        "beta 1.0",
+        "+5.0",
+        table.rows[0][2].text,
+        "1 of 2",
+        "4",
+    ]
+    assert len(table.rows) == 1
+    assert tables.knobs_table(results, "rejection") is None
 
 
 def test_the_best_trial_has_the_best_mean():

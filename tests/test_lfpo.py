@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lfpo.base.errors import UserError
-from lfpo.models.roles import OLD
+from lfpo.models import load_model
+from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
@@ -201,6 +204,16 @@ def test_centred_reward_by_hand():
     assert LFPO(clip=1.0).signal(rewards, group).tolist() == [1.0, 0.0, 0.5, 0.5]
 
 
+def test_the_unit_of_advantages_by_hand():
+    # Groups (1, 0), of deviation 1/2, and (1, 1, 1, 0), of mean 3/4 and deviation sqrt(3)/4; c = 1.
+    rewards, group = double([1, 0, 1, 1, 1, 0]), torch.tensor([0, 0, 1, 1, 1, 1])
+    own = LFPO(clip=4.0, deviation="group").signal(rewards, group)
+    last = math.sqrt(3) / 4 + 1e-4
+    torch.testing.assert_close(own[[0, 2, 5]], 0.5 + double([0.5 / 0.5001, 0.25 / last, -0.75 / last]) / 8)
+    plain = LFPO(clip=1.0, deviation="one").signal(rewards, group)
+    torch.testing.assert_close(plain, 0.5 + double([0.5, -0.5, 0.25, 0.25, 0.25, -0.75]) / 2)
+
+
 def test_equal_rewards_say_nothing():
     assert LFPO().signal(double([0.3] * 4), torch.tensor([0, 0, 1, 1])).tolist() == [0.5] * 4
 
@@ -233,6 +246,36 @@ def test_raw_reward_is_taken_as_it_is_and_must_fit():
 def test_bad_knobs_are_named(knobs: dict, named: str):
     with pytest.raises(UserError, match=named):
         make_objective(knobs)
+
+
+@pytest.mark.parametrize("states", ["surprisal", "entropy"])
+def test_uncertain_steps_are_drawn_more_often(states: str, llada: Path):
+    objective = LFPO(timesteps=1, states=states)  # type: ignore[arg-type]
+    assert objective.needs == {"reveal_step", "confidence" if states == "surprisal" else "entropy"}
+    t = rolled(objective, load_model(llada), [[5, 6, 7]] * 4)
+    # Three steps with scored tokens in row 0, whatever it sampled: one of them e times as likely as each of the others.
+    step = torch.tensor([0, 0, 1, 1, 2, 2, 2, 2]).expand(4, 8).clone()
+    sure = torch.where(step == 1, math.exp(-2.0), math.exp(-1.0))
+    made: dict[str, Any] = {"confidence": sure} if states == "surprisal" else {"entropy": -sure.log()}
+    tokens = torch.full_like(t.tokens, 5)
+    t = dataclasses.replace(t, tokens=tokens, reveal_step=step, **made)
+    drawn = torch.cat([objective.views(t, torch.zeros(4), [seed] * 4, 0).target.sum(-1) for seed in range(300)])
+    share = (drawn == 6).double().mean()  # the state before step 1 has six masked tokens
+    assert share == pytest.approx(math.e / (math.e + 2), abs=0.08)
+    every = LFPO(timesteps=3, states=states).views(t, torch.zeros(4), [0] * 4, 0)  # type: ignore[arg-type]
+    assert every.row.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert every.target.sum(-1).tolist() == [8, 6, 4] * 4
+
+
+def test_kl_to_the_base_is_added(llada: Path):
+    objective, models, views, signal = step_of(llada, "lfpo", base_kl=0.7)
+    plain = step_of(llada, "lfpo")[0]
+    assert objective.needs_base and not plain.needs_base
+    predictions = Predictions(views, models)
+    y_T1 = predictions.labels_T[:, None]
+    logp, base = (predictions.logits(p).log_softmax(-1).gather(1, y_T1).squeeze(1) for p in (CURRENT, BASE))
+    expected = plain.loss(Predictions(views, models), signal)[0] + 0.7 * ((base - logp).exp() - (base - logp) - 1).sum()
+    assert objective.loss(Predictions(views, models), signal)[0].item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_one_rollout_a_prompt_cannot_be_centred():

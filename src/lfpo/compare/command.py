@@ -106,6 +106,7 @@ def all_tables(results: Results) -> list[tables.Table]:
     for setting in results.cells:
         made += [tables.endpoints_table(results, setting), tables.reach_table(results, setting)]
     made += [tables.trials_table(results, setting) for setting in results.cells]
+    made += [tables.knobs_table(results, label) for label in results.config.objectives]
     made += [tables.gradient_table(results, setting) for setting in results.gradients]
     return [table for table in made if table is not None]
 

@@ -38,9 +38,8 @@ def gradient_quality(
     settings = dict(objectives)
     lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
     for k in TIMESTEPS:
-        for stratified in (True, False):
-            name = f"lfpo K={k}, {'stratified' if stratified else 'uniform'}"
-            settings[name] = {**lfpo, "timesteps": k, "stratified": stratified}
+        for states in ("stratified", "uniform"):
+            settings[f"lfpo K={k}, {states}"] = {**lfpo, "timesteps": k, "states": states}
     trainer.policies.setdefault(BASE, trainer.reference)  # the untrained model is its own base
     return [_measure(trainer, batch, label, s, draws) for label, s in settings.items()]
 

@@ -211,7 +211,7 @@ def first_trials(config: CompareConfig) -> list[Cell]:
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the best meanover the seeds that finished; of equal ones the first."""
+    """The trial with the best mean over the seeds that finished; of equal ones the first."""
     return max(trials, key=lambda t: t.mean) if trials else None
 
 

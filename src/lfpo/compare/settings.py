@@ -54,8 +54,9 @@ class CompareConfig:
     objectives: label -> objective settings ({name: ..., knob: ...}). On the command line a list of labels selects some.
     learning_rates, trials: what is tried for each objective, on the tuning seeds and validation problems: every rate
         with the objective's own settings, then, at the best rate, each of trials[label], settings that replace some of
-        them. The choice is the trial with the best mean area under the frontier. All labels in `trials` have the same
-        number. With one rate and no trials nothing is tuned.
+        them; `config` among them holds keys of the training configuration ({config: {ema_decay: 0.5}}). The choice is
+        the trial with the best mean area under the frontier. All labels in `trials` have the same number. With one
+        rate and no trials nothing is tuned.
     rate_of: label -> label whose rate it takes; it is not tuned itself.
     arms: name -> a part of the grid. On the command line `--only a,b` selects some.
     overrides: keys that replace the same keys of every recipe, so that all cells have equal rollouts and evaluations.
@@ -214,7 +215,8 @@ def pick_arms(values: dict[str, Any], names: str) -> dict[str, Any]:
 class Cell:
     """One training run of the grid, or (objective "base") an evaluation of the untrained model.
 
-    knobs: settings of a trial over the objective's own, as JSON. tuning: evaluated on validation problems only.
+    knobs: settings of a trial over the objective's own, as JSON; `config` holds keys of the training configuration.
+    tuning: evaluated on validation problems only.
     """
 
     arm: str
@@ -234,9 +236,16 @@ class Cell:
     def label(self) -> str:
         if self.objective == BASE:
             return f"{self.setting} / base"
-        knobs = "".join(f" / {k} {v}" for k, v in json.loads(self.knobs).items())
+        knobs = "".join(f" / {knob}" for knob in knob_names(self.knobs))
         kind = " (tuning)" if self.tuning else ""
         return f"{self.setting} / {self.objective}{knobs} / lr {self.learning_rate:g} / seed {self.seed}{kind}"
+
+
+def knob_names(knobs: str) -> list[str]:
+    """A trial's settings, given as JSON, as `name value`; those of `config` like the others."""
+    found = json.loads(knobs)
+    config = found.pop("config", {})
+    return [f"{name} {value}" for name, value in {**found, **config}.items()]
 
 
 def recipe_name(recipe: str) -> str:
@@ -255,6 +264,7 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
     trained = cell.objective != BASE
     if trained:
         own = {**config.objectives[cell.objective], **json.loads(cell.knobs)}
+        values = merge(values, own.pop("config", {}))
         values["objective"] = {**own, **overrides.get("objective", {})}
         values["learning_rate"] = cell.learning_rate
     values |= {"seed": cell.seed, "threads": config.threads, "eval_size": config.problems, "output_dir": "-"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gzip
 import hashlib
 import json
@@ -18,39 +19,38 @@ from lfpo.train.config import LFPOConfig
 # Keys of a training configuration that do not change a result beyond rounding.
 NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "padding_free", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
-OF_BASE = {
-    "model",
-    "task",
-    "eval_samplers",
-    "eval_size",
-    "head_precision",
-}  # what an untrained model's result depends on
+OF_BASE = {"model", "task", "eval_samplers", "eval_size", "head_precision"}  # what decides an untrained model's result
 
 
 class Store:
     """Key -> result of a finished cell. The file is rewritten after each cell, so a stopped grid loses only those that
-    ran. Raises UserError where the file cannot be read."""
+    ran. Grids that run at the same time may share it. Raises UserError where the file cannot be read."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.results: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            try:
-                found = json.loads(gzip.decompress(path.read_bytes()))
-            except (OSError, EOFError, ValueError) as error:
-                raise UserError(f"{path}: not readable as compressed JSON ({error}); restore or delete it") from error
-            if not isinstance(found, dict):
-                raise UserError(f"{path}: expected a JSON object of finished cells, found {type(found).__name__}")
-            self.results = found
+        self.results = self._read()
 
     def add(self, key: str, result: dict[str, Any]) -> None:
-        """Keep a result, on disk too."""
-        self.results[key] = result
+        """Keep a result, on disk too, beside those that other grids added since."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dict(sorted(self.results.items())), separators=(",", ":"))
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_bytes(gzip.compress(text.encode(), mtime=0))  # without a time the same cells give the same file
-        partial.replace(self.path)
+        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.results = {**self._read(), key: result}
+            text = json.dumps(dict(sorted(self.results.items())), separators=(",", ":"))
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            partial.write_bytes(gzip.compress(text.encode(), mtime=0))  # without a time, equal cells are an equal file
+            partial.replace(self.path)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if not self.path.exists():
+            return {}
+        try:
+            found = json.loads(gzip.decompress(self.path.read_bytes()))
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(f"{self.path}: not readable as compressed JSON ({error}); restore or delete it") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{self.path}: expected a JSON object of finished cells, found {type(found).__name__}")
+        return found
 
 
 def cell_key(config: CompareConfig, settings: LFPOConfig, cell: Cell, fingerprint: str) -> str:

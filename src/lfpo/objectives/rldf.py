@@ -17,7 +17,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import KL, KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised, shared_by_state
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, weighted_indices
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,9 @@ class RLDF:
         """`states` views a rollout, S = K B."""
         drawn = []
         for steps, score, seed in zip(trajectory.distinct_steps(), self.step_scores(trajectory), seeds, strict=True):
-            rng, first = generator(seed, "states", inner), min(self.states, len(steps))
-            # The largest of scores with Gumbel noise are draws without replacement (Gumbel top-k).
-            gumbel = -torch.empty_like(score).exponential_(generator=rng).log()
-            index = (score + self.temperature * gumbel).topk(first).indices
-            again = torch.randint(len(steps), (self.states - first,), generator=rng)
+            rng = generator(seed, "states", inner)
+            index = weighted_indices(score, self.states, rng, self.temperature)
+            again = torch.randint(len(steps), (self.states - len(index),), generator=rng)
             drawn.append(steps[torch.cat([index, again])])
         return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
 
