@@ -40,8 +40,9 @@ from lfpo.compare.statistics import (
 )
 from lfpo.compare.store import Store, cell_key, pack, unpack
 from lfpo.eval.estimates import average_over_tasks, over_seeds, over_seeds_and_problems
-from lfpo.eval.straightness import straightness
+from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
+from lfpo.report.comparison_figures import families
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from processes import start
@@ -113,7 +114,8 @@ def test_a_grid_tunes_runs_once_and_its_page_shows_every_cell(tmp_path: Path, mo
     for title in ("lfpo against the others, main", "Endpoints, main/choice", "Reaching the level", "All trials"):
         assert title in text
     names = {path.stem for path in (tmp_path / "c/figures").glob("*.svg")}
-    assert {"convergence-main-choice", "frontiers-main-choice", "rates-main-choice", "profiles-main"} <= names
+    expected = {"convergence-main-choice", "frontiers-main-choice", "rates-main-choice", "profiles-main"}
+    assert {*expected, "calibration-main-choice"} <= names
     monkeypatch.setattr("lfpo.compare.command.write_results", lambda *_: page)  # seconds; what follows is about cells
     again: list[str] = []
     run_compare(config, again.append)
@@ -482,7 +484,13 @@ def test_best_is_bold_and_second_underlined():
     assert "a\\_b & \\textbf{9 \\%} {\\scriptsize 1 to 2} \\\\" in tex and "\\toprule" in tex
 
 
-def test_straightness_of_a_known_model(llada: Path):
+def test_arms_that_differ_by_a_number_are_a_family():
+    names = ["length 32/successor", "length 16/successor", "batch of 64/words", "full/words", "length 16/words"]
+    found = families({name: {} for name in names})
+    assert {name: list(members) for name, members in found.items()} == {"length-successor": [16, 32]}
+
+
+def test_straightness_and_calibration_of_a_known_model(llada: Path):
     model = load_model(llada)
     with torch.no_grad():
         model.backbone.lm_head.weight.zero_()
@@ -504,4 +512,9 @@ def test_straightness_of_a_known_model(llada: Path):
         eos_id=model.eos_id,
     )
     # Masked before each step: all four (2 of 4 are 0), then 0, 2, 3 (2 of 3), then 0, 3 (1 of 2), then 3 (none).
-    assert straightness(model, t) == pytest.approx([0.5, 2 / 3, 0.5, 0.0], abs=1e-3)
+    quality = state_quality(model, t, [True])
+    assert quality.straightness == pytest.approx([0.5, 2 / 3, 0.5, 0.0], abs=1e-3)
+    # Each of the ten predictions has the probability 1 / (V - 1), V - 1 tokens without the mask; five come true.
+    assert quality.calibration[0] == pytest.approx([10, 10 / (model.vocab_size - 1), 5, 5], abs=1e-3)
+    assert quality.calibration[1:] == [[0.0] * 4] * 9
+    assert state_quality(model, t, [False]).calibration[0][3] == 0

@@ -19,7 +19,7 @@ from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import EvalConfig, LikelihoodConfig
-from lfpo.eval.straightness import straightness
+from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
@@ -159,7 +159,8 @@ def test_likelihoods():
 def test_straightness():
     def measured(device: str) -> list[float]:
         model = load_model("embedded", device=device)
-        return straightness(model, rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3]))
+        t = rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3])
+        return state_quality(model, t, [True] * 3).straightness
 
     here = measured("cpu")
     with cuda_stand_in():

@@ -18,7 +18,7 @@ from lfpo.base.files import read_json, replace_file
 from lfpo.compare.settings import frontier_sampler
 from lfpo.compare.store import pack
 from lfpo.eval.evaluate import EvalResult, evaluate
-from lfpo.eval.straightness import straightness
+from lfpo.eval.straightness import state_quality
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is
@@ -62,8 +62,8 @@ def main(folder: Path) -> None:
 
 
 def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> dict[str, Any]:
-    """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers and
-    straightness."""
+    """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers,
+    straightness and calibration."""
     task, sampler = _task(config), config.eval_samplers[cell["curve_sampler"]]
     if cell["tuning"]:
         rows: Sequence[Row] = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
@@ -80,8 +80,9 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: 
     if not cell["tuning"]:
         found["eval"] = {name: under(one) for name, one in config.eval_samplers.items()}
         greedy = SamplerConfig(block_length=config.sampler.block_length)
-        trajectory = _evaluate(model, tokenizer, config, greedy, rows[:STRAIGHT_PROBLEMS]).trajectory
-        found["straightness"] = straightness(model, trajectory, update_tokens=config.update_tokens)
+        decoded = _evaluate(model, tokenizer, config, greedy, rows[:STRAIGHT_PROBLEMS])
+        right = [c is True for c in decoded.correct]
+        found |= dataclasses.asdict(state_quality(model, decoded.trajectory, right, update_tokens=config.update_tokens))
     return found
 
 

@@ -31,14 +31,16 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"convergence-{name}", convergence(groups[setting], sampler)
         if all("frontier" in c for cells in groups[setting].values() for c in cells):
             yield f"frontiers-{name}", frontiers(groups[setting], results["bases"].get(setting), sampler)
+        if all("calibration" in c for cells in groups[setting].values() for c in cells):
+            yield f"calibration-{name}", calibration(groups[setting], sampler)
         if trials := [t for t in results.get("trials", []) if t["setting"] == setting and t["knobs"] == "{}"]:
             yield f"rates-{name}", rates(trials)
     for arm, found in results.get("profiles", {}).items():
         yield f"profiles-{arm.replace(' ', '-')}", profiles(found)
     if results.get("arms"):
         yield "arms", arms(results["arms"])
-    if lengths := by_length(groups):
-        yield "length", length(lengths, results.get("gradients", {}))
+    for name, members in families(groups).items():
+        yield f"over-{name.replace(' ', '-')}", over(name.partition("-")[0], members, results.get("gradients", {}))
     yield "simplex", draw_simplex()
 
 
@@ -173,56 +175,76 @@ def rates(trials: list[dict[str, Any]]) -> Any:
     return figure
 
 
-def by_length(groups: dict[str, Groups]) -> dict[int, tuple[str, Groups]]:
-    """Completion length -> setting and its cells, for arms whose names differ by a number at their end, such as
-    "length 16" and "length 32". Empty unless there are two."""
+def families(groups: dict[str, Groups]) -> dict[str, dict[int, tuple[str, Groups]]]:
+    """Arms whose names differ by the number at their end, such as "length 16" and "length 32": NAME-TASK -> number ->
+    setting and its cells. Only where there are two numbers."""
     found: dict[str, dict[int, tuple[str, Groups]]] = {}
     for setting, cells in groups.items():
-        if match := re.fullmatch(r"(.*?)(\d+)(/.*)", setting):
-            found.setdefault(match[1] + match[3], {})[int(match[2])] = (setting, cells)
-    several = [lengths for lengths in found.values() if len(lengths) > 1]
-    return dict(sorted(several[0].items())) if several else {}
+        if match := re.fullmatch(r"(.*) (\d+)/(.*)", setting):
+            found.setdefault(f"{match[1]}-{match[3]}", {})[int(match[2])] = (setting, cells)
+    return {name: dict(sorted(members.items())) for name, members in found.items() if len(members) > 1}
 
 
-def length(lengths: dict[int, tuple[str, Groups]], gradients: dict[str, list[dict[str, Any]]]) -> Any:
-    """Area under the frontier, with Student's t interval over seeds, and gradient noise for its cost, both over the
-    completion's length."""
+def over(name: str, members: dict[int, tuple[str, Groups]], gradients: dict[str, list[dict[str, Any]]]) -> Any:
+    """Area under the frontier, with Student's t interval over seeds, over the number of a family of arms, and beside it
+    gradient noise for its cost, where that was measured."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8))
-    labels = list(dict.fromkeys(label for _, groups in lengths.values() for label in groups))
-    colours = dict(zip(labels, COLOURS, strict=False))
+    labels = list(dict.fromkeys(label for _, groups in members.values() for label in groups))
+    colours, places = dict(zip(labels, COLOURS, strict=False)), {n: i for i, n in enumerate(members)}
+    measured = any(setting in gradients for setting, _ in members.values())
+    figure, axes = plt.subplots(1, 1 + measured, figsize=(9.5 if measured else 6.5, 3.8), squeeze=False)
     ends, noise_ends = dict[str, float](), dict[str, float]()
-    for label in labels:
-        has = [(n, groups[label]) for n, (_, groups) in lengths.items() if groups.get(label)]
+    for number, label in enumerate(labels):
+        has = [(n, groups[label]) for n, (_, groups) in members.items() if groups.get(label)]
         at = [over_seeds([100 * c["endpoints"]["frontier"] for c in cells]) for _, cells in has]
         errors = [[e.mean - e.low for e in at], [e.high - e.mean for e in at]]
-        axes[0].errorbar(
-            [n for n, _ in has],
-            [e.mean for e in at],
-            yerr=errors,
-            fmt="o-",
-            ms=3,
-            lw=1.4,
-            capsize=2,
-            color=colours[label],
-        )
+        line: Any = {"ms": 3, "lw": 1.4, "color": colours.get(label, GREY)}
+        x = [places[n] + 0.05 * (number - (len(labels) - 1) / 2) for n, _ in has]  # so that intervals do not meet
+        axes[0, 0].errorbar(x, [e.mean for e in at], yerr=errors, fmt="o-", capsize=2, **line)
         ends[label] = at[-1].mean
-        rows = {n: row for n, (s, _) in lengths.items() for row in gradients.get(s, []) if row["label"] == label}
+        rows = {n: row for n, (s, _) in members.items() for row in gradients.get(s, []) if row["label"] == label}
         noisy = [(n, row["noise"] * row["flops"] / TERA) for n, row in rows.items() if row["noise"] is not None]
         if noisy:
-            axes[1].plot([n for n, _ in noisy], [y for _, y in noisy], "o-", ms=3, lw=1.4, color=colours[label])
+            axes[0, 1].plot([places[n] for n, _ in noisy], [y for _, y in noisy], "o-", **line)
             noise_ends[label] = noisy[-1][1]
-    for axis in axes:
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(list(lengths), [str(n) for n in lengths])
-        axis.set_xlabel("completion (tokens)")
-    axes[0].set_ylabel("area under the frontier (%)")
-    axes[1].set_ylabel("gradient noise x TFLOPs")
-    if noise_ends:
-        axes[1].set_yscale("log")
-    name_lines(axes[0], ends, colours)
-    name_lines(axes[1], noise_ends, colours)
+    for axis in axes[0]:
+        axis.set_xticks(list(places.values()), [str(n) for n in members])
+        axis.set_xlabel(name)
+    axes[0, 0].set_ylabel("area under the frontier (%)")
+    name_lines(axes[0, 0], ends, colours)
+    if measured:
+        axes[0, 1].set_ylabel("gradient noise x TFLOPs")
+        axes[0, 1].set_yscale("log")
+        name_lines(axes[0, 1], noise_ends, colours)
+    figure.tight_layout()
+    return figure
+
+
+def calibration(groups: Groups, sampler: str) -> Any:
+    """Reliability diagrams of the predictions at masked positions, all seeds of an objective together: how often the
+    most probable token becomes the final one, and how often that of a right completion, over its probability. Dotted:
+    perfect calibration."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
+    colours = standing_out(groups, sampler)
+    for axis, column, text in ((axes[0], 2, "becomes the final token"), (axes[1], 3, "and the completion is right")):
+        ends = {}
+        for label, cells in groups.items():
+            bins = [
+                [sum(part) for part in zip(*at, strict=True)]
+                for at in zip(*(c["calibration"] for c in cells), strict=True)
+            ]
+            filled = [one for one in bins if one[0]]
+            y = [100 * one[column] / one[0] for one in filled]
+            line = {"color": colours.get(label, GREY), "lw": 1.6 if label in colours else 0.8}
+            axis.plot([100 * one[1] / one[0] for one in filled], y, "o-", ms=3, **line)
+            ends[label] = y[-1]
+        axis.plot([0, 100], [0, 100], ":", color="#000000", lw=0.8)
+        axis.set(xlabel="probability of the most probable token (%)", title=text)
+    axes[0].set_ylabel("share of masked positions (%)")
+    name_lines(axes[1], ends, colours)
     figure.tight_layout()
     return figure
 
