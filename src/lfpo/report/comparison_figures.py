@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,11 +46,13 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def standing_out(groups: Groups, sampler: str) -> dict[str, str]:
-    """Colours of the objectives that stand out: the first one, and those of the best accuracy under a sampler."""
+    """Colours of the objectives that stand out: the first one, and those of the best accuracy under a sampler. An
+    objective has the colour of its place, so that it keeps it in other figures."""
     first, *others = groups
     accuracy = {label: sum(c["eval"][sampler]["accuracy"] for c in cells) for label, cells in groups.items()}
     best = sorted(others, key=lambda label: -accuracy[label] / len(groups[label]))[: STRONG - 1]
-    return dict(zip([first, *best], COLOURS, strict=False))
+    colours = dict(zip(groups, itertools.cycle(COLOURS), strict=False))
+    return {label: colours[label] for label in (first, *best)}
 
 
 def convergence(groups: Groups, sampler: str) -> Any:
@@ -104,25 +107,29 @@ def frontiers(groups: Groups, base: dict[str, Any] | None, sampler: str) -> Any:
 
 
 def arms(found: dict[str, list[dict[str, Any]]]) -> Any:
-    """The area under the frontier of each objective in each arm, with 95 % intervals; dotted: in the baseline. found:
-    label -> its results by arm."""
+    """The area under the frontier of each objective in each arm, with 95 % intervals, dotted in the baseline; beside it
+    the paired difference to the baseline, with Student's t interval. found: label -> its results by arm."""
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(one["arm"] for results in found.values() for one in results))
-    figure, axis = plt.subplots(figsize=(6.5, 1.2 + 0.36 * len(names)))
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 1.4 + 0.36 * len(names)), sharey=True)
     for i, (label, results) in enumerate(found.items()):
         colour = COLOURS[i] if i < len(COLOURS) else GREY
-        y = [names.index(one["arm"]) + 0.22 * (i - (len(found) - 1) / 2) for one in results]
-        mean, low, high = ([100 * one["area"][k] for one in results] for k in ("mean", "low", "high"))
-        axis.hlines(y, low, high, color=colour, lw=1.4)
-        axis.plot(mean, y, "o", ms=4, color=colour, label=label)
-        for one, x in zip(results, mean, strict=True):
+        for axis, key in zip(axes, ("area", "against"), strict=True):
+            has = [one for one in results if one[key] is not None]
+            y = [names.index(one["arm"]) + 0.22 * (i - (len(found) - 1) / 2) for one in has]
+            mean, low, high = ([100 * one[key][k] for one in has] for k in ("mean", "low", "high"))
+            axis.hlines(y, low, high, color=colour, lw=1.4)
+            axis.plot(mean, y, "o", ms=4, color=colour, label=label)
+        for one in results:
             if one["against"] is None:
-                axis.axvline(x, color=colour, lw=0.8, ls=":")
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
-    axis.set_xlabel("area under accuracy over forwards (%)")
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(found), frameon=False)
+                axes[0].axvline(100 * one["area"]["mean"], color=colour, lw=0.8, ls=":")
+    axes[1].axvline(0, color="#000000", lw=0.8, ls=":")
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("area under the frontier (%)")
+    axes[1].set_xlabel("difference on equal seeds (points)")
+    axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(found), frameon=False)
     figure.tight_layout()
     return figure
 
