@@ -99,6 +99,15 @@ def test_dtree_rpo_by_hand(steps: int):
     assert loss == pytest.approx(ratios / 6 + 0.1 * kl / 6 + weight * distil, rel=1e-6)
 
 
+def test_each_parent_is_a_unit_of_its_own():
+    views = DTreeRPO().views(grown(2), torch.zeros(4, 2, dtype=torch.float64), [0, 1, 2, 3], 0)
+    level, unit = views.state.tolist(), views.unit.tolist()
+    of_level = [[u for u, at in zip(unit, level, strict=True) if at == wanted] for wanted in (0, 1)]
+    assert [len(units) for units in of_level] == [2, 4]  # edges: two of the root, two of each of its children
+    assert len(set(of_level[0])) == 1 and len(set(of_level[1])) == 2
+    assert not set(of_level[0]) & set(of_level[1])
+
+
 def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
     t = rollouts(["aeb", "aea"], ["001", "001"], steps=2)  # the e comes at the first step
     t.node = nodes(2, (1, 2))
