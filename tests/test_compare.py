@@ -6,12 +6,16 @@ import dataclasses
 import gzip
 import json
 import math
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
+from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare import tables
@@ -46,7 +50,7 @@ from lfpo.models import load_model
 from lfpo.report.comparison_figures import families
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from processes import start
+from processes import start, start_lfpo
 
 TINY = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1, "log_completions": False}
 THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
@@ -152,6 +156,23 @@ def test_a_cell_that_fails_names_itself_and_the_rest_goes_on(tmp_path: Path, mon
     assert "main/choice / rejection / lr 0.0001 / seed 101: error: no such luck" in text
     assert "1 of 2 seeds" in text
     assert len(json.loads((tmp_path / "results.json").read_text())["cells"]) == 3
+
+
+@pytest.mark.long
+def test_a_stopped_grid_stops_its_cell_which_keeps_a_checkpoint(tmp_path: Path):
+    config = small(tmp_path / "c", overrides={**TINY, **THRESHOLD, "max_steps": 500, "eval_steps": 500})
+    (tmp_path / "c.yaml").write_text(yaml_text(to_dict(config)))
+    grid = start_lfpo("compare", str(tmp_path / "c.yaml"))
+    deadline = time.monotonic() + 120
+    while not any(len(f.read_text().splitlines()) > 2 for f in tmp_path.glob("c/cells/*/run/metrics.jsonl")):
+        assert grid.process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+    cells = psutil.Process(grid.process.pid).children()
+    grid.process.terminate()
+    ended = grid.wait()
+    assert ended.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM" in ended.stderr
+    assert len(cells) == 1 and not cells[0].is_running()
+    assert list(tmp_path.glob("c/cells/*/run/checkpoints/step-*/manifest.json"))
 
 
 def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):

@@ -27,13 +27,15 @@ from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.report.figures import write_figures
 from lfpo.runs.directory import Run
+from lfpo.runs.stopping import StopRequests
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
     """Run the missing cells of the grid; write tables, figures and report. Returns the path of the Markdown page, or
     None after a dry run.
 
-    Raises UserError at the end where cells failed; tables and figures say what is missing.
+    Raises UserError at the end where cells failed; tables and figures say what is missing. SIGTERM or SIGINT stops the
+    running cells, which keep a checkpoint, and raises Stopped, a KeyboardInterrupt.
     """
     check(config)
     root = Path(config.output_dir)
@@ -42,7 +44,8 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
         grid.trials = grid.read_trials()
         dry_run(grid, report)
         return None
-    grid.run()
+    with StopRequests() as stop, stop.at_once():
+        grid.run()
     results = load_results(grid)
     for setting in [s for s in results.cells if s.partition("/")[0] in config.gradients]:
         results.gradients[setting] = stored_gradients(grid, *setting.split("/", 1))

@@ -216,11 +216,19 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
 
 
 def start(config: CompareConfig, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a cell; it appends its output to the cell's log.txt."""
+    """Start the process of a cell; it appends its output to the cell's log.txt.
+
+    It has a process group of its own, so that Ctrl-C in a terminal reaches the grid only, which then stops its cells.
+    A cell that got both signals would end before its checkpoint is written.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads)}
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "lfpo.compare.cell", str(folder)], stdout=log, stderr=log, env=environment
+            [sys.executable, "-m", "lfpo.compare.cell", str(folder)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            process_group=0,
         )
 
 
