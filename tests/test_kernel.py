@@ -21,7 +21,7 @@ from test_fused import assert_same, chunks_of, plain, random_case
 from test_fused import fused as rectified
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: pip install 'lfpo[triton]'")
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: pip install triton")
 
 
 @pytest.fixture

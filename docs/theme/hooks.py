@@ -23,5 +23,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     markdown = markdown.replace("](../CONTRIBUTING.md", "](contributing.md")
     markdown = markdown.replace("](../examples/own_reward.py", "](example.md")
-    # Folders of the repository have no page of their own.
-    return re.sub(r"\[([^\]]+)\]\(\.\./[a-z/._]+\)", r"`\1/`", markdown)
+    # Other files and folders of the repository have no page: their link becomes code.
+    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./[\w/.]+\)", r"`\1`", markdown)

@@ -92,7 +92,7 @@ def lm_eval(rest: list[str]) -> None:
     import importlib.util
 
     if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("lfpo lm-eval needs lm-evaluation-harness: pip install 'lfpo[lm-eval]'")
+        raise UserError("lfpo lm-eval needs lm-evaluation-harness: pip install lm-eval")
     from lfpo.eval.harness import main as run_harness
 
     run_harness(rest)

@@ -28,7 +28,7 @@ VARIABLES = {
 def import_ray() -> Any:
     """The module. Raises UserError where it is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("engine ray: Ray is not installed; pip install 'lfpo[ray]', or leave out engine")
+        raise UserError("engine ray: Ray is not installed; pip install ray, or leave out engine")
     import ray
 
     return ray

@@ -60,7 +60,7 @@ def gym_task(name: str) -> Task:
 def _generator(name: str) -> Any:
     kind = name.removeprefix("reasoning_gym:")
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise UserError(f"task {name!r}: needs reasoning-gym (pip install 'lfpo[reasoning-gym]')")
+        raise UserError(f"task {name!r}: needs reasoning-gym (pip install reasoning-gym)")
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
