@@ -82,6 +82,13 @@ def test_the_chosen_completion_becomes_likelier_than_the_rejected(
     assert load_model(tmp_path / "run" / "model").adapter is None
 
 
+def test_an_evaluation_between_two_logged_steps_is_logged_with_its_step(model: Path, data: Path, tmp_path: Path):
+    train_dpo(config(tmp_path / "run", model, data, max_steps=3, logging_steps=3, eval_steps=2), report=quiet)
+    rows = metrics(tmp_path / "run")
+    assert [(row["step"], "loss" in row) for row in rows] == [(0, False), (2, False), (3, True)]
+    assert all("eval/loss" in row for row in rows)
+
+
 SOME = ["--lora", "{r: 2, lora_alpha: 4}"]
 SPLIT = ["--fsdp", "true"]
 
@@ -187,6 +194,9 @@ def test_a_wrong_row_is_one_sentence_with_its_line(
         ({"beta": 0.0}, "beta 0.0 must be positive"),
         ({"dtype": "bfloat16"}, "'dtype' bfloat16 needs 'lora'"),
         ({"mc_samples": 0}, "mc_samples 0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must not be negative"),
+        ({"adam_beta1": 1.0}, "'adam_beta1' 1.0 must be at least 0 and below 1"),
+        ({"data_file": None, "eval_file": None, "tasks": {"words": 0.0}}, "the share 0.0 of 'words' must be positive"),
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], said: str, model: Path, data: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ from golden_families import golden
 from lfpo.base.errors import UserError
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
+from lfpo.models.export import merge_adapter
 from lfpo.models.lora import attach, factors, load_adapter, save_adapter, settings_of, target_names
 from lfpo.models.roles import BASE
 from lfpo.train.algorithm import ema_update, own_parameters
@@ -80,6 +81,17 @@ def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path,
     assert merged.state_dict().keys() == load_model(checkpoint).state_dict().keys()
     with torch.no_grad():
         torch.testing.assert_close(merged(IDS), model(IDS), atol=1e-4, rtol=1e-4)
+
+
+def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Path, tmp_path: Path):
+    model = load_model(llada, dtype=torch.bfloat16)
+    attach(model, SMALL)
+    moved(model)
+    save_model(model, tmp_path / "run")
+    save_adapter(model, tmp_path / "adapter")
+    merge_adapter(llada, tmp_path / "adapter", tmp_path / "merged", torch.bfloat16)
+    whole, merged = (load_model(tmp_path / name, dtype=torch.bfloat16).state_dict() for name in ("run", "merged"))
+    assert all(torch.equal(whole[name], merged[name]) for name in whole)
 
 
 def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path):

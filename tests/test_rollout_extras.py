@@ -115,6 +115,7 @@ def test_shared_forwards_of_a_tree_run_once(llada: Path, monkeypatch: pytest.Mon
         ([2, 2], {"steps": 16}, "16 steps for gen_length 8 have some that reveal none; lower sampler.steps"),
         ([2, 2], {"steps": None, "threshold": 0.9}, "reveal rule 'threshold'"),
         ([2, 2], {"alg": "origin"}, "reveal rule 'origin'"),
+        ([2, 2], {"rule": "origin"}, "reveal rule 'origin'"),
         ([2, 2], {"early_stop": "both"}, "early_stop 'both'"),
     ],
 )

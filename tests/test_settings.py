@@ -116,6 +116,27 @@ def test_an_own_objective_is_checked_before_its_imports_run(tmp_path: Path, monk
     ):
         with pytest.raises(UserError, match=named):
             check_settings({"name": "mine:Mine", **settings})
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/limits.py").write_text("LEAST = 2\n")
+    (tmp_path / "parts/theirs.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from .limits import LEAST\n"
+        "@dataclass\n"
+        "class Theirs:\n"
+        "    scale: float = 1.0\n"
+        "    def __post_init__(self):\n"
+        "        if self.scale < LEAST:\n"
+        "            raise ValueError('too small')\n"
+        "@dataclass\n"
+        "class Checked:\n"
+        "    scale: float = 1.0\n"
+        "    def __post_init__(self):\n"
+        "        self.check()\n"
+        "    def check(self): ...\n"
+    )
+    with pytest.raises(UserError, match="objective: too small"):
+        check_settings({"name": "parts.theirs:Theirs"})
+    check_settings({"name": "parts.theirs:Checked"})  # is checked when it is made
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
         check_settings({"name": "nobodys:Mine"})
     with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):

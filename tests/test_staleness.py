@@ -247,6 +247,8 @@ def test_a_checkpoint_of_other_prompts_is_one_sentence(llada: Path, tmp_path: Pa
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
     with pytest.raises(UserError, match=r"rollouts for iteration 2 of other prompts.* resume with the data"):
         trainer_of(llada, tmp_path, "run", 1, max_steps=3, prompts_per_iteration=3).train(resume=True)
+    with pytest.raises(UserError, match=r"rollouts for iteration \d of other prompts"):
+        trainer_of(llada, tmp_path, "run", 1, max_steps=3, num_generations=64).train(resume=True)
 
 
 def without_submit(args: LFPOConfig) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tiny
+from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
@@ -119,6 +121,20 @@ def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_
     ).train()
     assert seen[0][0] == rows[0]["prompt"]
     assert seen[0][1][0]["role"] == "assistant"
+
+
+def test_the_model_that_a_trainer_is_given_is_the_run_s(llada: Path, tmp_path: Path):
+    def named(model: Any, **changes: Any) -> str | None:
+        args = config(tmp_path / "run", max_steps=1, **changes)
+        tokenizer = load_tokenizer(llada)
+        return LFPOTrainer(model, first_letter, args=args, train_dataset=ROWS, tokenizer=tokenizer).args.model
+
+    assert named(str(llada)) == named(load_model(llada)) == str(llada)
+    fresh = load_model(llada)
+    fresh.source = None
+    assert named(fresh) == "embedded"
+    with pytest.raises(UserError, match="engine ray: its workers load the model by name, and this one was not loaded"):
+        named(fresh, engine=EngineSettings(name="ray"))
 
 
 def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, tmp_path: Path, monkeypatch):

@@ -36,7 +36,12 @@ COMMANDS = {
     "train sudoku --max_steps many": "max_steps: expected a whole number, found 'many'",
     "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
-    "train sudoku --learning_rate -1": "'learning_rate' -1.0 must be positive",
+    "train sudoku --max_grad_norm -1": "max_grad_norm -1.0 must not be negative",
+    "train sudoku --adam_beta1 1": "'adam_beta1' 1.0 must be at least 0 and below 1",
+    "train sudoku --threads -1": "threads -1 must not be negative",
+    "sft --model embedded --tasks.words 1 --output_dir new --learning_rate .nan": "learning_rate nan must be positive",
+    "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
+    "train sudoku --learning_rate -1": "learning_rate -1.0 must be positive",
     "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
     "'low_confidence', only with low_confidence_dynamic; leave it out",
     "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (

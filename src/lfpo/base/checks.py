@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,27 @@ def in_unit_interval(knobs: Any, *names: str) -> None:
             raise ValueError(f"{name} {value} must be between 0 and 1")
 
 
+def decays(knobs: Any, *names: str) -> None:
+    """Raise ValueError for the decay of a moving average that is not in [0, 1)."""
+    for name in names:
+        if not 0 <= getattr(knobs, name) < 1:
+            raise ValueError(f"'{name}' {getattr(knobs, name)} must be at least 0 and below 1")
+
+
 def time_limits(knobs: Any, *names: str) -> None:
     """Raise ValueError for a time limit that is negative; 0 means no limit."""
     for name in names:
         if not getattr(knobs, name) >= 0:
             raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")
+
+
+def check_shares(tasks: Mapping[str, float]) -> None:
+    """Raise ValueError for a task's share of the examples that is not above 0."""
+    for task, share in tasks.items():
+        if not share > 0:
+            raise ValueError(
+                f"'tasks': the share {share} of {task!r} must be positive; leave out a task without examples"
+            )
 
 
 SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from lfpo.base.config import build, load_yaml, merge, parse_overrides
 from lfpo.base.errors import UserError
@@ -19,7 +21,7 @@ def train(rest: list[str]) -> None:
     from lfpo.report import write_report
     from lfpo.train.rl import LFPOTrainer
 
-    try:
+    with _memory_explained(config):
         trainer = LFPOTrainer(args=config)
         if "dry_run" in flags:
             if distributed.rank() == 0:
@@ -27,15 +29,23 @@ def train(rest: list[str]) -> None:
             distributed.stop()
             return
         folder = trainer.train(resume="resume" in flags)
+    if distributed.rank() == 0:
+        print(f"model   {folder}\nreport  {write_report(trainer.run)}")
+    distributed.stop()
+
+
+@contextlib.contextmanager
+def _memory_explained(config: Any) -> Iterator[None]:
+    """Turn a lack of memory in this block into one sentence that says what to lower."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:
+        from lfpo.base import distributed
         from lfpo.train.plan.command import out_of_memory
 
         if (explained := out_of_memory(error, config, distributed.world())) is None:
             raise
         raise explained from error
-    if distributed.rank() == 0:
-        print(f"model   {folder}\nreport  {write_report(trainer.run)}")
-    distributed.stop()
 
 
 def sft(rest: list[str]) -> None:
@@ -46,7 +56,8 @@ def sft(rest: list[str]) -> None:
     check_sft(config, resume="resume" in flags)
     from lfpo.train.sft import train_sft
 
-    train_sft(config, resume="resume" in flags)
+    with _memory_explained(config):
+        train_sft(config, resume="resume" in flags)
 
 
 def dpo(rest: list[str]) -> None:
@@ -57,7 +68,8 @@ def dpo(rest: list[str]) -> None:
     check_dpo(config, resume="resume" in flags)
     from lfpo.train.dpo import train_dpo
 
-    train_dpo(config, resume="resume" in flags)
+    with _memory_explained(config):
+        train_dpo(config, resume="resume" in flags)
 
 
 def sample(rest: list[str]) -> None:

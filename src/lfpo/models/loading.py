@@ -59,6 +59,15 @@ _COMPANIONS = (
 )
 
 
+def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
+    """The name by which `load_model` finds a model again; None for a model object that was not loaded from a folder."""
+    if not isinstance(model, MaskedDiffusionLM):
+        return str(model)
+    if model.source is None:
+        return None
+    return next((name for name, folder in SHIPPED.items() if folder == model.source), str(model.source))
+
+
 def resolve(name: str | Path) -> Path:
     """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once).
 

@@ -70,7 +70,6 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
     """
     reference = inject(model, settings)
     for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
-        mine.data, theirs.data = mine.data.float(), theirs.data.float()
         if "lora_A" in name:
             uniform = torch.rand(mine.shape, generator=generator(seed, "lora", name))
             mine.data.copy_((2 * uniform - 1) / mine.shape[1] ** 0.5)
@@ -79,7 +78,7 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
 
 
 def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
-    """`attach` without the initial values of the factors; also works on the meta device."""
+    """`attach` without the initial values of the factors, which are float32; also works on the meta device."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -100,6 +99,8 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
             )
     without_sums(model.backbone)
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
+    for _, factor in [*factors(model), *factors(reference)]:
+        factor.data = factor.data.float()  # peft gives new factors the dtype of the base
     switch_adapter(model.backbone, CURRENT)
     return reference
 

@@ -35,19 +35,23 @@ def check_settings(settings: dict[str, Any]) -> None:
         spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return
-    cls = settings_class(Path(spec.origin), attribute)
+    cls = settings_class(Path(spec.origin), attribute, module.rpartition(".")[0])
     if cls is not None:
         build(cast(Any, cls), knobs, "objective")
 
 
-def settings_class(file: Path, name: str) -> type | None:
-    """A dataclass with the fields and `__post_init__` of the class `name` in a Python file; None where the file has no
-    such dataclass, or the dataclass has base classes."""
+def settings_class(file: Path, name: str, package: str = "") -> type | None:
+    """A dataclass with the fields and `__post_init__` of the class `name` in a Python file of a package; None where the
+    file has no such dataclass, or the dataclass has base classes, or its `__post_init__` reads more of `self` than
+    fields and constants."""
     statements = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
     found = next((s for s in statements if isinstance(s, ast.ClassDef) and s.name == name), None)
     if found is None or found.bases or not any("dataclass" in ast.unparse(d) for d in found.decorator_list):
         return None
-    found.body = [s for s in found.body if isinstance(s, ast.AnnAssign | ast.Assign) or _is_post_init(s)]
+    fields = [s for s in found.body if isinstance(s, ast.AnnAssign | ast.Assign)]
+    found.body = [*fields, *(s for s in found.body if _is_post_init(s))]
+    if _read_of_self(found) - set().union(*map(_bound, fields)):
+        return None
     kept: list[ast.stmt] = [found]
     wanted, before = _names(found), statements[: statements.index(found)]
     for statement in reversed(before):
@@ -58,7 +62,7 @@ def settings_class(file: Path, name: str) -> type | None:
         elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.FunctionDef) and _bound(statement) & wanted:
             wanted |= _names(statement)
             kept = [statement, *kept]
-    namespace: dict[str, Any] = {"__name__": f"settings of {file.stem}"}
+    namespace: dict[str, Any] = {"__name__": f"settings of {file.stem}", "__package__": package}
     code = compile(ast.Module(kept, type_ignores=[]), str(file), "exec", dont_inherit=True)
     exec(code, namespace)
     return cast(type, namespace[name])
@@ -66,6 +70,12 @@ def settings_class(file: Path, name: str) -> type | None:
 
 def _is_post_init(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.FunctionDef) and statement.name == "__post_init__"
+
+
+def _read_of_self(statement: ast.stmt) -> set[str]:
+    """The attributes of `self` that a statement reads."""
+    found = [node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)]
+    return {node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
 def _names(statement: ast.stmt) -> set[str]:

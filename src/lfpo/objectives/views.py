@@ -27,7 +27,8 @@ class Views:
         scored.
     weight [S, L]: how much a target counts in the objective's loss, 0 elsewhere.
     unit [S]: views with the same number are never split over two passes, because the loss joins them.
-    state [S]: which of its rollout's views it is: the step that follows, or the number of the draw; 0 where one is all.
+    state [S]: which of its rollout's views this is: the step before which it stands, or the number of its mask; 0 where
+        there is only one.
     length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
     structure: how tokens attend to each other in the forward of these inputs. In the doubled layout the clean half is

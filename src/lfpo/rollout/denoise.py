@@ -313,8 +313,8 @@ def _step(
     active.confidence = torch.where(reveal, confidence.float(), active.confidence)
     active.entropy = torch.where(reveal, entropy.float(), active.entropy)
     active.reveal_step = torch.where(reveal, active.clock[:, None], active.reveal_step)
-    if edits is not None and revealed is not None and edit is not None:
-        edit = edit & revealed.editable
+    if edits is not None and revealed is not None:
+        edit = torch.zeros_like(masked) if edit is None else edit & revealed.editable
         edits.record(active, edit, token, confidence, entropy)
         active.tokens = torch.where(edit, token, active.tokens)
     active.nfe += alive * (2 if sampler.cfg_scale else 1)

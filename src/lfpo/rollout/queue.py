@@ -116,6 +116,8 @@ class RolloutQueue:
                 structure=Structure(found["block_length"]),
             )
             mine = distributed.share(len(whole) // self.generations)
+            if not mine:
+                raise _other_prompts(int(number))
             own = part(whole, mine[0] * self.generations, len(mine) * self.generations)
             self.sampled[int(number)] = found["version"], own.to(distributed.device())
 
@@ -133,7 +135,11 @@ def _check_prompts(trajectory: Trajectory, request: Request, batch: int) -> None
     """Raise UserError where rollouts are not of a request's prompts."""
     pairs = zip(trajectory.prompt_ids, trajectory.prompt_mask.bool(), strict=True)
     if [ids[mask].tolist() for ids, mask in pairs] != [list(ids) for ids in request.prompts]:
-        raise UserError(
-            f"the checkpoint holds rollouts for iteration {batch + 1} of other prompts than this configuration draws; "
-            "resume with the data, prompts_per_iteration, num_generations and seed that it was saved with"
-        )
+        raise _other_prompts(batch)
+
+
+def _other_prompts(batch: int) -> UserError:
+    return UserError(
+        f"the checkpoint holds rollouts for iteration {batch + 1} of other prompts than this configuration draws; "
+        "resume with the data, prompts_per_iteration, num_generations and seed that it was saved with"
+    )

@@ -30,9 +30,10 @@ class SamplerConfig:
     block_length: semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion).
     steps: scheduled steps of the whole completion, a multiple of the number of blocks; may exceed gen_length (None:
         gen_length).
-    temperature: 0 takes the argmax; otherwise tokens are drawn from softmax(logits / temperature), in float64.
+    temperature: 0 takes the argmax; otherwise tokens are drawn from softmax(logits / temperature).
     top_k, top_p: draw only from the k most probable tokens, or from the smallest set of probability p, both taken after
-        the temperature (None: from all). At temperature 0 they only change the scores of Dream's `alg`.
+        the temperature (None: from all). At temperature 0 they change only the scores of `alg` and of
+        SDAR's "low_confidence_static" and "low_confidence_dynamic".
     cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a step.
 
     One of the next keys selects the rule that decides which positions a step reveals.
@@ -124,7 +125,7 @@ class SamplerConfig:
 
     def _check_ranges(self) -> None:
         not_negative(self, "temperature", "cfg_scale")
-        at_least_one(self, "top_k", "cache_refresh")
+        at_least_one(self, "top_k", "cache_refresh", "gen_length", "block_length", "steps")
         for name in ("early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
@@ -151,6 +152,13 @@ class SamplerConfig:
                     f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with "
                     f"{', '.join(readers)}; leave it out"
                 )
+        if self.early_stop_threshold != SamplerConfig.early_stop_threshold and not self.stops_at_confidence:
+            raise ValueError(
+                f"early_stop_threshold {self.early_stop_threshold} has no effect with early_stop {self.early_stop!r}, "
+                "only with confidence or both; leave it out"
+            )
+        if self.eps != SamplerConfig.eps and (self.schedule or rule.schedule) != "dream":
+            raise ValueError(f"eps {self.eps} has no effect without schedule 'dream'; leave it out")
         if rule.schedule is None:
             for key in ("steps", "schedule"):
                 if getattr(self, key) is not None:

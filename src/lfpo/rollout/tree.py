@@ -24,7 +24,7 @@ from lfpo.rollout.trajectory import Trajectory
 def check_tree(tree: Sequence[int], sampler: SamplerConfig) -> None:
     """Raise UserError where rollouts of a sampler cannot branch as `tree` says. sampler: with its lengths filled in."""
     levels = len(tree)
-    own_pace = sampler.alg == "origin" or sampler.remasking == "low_confidence_dynamic"
+    own_pace = sampler.rule_name in ("origin", "low_confidence_dynamic")
     if sampler.steps is None or own_pace or sampler.stops_at_confidence:
         raise UserError(
             f"tree {list(tree)} needs a schedule that says how many positions each step reveals, which the reveal rule "

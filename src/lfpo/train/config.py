@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, not_negative, time_limits
+from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_limits
 from lfpo.base.config import check_types
 from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import nearest
@@ -84,8 +84,8 @@ class LFPOConfig:
         in bfloat16 with torch's variable-length flash attention. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
     old_policy: theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`,
-        the one that sampled the batch. Of that a copy is kept in CPU memory until its last batch is learned from.
-        Without staleness they are the same.
+        the one that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been
+        learned from. Without staleness they are the same.
     ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
     average_decay: evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of
         theta (0: theta itself; see lfpo.train.average). Rollouts and updates do not depend on it.
@@ -195,14 +195,11 @@ class LFPOConfig:
         ):
             if self.offload_reference and getattr(self, name):
                 raise ValueError(f"'offload_reference' does not work with '{name}': {why}")
-        for name in ("ema_decay", "average_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"'{name}' {getattr(self, name)} must be at least 0 and below 1")
+        check_optimiser(self)
+        decays(self, "ema_decay", "average_decay")
         time_limits(self, "reward_timeout", "rank_timeout", "progress_timeout")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
-        if self.learning_rate <= 0:
-            raise ValueError(f"'learning_rate' {self.learning_rate} must be positive")
         rollouts = self.prompts_per_iteration * self.num_generations
         if rollouts < self.optimizer_steps_per_iteration:
             raise ValueError(
@@ -254,6 +251,13 @@ def check_split(args: Any) -> None:
             f"'optim' {args.optim} scales moments in blocks, which fsdp would split; with fsdp use "
             "adamw_torch, or train with 'lora'"
         )
+
+
+def check_optimiser(args: Any) -> None:
+    """Raise ValueError for settings of the optimiser, its schedule or its threads that have no meaning."""
+    positive(args, "learning_rate")
+    not_negative(args, "warmup_steps", "weight_decay", "max_grad_norm", "threads")
+    decays(args, "adam_beta1", "adam_beta2")
 
 
 def check_precision(args: Any) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, not_negative, positive, time_limits
+from lfpo.base.checks import at_least_one, check_shares, not_negative, positive, time_limits
 from lfpo.base.config import check_types
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim, check_precision, check_split
+from lfpo.train.config import Optim, check_optimiser, check_precision, check_split
 
 
 @dataclass
@@ -88,7 +88,9 @@ class DPOConfig:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
         check_precision(self)
         check_split(self)
-        positive(self, "beta", "learning_rate")
+        check_optimiser(self)
+        check_shares(self.tasks)
+        positive(self, "beta")
         not_negative(self, "eval_size", "eval_steps")
         at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "update_tokens")
         at_least_one(self, "logging_steps", "save_steps", "save_total_limit")

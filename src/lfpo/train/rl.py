@@ -38,7 +38,7 @@ from lfpo.train.held_out import held_out
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import TrainingRun, run_trainer
-from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers
+from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
 from lfpo.train.versions import Versions
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
@@ -75,6 +75,8 @@ class LFPOTrainer:
         args = args or LFPOConfig(output_dir="runs/lfpo")
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
+        if model is not None:
+            args = with_name(args, model)
         self.args = args
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
@@ -210,7 +212,7 @@ class LFPOTrainer:
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
             raise UserError(
                 f"{self.args.output_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration}); the weights are those before it; lower learning_rate, then --resume"
+                f"{iteration + 1}); lower learning_rate, then --resume goes on from the last checkpoint"
             )
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_b: torch.Tensor) -> None:

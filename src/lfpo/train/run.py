@@ -163,7 +163,7 @@ class TrainingRun:
         self.unlogged = metrics
         if self.trainer.evaluates_after(self.done):
             with self.stop.at_once():
-                metrics = metrics | self.trainer.evaluate(self.done)
+                metrics = {"step": self.done, **metrics, **self.trainer.evaluate(self.done)}
         self.log(metrics)
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}

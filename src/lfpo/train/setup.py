@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
 from lfpo.models.fsdp import shard
+from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
@@ -27,6 +30,20 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.inputs import reward_function
 from lfpo.train.sft_config import SFTConfig
+
+
+def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
+    """`args` with the name of the model that a trainer was given: for the run's files, plans, exports, Ray's workers.
+
+    Raises UserError for the engine `ray` with a model object that was not loaded from a folder.
+    """
+    name = name_of(model)
+    if name is None and args.engine.name == "ray":
+        raise UserError(
+            "engine ray: its workers load the model by name, and this one was not loaded from a folder; save it with "
+            "save_model, and give the folder"
+        )
+    return args if name in (None, args.model) else replace(args, model=name)
 
 
 def load_policies(

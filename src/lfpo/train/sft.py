@@ -25,6 +25,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
+from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import cross_entropy_sum
 from lfpo.prompts.encoding import encode_example
@@ -112,7 +113,7 @@ class SFTTrainer:
         if math.isfinite(norm):
             self.optimizer.step()
         else:
-            self.note(f"step {step}: gradient norm is {norm}; update skipped")
+            self.note(f"step {step + 1}: gradient norm is {norm}; update skipped")
         self.optimizer.zero_grad()
         done = step + 1
         if done % config.logging_steps and done < config.steps:
@@ -128,7 +129,11 @@ class SFTTrainer:
         return {}
 
     def export(self) -> MaskedDiffusionLM:
-        return self.model.to(getattr(torch, self.args.export_dtype))
+        kept = [(p, p.detach().clone()) for _, p in factors(self.model)]
+        model = self.model.to(getattr(torch, self.args.export_dtype))
+        for parameter, value in kept:  # the adapter is added in float32 when the model is saved
+            parameter.data = value
+        return model
 
 
 def accumulate_sft_gradients(

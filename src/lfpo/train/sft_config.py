@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, time_limits
+from lfpo.base.checks import at_least_one, check_shares, time_limits
 from lfpo.base.config import check_types
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim, check_split
+from lfpo.train.config import Optim, check_optimiser, check_split
 
 LossWeight = Literal["1/t", "equal"]
 
@@ -87,6 +87,8 @@ class SFTConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_split(self)
+        check_optimiser(self)
+        check_shares(self.tasks)
         check_trackers(self.report_to)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
@@ -94,6 +96,8 @@ class SFTConfig:
             raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
         if bool(self.tasks) == (self.data_file is not None):
             raise ValueError("give either 'tasks' or 'data_file'")
+        if self.right_share is not None and self.data_file is not None:
+            raise ValueError("'right_share' is for tasks; 'data_file' has its own completions")
         if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
             raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")
         at_least_one(self, "block_length")

@@ -111,9 +111,9 @@ class Rule:
     reads: the sampler keys that only this rule and similar ones read. Setting them with any other rule is an error.
     schedule: the schedule followed unless the sampler's `schedule` names another. None: the rule decides how many
         positions a step reveals, so `steps` and `schedule` must be left out.
-    plan: how many positions each forward reveals, where that is known before a rollout: from the sampler, the counts of
-        the schedule (a list), and of B rows the seeds and the masked positions of each block, for each row, each block
-        and each of its forwards, a number above 0. The device then need not be asked while it runs. None: not known.
+    plan: called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each
+        block of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0. With
+        it the device need not be asked while rows run. None: this is not known before a rollout.
     score: scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and
         top_p; float64) and the tokens [T]. None: the score is the confidence.
     """

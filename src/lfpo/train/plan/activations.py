@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.lora import factors, inject
+from lfpo.models.lora import inject
 from lfpo.train.plan.shapes import skeleton
 
 Kind = Literal["full", "checkpointed", "forward"]
@@ -83,9 +83,7 @@ def _three_layers(
     """A trainable model of three layers whose parameters are fake tensors."""
     model = skeleton(json.loads(config), layers=3, dtype=dtype)
     if lora:
-        for policy in (model, inject(model, LoraSettings(**json.loads(lora)))):
-            for _, p in factors(policy):
-                p.data = p.data.float()
+        inject(model, LoraSettings(**json.loads(lora)))
     if checkpointed:
         model.checkpoint_layers()
     fake = FakeTensorMode()

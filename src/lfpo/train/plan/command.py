@@ -80,8 +80,13 @@ def run_plan(
             ],
         }
         path = Path(config.output)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(result, indent=1) + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"output {path}: cannot be written ({error.strerror}); give the name of a new file"
+            ) from error
     if not rows:
         raise UserError(
             f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "
@@ -91,13 +96,19 @@ def run_plan(
     return fitting
 
 
-def out_of_memory(error: BaseException, args: LFPOConfig, gpus: int) -> UserError | None:
-    """The message for an error that is a lack of memory, with the plan's numbers; None for any other error."""
+def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | None:
+    """The message for an error that is a lack of memory, in `lfpo train` with the plan's numbers; None for any other
+    error. args: the run's configuration."""
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "DefaultCPUAllocator" not in text:
         return None
-    config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
     reason = text.splitlines()[0] if text else "an allocation failed"
+    if not isinstance(args, LFPOConfig):
+        return UserError(
+            f"out of memory ({reason}); lower update_tokens (now {args.update_tokens}), set gradient_checkpointing or "
+            "lora, or take more GPUs with fsdp, then --resume"
+        )
+    config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = _planner(config, args)(args, gpus=gpus)
     except UserError:  # a model object without a config.json that can be found
