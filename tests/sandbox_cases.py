@@ -270,6 +270,11 @@ VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
         "def f(p): return p",
         "class P:\n    def check(self, x): return x == 1\nassert f(P()).check(1) and not f(P()).check(2)",
     ),
+    "state that is the whole dictionary of an object": (
+        "class P:\n    __dict__ = property(lambda p: {'__dict__': {'check': lambda x: x == 1}})\ndef f(p): return P()",
+        "def f(p): return p",
+        "class P:\n    def check(self, x): return x == 1\nassert f(P()).check(1) and not f(P()).check(2)",
+    ),
     "a subclass of a container": (
         "class S(set):\n    issubset = lambda *a: True\ndef f(x): return S([9])",
         "class S(set): pass\ndef f(x): return S([1])",

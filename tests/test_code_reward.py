@@ -160,6 +160,23 @@ def test_rows_whose_tests_lack_a_name_have_no_reward() -> None:
         assert grader.all_tests_pass([""], [completion], **columns) == [None]
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_whose_tests_are_not_python_have_no_reward(together: bool) -> None:
+    grader = Grader(Sandbox(unsafe="root"))
+    columns: dict[str, Any] = {"tests": [["assert f(1 == 2"]], "entry_point": ["f"], "together": [together]}
+    columns["solution"] = ["def f(x): return 2"]
+    assert grader.pass_rate([""], ["def f(x): return 2"], **columns) == [None]
+    job = code_job("def f(x): return 2", {name: value[0] for name, value in columns.items()})
+    assert job.needs.startswith("tests that are Python (test 0 of f is not Python: ")
+
+
+def test_a_check_function_is_called_once() -> None:
+    check = "def check(candidate):\n    assert candidate(1) == 2\n"
+    for test in (check, f"{check}\ncheck(f)\n"):
+        [found] = code_job("def f(x): return 2", {"tests": [test], "entry_point": "f"}).tests
+        assert found.count("\ncheck(f)") == 1
+
+
 def test_rows_whose_solution_passes_in_one_process_only_have_no_reward() -> None:
     """Whatever the completion: it depends on the row."""
     solution = (

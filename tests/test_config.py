@@ -10,7 +10,17 @@ import pytest
 import yaml
 
 from drill.command import DrillConfig
-from lfpo.base.config import RECIPES, build, load_yaml, merge, parse_overrides, recipe_names, to_dict, yaml_text
+from lfpo.base.config import (
+    RECIPES,
+    build,
+    load_yaml,
+    merge,
+    parse_overrides,
+    recipe_names,
+    text_keys,
+    to_dict,
+    yaml_text,
+)
 from lfpo.base.errors import UserError
 from lfpo.bench.problem import BenchRolloutConfig
 from lfpo.bench.sandbox import BenchSandboxConfig
@@ -180,7 +190,27 @@ def test_overrides_nest_and_dashes_are_underscores() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [["steps", "3"], ["-s", "3"], ["--"], ["--a", "1", "--a.b", "2"]])
+@pytest.mark.parametrize(
+    "text", ["5 apples # how many?", "12:30", "007", "a: b", "2024-05-01", "2024-13-45", "{a", "~"]
+)
+def test_text_is_kept_as_it_is_typed(text: str) -> None:
+    class_keys = text_keys(LFPOConfig)
+    assert {"output_dir", "task", "sampler.rule", "engine.name"} <= class_keys
+    assert not {"max_steps", "sampler.steps", "lora", "objective", "optim"} & class_keys
+    for keys in (["--output_dir", text], [f"--output-dir={text}"]):
+        assert parse_overrides(keys, class_keys) == {"output_dir": text}
+    assert parse_overrides(["--sampler.rule", text], class_keys) == {"sampler": {"rule": text}}
+    assert parse_overrides(["--task", "null", "--model"], class_keys) == {"task": None, "model": True}
+
+
+def test_what_is_no_yaml_in_a_list_stays_text() -> None:
+    with pytest.raises(UserError, match=r"reward_weights\[0\]: expected a number, found '\[1'"):
+        build(LFPOConfig, {"output_dir": "x", "reward_weights": "[1,2"})
+
+
+@pytest.mark.parametrize(
+    "arguments", [["steps", "3"], ["-s", "3"], ["--"], ["--a", "1", "--a.b", "2"], ["--a.b", "2", "--a", "{c: 1}"]]
+)
 def test_malformed_overrides(arguments: list[str]) -> None:
     with pytest.raises(UserError):
         parse_overrides(arguments)

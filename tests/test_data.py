@@ -50,6 +50,10 @@ GOOD = b'{"prompt": "a", "completion": "b"}\n'
         (b'{"prompt": "  ", "completion": "b"}\n', ["empty"]),
         (b'{"prompt": [], "completion": "b"}\n', ["messages"]),
         (b'{"prompt": [{"role": "user"}], "completion": "b"}\n', ["messages"]),
+        (
+            b'{"prompt": [{"role": "user", "content": [1]}], "completion": "b"}\n',
+            ["'content' of a message must be text"],
+        ),
         (b'{"prompt": "a"}\n', ["'completion' is missing"]),
         (b'{"prompt": "a", "completion": ["b"]}\n', ["'completion'", "list"]),
     ],

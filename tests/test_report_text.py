@@ -50,6 +50,19 @@ def test_the_text_has_first_and_last_value_of_the_policy_metrics(width: int, tmp
     assert "p_target_old/good" in text
 
 
+def test_the_text_of_an_evaluation_without_a_reward_has_a_dash(tmp_path: Path):
+    folder = write_run(tmp_path / "run", ["a"], steps=4)
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        for name in [key for key in row if key.startswith("eval/") and not key.endswith(("nfe", "steps"))]:
+            del row[name]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "25.0%" not in printed(folder, 80)
+    path.write_text("".join(json.dumps({**row, "eval/greedy/reward": None}) + "\n" for row in rows))
+    assert "reward" in printed(folder, 80)
+
+
 def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):
     text = printed(write_run(tmp_path / "run", ["a"]), 80)
     assert not any(part in text for part in ("kl/", "entropy/", "p_target", "ratio/", "negatives/"))

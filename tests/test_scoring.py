@@ -81,6 +81,14 @@ def test_a_function_that_raises_does_not_affect_the_others():
     assert re.fullmatch(r"KeyError: 'x' \(test_scoring.py:\d+\)", rewards.failed["broken"])
 
 
+def test_a_function_that_exits_does_not_end_the_run():
+    def exits(prompts, completions):
+        raise SystemExit(2)
+
+    rewards = call(exits)
+    assert rewards.parts == {"exits": [None, None]} and rewards.failed["exits"].startswith("SystemExit: 2 (")
+
+
 def test_a_user_error_of_the_function_is_raised():
     def strict(prompts, completions):
         raise UserError("row 3: no tests")

@@ -38,6 +38,8 @@ COMMANDS = {
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
     "train sudoku --max_grad_norm -1": "max_grad_norm -1.0 must not be negative",
     "train sudoku --adam_beta1 1": "'adam_beta1' 1.0 must be at least 0 and below 1",
+    "train sudoku --eval_samplers {a/b:{}}": "the name 'a/b' must be text without '/'",
+    "eval --task sudoku --threads -1": "threads -1 must not be negative",
     "train sudoku --threads -1": "threads -1 must not be negative",
     "sft --model embedded --tasks.words 1 --output_dir new --learning_rate .nan": "learning_rate nan must be positive",
     "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",

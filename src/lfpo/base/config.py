@@ -10,6 +10,7 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +26,10 @@ PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to 
 
 
 def recipe_names(*, parts: bool = False) -> list[str]:
-    """Names of the shipped recipes for whole runs, such as paper/llada-8b-gsm8k, sorted; of the parts too on demand.
+    """Names of the shipped recipes for whole runs, such as paper/llada-8b-gsm8k, sorted; with `parts` also those of the
+    parts.
 
-    The last component of a whole run's name is also a name of it.
+    A whole run may also be named by its last component alone.
     """
     names = (p.relative_to(RECIPES).with_suffix("").as_posix() for p in RECIPES.rglob("*.yaml"))
     return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
@@ -45,7 +47,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
         value = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise UserError(f"{file}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(value, dict):
         raise UserError(f"{file}: expected `key: value` lines, found {type(value).__name__}")
@@ -93,10 +95,31 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_overrides(arguments: list[str]) -> dict[str, Any]:
-    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML.
+def text_keys(cls: type, prefix: str = "") -> set[str]:
+    """The keys of a configuration that hold text, those of nested dataclasses as `a.b`."""
+    found: set[str] = set()
+    for name, hint in typing.get_type_hints(cls).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if dataclasses.is_dataclass(options[0]):
+            found |= text_keys(typing.cast(type, options[0]), f"{prefix}{name}.")
+        elif options[0] is str:
+            found.add(prefix + name)
+    return found
 
-    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
+
+def _typed(text: str) -> Any:
+    """A value as it is typed on a command line, read as YAML; text that is not YAML stays as it is."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+        return text
+
+
+def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
+    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
+    of the keys in `texts` are kept as they are typed (`null` means none there too).
+
+    Raises UserError for an argument that does not begin with `--`, and where both `--a` and `--a.b` are given.
     """
     result: dict[str, Any] = {}
     i = 0
@@ -105,20 +128,21 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
         if not argument.startswith("--") or argument == "--":
             raise UserError(f"argument {argument!r}: expected --key value")
         name, equals, text = argument[2:].partition("=")
-        if not equals:
-            follows = i + 1 < len(arguments) and not arguments[i + 1].startswith("--")
-            text = arguments[i + 1] if follows else "true"
-            i += follows
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError:
-            value = text
+        follows = not equals and i + 1 < len(arguments) and not arguments[i + 1].startswith("--")
+        if follows:
+            text = arguments[i + 1]
+            i += 1
+        key = name.replace("-", "_")
+        bare = not equals and not follows
+        value = True if bare else text if key in texts and text != "null" else _typed(text)
         node = result
-        *parents, leaf = name.replace("-", "_").split(".")
+        *parents, leaf = key.split(".")
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UserError(f"--{name}: {parent!r} was already given a plain value")
+        if isinstance(node.get(leaf), dict):
+            raise UserError(f"--{name}: keys of it were already given; give all of them one by one, or all in one")
         node[leaf] = value
         i += 1
     return result
@@ -239,7 +263,7 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
         return list(value)
     if isinstance(value, str):
         items = [item.strip() for item in value.split(",")]
-        return items if typing.get_args(hint) == (str,) else [yaml.load(item, Loader=_Loader) for item in items]
+        return items if typing.get_args(hint) == (str,) else [_typed(item) for item in items]
     if value is None or isinstance(value, dict | bool):
         raise _wrong(value, hint, where)
     return [value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 
+from lfpo.base.errors import UserError
 from lfpo.base.version import VERSION
 
 
@@ -19,6 +20,16 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def use_threads(number: int) -> None:
+    """Set the CPU threads of torch (0: leave torch's default). Raises UserError for a negative number."""
+    import torch
+
+    if number < 0:
+        raise UserError(f"threads {number} must not be negative")
+    if number:
+        torch.set_num_threads(number)
 
 
 def describe_environment() -> str:

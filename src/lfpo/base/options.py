@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides
+from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
 from lfpo.base.errors import UserError
 
 
@@ -25,7 +25,7 @@ def configure(
     values: dict[str, Any] = {}
     if takes_file and rest and not rest[0].startswith("--"):
         values, rest = load_yaml(rest[0]), rest[1:]
-    overrides = parse_overrides(rest)
+    overrides = parse_overrides(rest, text_keys(cls))
     given = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in given.items():
         if not isinstance(value, bool):

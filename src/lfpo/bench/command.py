@@ -9,7 +9,7 @@ USAGE = """usage: lfpo bench NAME [--key value ...]
 
   rollout   sampling: the plain loop, then each technique added in turn
   update    the fused loss and training iterations
-  precision the error of bfloat16 forwards against float32
+  precision the error of logits, loss and gradients for each head precision
   sandbox   verdicts on model-written code
 
 `lfpo bench NAME --help` lists the keys of one."""

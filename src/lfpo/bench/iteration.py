@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lfpo.base.config import build
+from lfpo.base.environment import use_threads
 from lfpo.bench.measure import against_first, attempt, held_memory, median_and_range, peak_memory
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
@@ -71,8 +72,7 @@ def measure_iteration(case: Iteration) -> dict[str, Any]:
     peak_memory: bytes above what the process holds once everything has been imported and used; weights and optimiser
     count. at_rest: the part of them that is held between two iterations.
     """
-    if case.threads:
-        torch.set_num_threads(case.threads)
+    use_threads(case.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _iterations(_trainer(load_model("embedded", device=device), case, rollouts=2), 1)
     before = held_memory(device)

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from lfpo.base.checks import at_least_one
+from lfpo.base.environment import use_threads
 from lfpo.bench.measure import write_results
 from lfpo.bench.table import print_groups
 from lfpo.models.head import Precision, product
@@ -38,8 +39,7 @@ class BenchPrecisionConfig:
 
 def run_bench_precision(config: BenchPrecisionConfig, console: Console | None = None) -> Path:
     """Measure, print and write; returns the path of the JSON."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problem = random_problem(config, device)
     exact = results(problem, torch.float64, "float32")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from lfpo.base.environment import use_threads
 from lfpo.base.measure import matmul_peak
 from lfpo.bench.figure import speedup_figure
 from lfpo.bench.measure import deadline, measured, write_results
@@ -27,8 +28,7 @@ BLOCK_LENGTH = 8  # of a model that has none of its own
 
 def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None) -> Path:
     """Measure, print and write; returns the path of the JSON."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     problem = layout_problem(config) if config.model in LAYOUTS else task_problem(config)
     if config.causal_blocks and not problem.model.block_length:
         problem.model.block_length = config.block_length or BLOCK_LENGTH

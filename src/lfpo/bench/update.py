@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.environment import use_threads
 from lfpo.base.rng import key
 from lfpo.bench.figure import update_figure
 from lfpo.bench.iteration import Iteration, measure_iterations
@@ -90,8 +91,7 @@ class BenchUpdateConfig:
 
 def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
     """Measure, print and write; returns the path of the JSON."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     console = console or Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     end = deadline(config.budget)

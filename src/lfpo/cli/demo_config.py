@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides
+from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
 from lfpo.train.config import LFPOConfig
 
 
@@ -14,4 +14,4 @@ def demo_config(arguments: list[str]) -> LFPOConfig:
     while Path(f"runs/demo-{number}").exists():
         number += 1
     values = merge(load_yaml("demo"), {"output_dir": f"runs/demo-{number}"})
-    return build(LFPOConfig, merge(values, parse_overrides(arguments)), "lfpo demo")
+    return build(LFPOConfig, merge(values, parse_overrides(arguments, text_keys(LFPOConfig))), "lfpo demo")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lfpo.base.config import build, load_yaml
+from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 from lfpo.compare.settings import frontier_sampler
@@ -45,7 +46,7 @@ def main(folder: Path) -> None:
         model, tokenizer = trainer.model, trainer.tokenizer
         metrics = Run(Path(config.output_dir)).read_metrics()
     else:
-        torch.set_num_threads(config.threads or torch.get_num_threads())
+        use_threads(config.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
     trained_in = time.process_time() - started

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from lfpo.base import distributed
-from lfpo.base.environment import versions
+from lfpo.base.environment import use_threads, versions
 from lfpo.base.errors import UserError
 from lfpo.eval.choices import Options, options_of, pairs_of
 from lfpo.eval.fewshot import asked, examples, stop_text
@@ -33,8 +33,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     distributed.start()
     rank = distributed.rank()
     console = console or open_console(quiet=rank != 0)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     weights = distributed.together(lambda: file_sha256(resolve(config.model)) if rank == 0 else "")[0]
     block_length = trained_block_length(config.model)
     jobs = [prepare(name, config, weights, block_length) for name in config.task_names]

@@ -55,6 +55,8 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
         if column == "prompt" and isinstance(value, list):
             if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
                 raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")
+            if not all(isinstance(m[part], str) for m in value for part in ("role", "content")):
+                raise UserError(f"{where}: 'role' and 'content' of a message must be text")
         elif not isinstance(value, str):
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():

@@ -52,7 +52,7 @@ def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
     path = folder / f"eval/step-{step}.jsonl"
     found: dict[str, list[float]] = {}
     for record in read_records(path) if path.exists() else []:
-        if "correct" in record:
+        if record.get("correct") is not None:  # None: not judged on this machine
             found.setdefault(record["sampler"], []).append(float(record["correct"]))
     return found
 

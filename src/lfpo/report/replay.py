@@ -27,7 +27,7 @@ def playable(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         "steps": record["scheduled_steps"],
         "nfe": record["nfe"],
     }
-    if "correct" in record:
+    if record.get("correct") is not None:
         shown["correct"] = record["correct"]
     if "tokens" not in record:
         return {**shown, "completion": record["completion"]}

@@ -90,7 +90,10 @@ def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) ->
     table.add_column("NFE", justify="right")
     for e in evaluations:
         for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
-            value = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else f"{values['reward']:.3f}"
+            number, form = (
+                (100 * values["accuracy"], "{:.1f}%") if "accuracy" in values else (values.get("reward"), "{:.3f}")
+            )
+            value = "-" if number is None else form.format(number)
             interval = f"{100 * values['low']:.1f} to {100 * values['high']:.1f}" if "low" in values else ""
             wide = [] if narrow else [interval, f"{values['steps']:.1f}"]
             name = e["name"] if values is e["first"] or e["first"]["step"] == e["last"]["step"] else ""

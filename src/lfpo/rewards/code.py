@@ -51,7 +51,7 @@ def extract_code(completion: str, entry_point: str = "") -> str:
     """
     if len(completion) > MAX_CHARS:
         return completion
-    blocks = [code for tag, code in fenced_blocks(completion) if tag.lower() in {"", "python", "py"}]
+    blocks = [code for tag, code in fenced_blocks(completion) if tag.lower() in {"", "python", "python3", "py"}]
     if not blocks:
         return completion
     defines = [code for code in blocks if entry_point and defined(code, entry_point)]
@@ -128,7 +128,8 @@ def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **co
     """coupled-GRPO: the pass rate of completions whose code_format is 1, and 0 for the others."""
     good = [format == 1.0 for format in code_format(prompts, completions)]
     asked = [completion if keep else "" for keep, completion in zip(good, completions, strict=True)]
-    return pass_rate(prompts, asked, **columns)
+    rates = pass_rate(prompts, asked, **columns)
+    return [rate if keep or rate is None else 0.0 for keep, rate in zip(good, rates, strict=True)]
 
 
 class Grader:
@@ -239,7 +240,8 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         header = prompt  # a HumanEval prompt is the beginning of the program
     code = extract_code(completion, entry_point)
     if entry_point and any(re.search(r"^def check\(", test, re.MULTILINE) for test in tests):
-        tests = [f"{test}\n\ncheck({entry_point})\n" for test in tests]
+        called = f"check({entry_point})"
+        tests = [test if re.search(r"^check\(", test, re.MULTILINE) else f"{test}\n\n{called}\n" for test in tests]
     entry_point = entry_point or _shadowed_builtin(tests)
     setup = f"{setup}\n{header}"  # helpers that a prompt defines count as the suite's: the program could redefine them
     functions, classes, imports = _taken_names(row, tests, setup, entry_point)
@@ -269,7 +271,10 @@ def _taken_names(
     solution = _solution(row)
     if not parses(solution):
         return (), None, ""
-    return names_in_solution(tuple(tests), setup, entry_point, solution)
+    try:
+        return names_in_solution(tuple(tests), setup, entry_point, solution)
+    except UserError:  # a test or the setup is not Python, which the job's `needs` says
+        return (), None, ""
 
 
 def _solution(row: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ def score(
             failed[name] = f"it ran for more than {timeout:g} s"
         except RewardFailed as error:
             failed[name] = str(error)
-        except Exception as error:  # user code may raise anything; it must not end the run
+        except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
             failed[name] = last_line(error)
         else:
             values = checked(returned, name, len(completions))
@@ -148,7 +148,7 @@ def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, 
     return {k: v for k, v in arguments.items() if k in parameters}
 
 
-def last_line(error: Exception) -> str:
+def last_line(error: BaseException) -> str:
     """The exception's message, with the file and line that raised it."""
     message = traceback.format_exception_only(error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)

@@ -207,7 +207,8 @@ def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
 def _score(values: dict[str, float]) -> str:
     if "accuracy" in values:
         return f"{100 * values['accuracy']:.1f}% at {values['nfe']:.1f} NFE"
-    return f"reward {values.get('reward', float('nan')):.3f} at {values['nfe']:.1f} NFE"
+    reward = values.get("reward")
+    return f"reward {'-' if reward is None else f'{reward:.3f}'} at {values['nfe']:.1f} NFE"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

@@ -167,6 +167,11 @@ class LFPOConfig:
         for rule in self.stop_on:
             if rule not in RULES:
                 raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")
+        for name in self.eval_samplers:
+            if not name or "/" in name:
+                raise ValueError(
+                    f"'eval_samplers': the name {name!r} must be text without '/', which metrics' names have"
+                )
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.environment import use_threads
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.train.run import Trainer, run_trainer
@@ -26,8 +27,7 @@ def train_on_examples(
     report: takes each line of progress.
     """
     distributed.start()
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     trainer = make(config)
     folder = run_trainer(trainer, resume=resume, display=Lines(trainer.total_steps, report))
     if distributed.rank() == 0:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
@@ -80,8 +81,7 @@ class LFPOTrainer:
         self.args = args
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
-        if args.threads:
-            torch.set_num_threads(args.threads)
+        use_threads(args.threads)
         self.objective = make_objective(args.objective)
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.reward_weights = reward_weights(args, self.source)

@@ -41,7 +41,7 @@ class Record:
         value = self[field]
         try:
             number = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self.wrong(field, f"a whole number from {low} to {high}") from None
         if isinstance(value, bool) or number != (float(value) if isinstance(value, float) else number):
             raise self.wrong(field, f"a whole number from {low} to {high}")

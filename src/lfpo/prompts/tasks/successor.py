@@ -1,9 +1,9 @@
-"""Successors: labelled digits in the prompt; the completion repeats each and adds the digit after it. Its length is a
-knob: an item takes four tokens, and there are as many tasks as lengths.
+"""Successors: labelled digits in the prompt; the completion repeats each and adds the digit after it. An item
+takes four tokens; there is one task for each length.
 
 `a7b3` asks for `a78;b34;`. In a wrong demonstration one item and all after it have the digit before (`b32;`). The
-mistake may begin anywhere, so in every length right demonstrations are as frequent, and one decision among many spoils
-a completion.
+mistake may begin at any item, so right demonstrations are equally frequent at every length, and one wrong decision
+spoils a completion.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Task:
                 return row
 
     def train_rows(self) -> list[Row]:
-        """None: there is no end of training rows."""
+        """Empty: training rows are generated without end."""
         return []
 
     def test_rows(self, n: int | None = None) -> list[Row]:

@@ -96,7 +96,14 @@ class Job:
     @property
     def needs(self) -> str:
         """Why the job cannot be judged, or "". It depends on the tests, never on the program."""
-        return "" if self.together else self.suite.needs
+        try:
+            if not self.together:
+                return self.suite.needs
+            for number, test in enumerate(self.tests):
+                parsed(test, f"test {number}", self.entry_point)
+            return ""
+        except UserError as error:
+            return f"tests that are Python ({error})"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import logging
 import os
-import select
 import shutil
 import signal
 import stat
@@ -139,17 +138,6 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
-def _wait_for_end(pid: int) -> None:
-    """Wait for a child's end, for at most _PATIENCE seconds. Popen.wait with a timeout would sleep up to 50 ms."""
-    fd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.poll(1000 * _PATIENCE)
-    finally:
-        os.close(fd)
-
-
 @functools.cache
 def _keeps_capabilities() -> bool:
     """Whether bwrap can leave a capability to the process: not if it runs as root for an ordinary user (setuid)."""
@@ -165,7 +153,8 @@ def stop(process: subprocess.Popen[bytes], rung: str) -> None:
     """
     if rung == LIMITS and sys.platform == "linux" and process.poll() is None:
         process.terminate()
-        _wait_for_end(process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -6,6 +6,7 @@ A job with `together` has one process. All processes are killed when the verdict
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import select
@@ -21,6 +22,8 @@ from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, encode_suite, failed
 from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+_WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 
@@ -56,11 +59,16 @@ class Sandbox:
             return list(pool.map(self.judge, jobs))
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict of one job. The job fails if its processes cannot be started."""
-        try:
-            return run_job(job, self.rung, self.limits, self.libraries)
-        except OSError as error:
-            return failed(job, f"the sandbox did not start: {error}")
+        """The verdict of one job. Where the machine has no process or file descriptor left, it is tried again, since
+        other jobs end. Raises OSError if its processes still cannot be started; the program is not to blame."""
+        for wait in _WAITS:
+            try:
+                return run_job(job, self.rung, self.limits, self.libraries)
+            except OSError as error:
+                if error.errno not in _SCARCE:
+                    raise
+                time.sleep(wait)
+        return run_job(job, self.rung, self.limits, self.libraries)
 
 
 def _cores() -> int:

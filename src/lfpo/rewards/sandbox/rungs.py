@@ -50,7 +50,7 @@ def strongest_rung(unsafe: Unsafe = False) -> str:
             return found.name
     reasons = "; ".join(f"{found.name}: {found.reason}" for found in available_rungs() if found.name in _SAFE)
     raise UserError(
-        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or pass {_permission()} "
+        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {_permission()} "
         "to run it under resource limits only"
     )
 
@@ -61,7 +61,9 @@ def _allows(unsafe: Unsafe) -> bool:
 
 
 def _permission() -> str:
-    return 'unsafe="root" (you are root, and so would be the program)' if os.geteuid() == 0 else "unsafe=True"
+    if os.geteuid() == 0:
+        return 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
+    return "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
 
 
 def require_rung(name: str, unsafe: Unsafe) -> str:

@@ -41,7 +41,8 @@ _IMPORTS_MOCK = re.compile(
     r"^\s*(?:from (?:unittest\.)?mock import|from unittest import.*\bmock\b|import.*\bmock\b)", re.M
 )
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
-# What tests share with a program only in one process: files, random numbers, warnings and logs, a function's inside.
+# What a test can see of a program only if both run in one process: files, random numbers, warnings and logs, the inside
+# of a function.
 _ONE_PROCESS = re.compile(
     r"\b(?:open\(|tempfile\b|tmp_path\b|os\.path\.(?:exists|isfile|isdir)|random\.seed\(|warnings\.|pytest\.warns"
     r"|assertWarns|assertLogs|wait_for\(|\bhash\(|IntEnum\b|Enum\)|caplog\b|capsys\b|capfd\b|monkeypatch\b|inspect\.|get_type_hints|pickle\.|GeneratorType\b"

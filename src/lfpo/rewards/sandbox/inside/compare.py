@@ -117,7 +117,7 @@ _ARRAY_ASSERTIONS = (
 def refuse_broadcasting(numpy: Any) -> None:
     """Have numpy's comparisons refuse operands of different shapes, unless the second is a number.
 
-    Raises nothing; a refused comparison is False, a refused assertion an AssertionError. Operators raise ValueError if
+    A refused comparison returns False; a refused assertion raises AssertionError. Operators raise ValueError if
     an empty result meets an array of another shape.
     """
     from . import extensions

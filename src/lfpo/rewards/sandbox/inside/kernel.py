@@ -54,8 +54,8 @@ _FORBIDDEN_WITHOUT_NAMESPACES = {
 # Also there: calls whose first argument is a process, which must be 0, the calling one.
 _ONLY_FOR_ITSELF = """prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
     sched_setattr 314 274"""
-# From this number on, calls have one number on all architectures. Only those below are allowed, so that calls of newer
-# kernels are not: they "do not exist", and libraries then use older ones. clone3 is not among them: glibc then uses
+# From this number on, calls have one number on all architectures. Only those listed below are allowed. All others, also
+# those of newer kernels, return ENOSYS, and libraries then use older calls. clone3 is not among them: glibc then uses
 # clone, whose flags a filter can read.
 _FIRST_COMMON = 424
 _ALLOWED_COMMON = """pidfd_send_signal 424 424, pidfd_open 434 434, close_range 436 436, openat2 437 437,

@@ -162,7 +162,8 @@ class Link:
         return self._instances.setdefault(handle, Instance(self, handle))
 
     def _suite_object(self, name: str, state: dict[str, Any]) -> Any:
-        """An instance of the suite's class. Functions may only be where an argument had an attribute.
+        """An instance of the suite's class. Functions may only be where an argument had an attribute, and no attribute
+        of Python's own, such as `__dict__`, is set.
 
         A class with a comparison of its own must have been an argument: it could be equal to what the test expects.
         """
@@ -174,7 +175,8 @@ class Link:
             raise wire.BadBytes(f"class {name!r} has a comparison of its own")
         value: Any = object.__new__(kind)
         for key, item in state.items():
-            if callable(getattr(kind, key, None)) or (callable(item) and key not in self._sent.get(kind, ())):
+            hides = key.startswith("__") or callable(getattr(kind, key, None))
+            if hides or (callable(item) and key not in self._sent.get(kind, ())):
                 raise wire.BadBytes(f"{key!r} is a method, or would be one")
             object.__setattr__(value, key, item)
         return value
