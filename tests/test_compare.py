@@ -44,7 +44,7 @@ from lfpo.compare.statistics import (
     profile,
 )
 from lfpo.compare.store import Store, cell_key, pack, unpack
-from lfpo.eval.estimates import average_over_tasks, over_seeds, over_seeds_and_problems
+from lfpo.eval.estimates import over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
 from lfpo.report.comparison_figures import families
@@ -484,7 +484,6 @@ def test_intervals_of_means_over_seeds_and_problems():
     assert paired.mean == 0.5
     same = over_seeds_and_problems([[1.0, 0.0] * 50], [1.0, 0.0] * 50)
     assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
-    assert average_over_tasks([[[1.0] * 10], [[0.0] * 10]]).mean == 0.5
 
 
 def test_the_interval_of_a_few_seeds_is_students():

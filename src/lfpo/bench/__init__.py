@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory: `lfpo bench NAME`, or `python -m lfpo.bench NAME`."""
+"""Benchmarks of speed and memory: `lfpo bench NAME`."""

@@ -69,17 +69,9 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
 
 
 def grade(task: Any, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
-    """The verdict of each completion on its row; each rank judges its share.
-
-    A task has `correct(completion, row)`, or `correct_all(rows, completions)`, whose verdicts may be None for
-    completions that cannot be judged on this machine.
-    """
+    """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
+    share."""
     mine = distributed.share(len(rows))
     own_rows, own = [rows[i] for i in mine], [completions[i] for i in mine]
-    if not own:
-        verdicts: list[Verdict] = []
-    elif hasattr(task, "correct_all"):
-        verdicts = list(task.correct_all(own_rows, own))
-    else:
-        verdicts = [task.correct(text, row) for text, row in zip(own, own_rows, strict=True)]
+    verdicts = list(task.correct_all(own_rows, own)) if own else []
     return [verdict for part in distributed.gather(verdicts) for verdict in part]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy
 import torch
 
 from lfpo.base.rng import generator
@@ -103,8 +104,7 @@ def _completion_masks(knobs: Blocks, length: int, counted: int, rng: torch.Gener
 
 
 def gauss_legendre(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nodes, ascending, and weights of the Gauss-Legendre rule on (0, 1), float64, by the Golub-Welsch algorithm."""
-    k = torch.arange(1, nodes, dtype=torch.float64)
-    off_diagonal = k / (4 * k**2 - 1).sqrt()
-    values, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
-    return (values + 1) / 2, vectors[0] ** 2
+    """Nodes, ascending, and weights of the Gauss-Legendre rule on (0, 1), float64. The middle of an odd number of nodes
+    is exactly 1/2."""
+    values, weights = numpy.polynomial.legendre.leggauss(nodes)
+    return torch.from_numpy(values + 1) / 2, torch.from_numpy(weights) / 2

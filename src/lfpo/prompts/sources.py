@@ -6,12 +6,15 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from lfpo.base.rng import generator
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction
+
+T = TypeVar("T")
 
 
 def numbered(split: str, index: int) -> str:
@@ -75,6 +78,22 @@ def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) 
     )
 
 
+def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
+    """A function that returns the example of a number: all of them once an epoch, each epoch in an order of its own,
+    the same before and after a resume."""
+
+    @functools.lru_cache(maxsize=1)
+    def order(epoch: int) -> list[int]:
+        found: list[int] = torch.randperm(len(examples), generator=generator(seed, "epoch", epoch)).tolist()
+        return found
+
+    def example(number: int) -> T:
+        epoch, position = divmod(number, len(examples))
+        return examples[order(epoch)[position]]
+
+    return example
+
+
 def list_source(
     rows: Sequence[Row],
     reward_functions: Sequence[RewardFunction],
@@ -84,13 +103,5 @@ def list_source(
     place: Callable[[str, int], str] = numbered,
 ) -> PromptSource:
     """The prompts of a data set, in a new order each epoch that depends on the seed only. place: as in PromptSource."""
-
-    @functools.lru_cache(maxsize=1)
-    def order(epoch: int) -> list[int]:
-        return torch.randperm(len(rows), generator=generator(seed, "epoch", epoch)).tolist()
-
-    def train_row(index: int) -> Row:
-        epoch, position = divmod(index, len(rows))
-        return rows[order(epoch)[position]]
-
-    return PromptSource("dataset", train_row, eval_rows, reward_functions, rows=rows, place=place)
+    draw = in_epochs(rows, seed)
+    return PromptSource("dataset", draw, eval_rows, reward_functions, rows=rows, place=place)

@@ -88,7 +88,7 @@ class BlockForward:
 
     def keep(self, index: list[int]) -> None:
         """Drop the cache of all rows in flight but those at these places."""
-        self.cache.keep(self._tensor(index))
+        self.cache.keep(device_index(index, self.model.device))
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
@@ -105,7 +105,7 @@ class BlockForward:
             return [self._cached(active, row_ids, fresh, ids, mask)]
 
         run, origin = self._shared(range(len(row_ids)), row_ids, fresh)
-        source = self._tensor(origin)
+        source = device_index(origin, self.model.device)
         states = [self._whole(active, row_ids, ids, mask, run)[source]]
         if self.sampler.cfg_scale:
             blank = torch.cat([torch.full_like(active.prompt_ids[:, skip:], self.model.mask_id), active.tokens], dim=1)
@@ -124,7 +124,7 @@ class BlockForward:
         lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
         states = []
         for piece in self._cut(lengths):
-            index = self._tensor(run[piece])
+            index = device_index(run[piece], self.model.device)
             start = size - max(lengths[piece])
             padded = min(lengths[piece]) < max(lengths[piece])
             if self.compiled:
@@ -197,9 +197,9 @@ class BlockForward:
             # write its scratch column only.
             start = columns[:, 0]
             if whole:
-                start = start.index_fill(0, self._tensor(whole), ids.shape[1] + 1)
+                start = start.index_fill(0, device_index(whole, self.model.device), ids.shape[1] + 1)
             found = run_window(self.model, self.cache, ids, mask, start, window, self.compiled)[:, : self.block_length]
-            hidden = found if hidden is None else found.index_copy(0, self._tensor(whole), hidden)
+            hidden = found if hidden is None else found.index_copy(0, device_index(whole, self.model.device), hidden)
         assert hidden is not None
         self._count(active, due, columns[:, 0], mask)
         return hidden
@@ -220,10 +220,10 @@ class BlockForward:
         lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
         states, places = [], []
         for piece in self._cut(lengths):
-            index, start = self._tensor(run[piece]), size - max(lengths[piece])
+            index, start = device_index(run[piece], self.model.device), size - max(lengths[piece])
             served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
-            rows = self._tensor([whole[i] for i in served])
-            origin = self._tensor([source[i] - piece.start for i in served])
+            rows = device_index([whole[i] for i in served], self.model.device)
+            origin = device_index([source[i] - piece.start for i in served], self.model.device)
             self.cache.fill(rows, origin, later=self.compiled)
             if self.compiled:
                 hidden = self._bucketed(ids[index, start:], mask[index, start:], self.cache)
@@ -232,7 +232,7 @@ class BlockForward:
                 hidden = self.model.hidden(ids[index, start:], mask[index, start:], self.cache)
             states.append(hidden[origin[:, None], columns[rows] - start])
             places += served
-        return torch.cat(states)[self._tensor(places).argsort()]
+        return torch.cat(states)[device_index(places, self.model.device).argsort()]
 
     def _count(self, active: ActiveRows, due: torch.Tensor, start: torch.Tensor, mask: torch.Tensor) -> None:
         """Update each row's tokens run, and its forwards since its cache was renewed."""
@@ -241,10 +241,11 @@ class BlockForward:
         active.queries += torch.where(active.done, 0, torch.where(due, mask.sum(-1), window))
         active.age = torch.where(due, 0, active.age + 1)
 
-    def _tensor(self, index: Sequence[int]) -> torch.Tensor:
-        """Indices [n] int64 on the model's device. Pinned memory lets a GPU copy them without a wait."""
-        on_gpu = self.model.device.type == "cuda"
-        return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(self.model.device, non_blocking=on_gpu)
+
+def device_index(index: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Indices [n] int64 on a device. Pinned memory lets a GPU copy them without a wait."""
+    on_gpu = device.type == "cuda"
+    return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
 
 
 def padded(

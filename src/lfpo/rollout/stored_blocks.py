@@ -16,7 +16,7 @@ import torch
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair
 from lfpo.models.structure import Structure
-from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, cut, held, run_window
+from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, cut, device_index, held, run_window
 from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
 from lfpo.rollout.sampler import SamplerConfig
 
@@ -69,7 +69,7 @@ class StoredBlocks:
 
     def keep(self, index: list[int]) -> None:
         """Drop what is stored of all rows in flight but those at these places."""
-        self.cache.keep(self._tensor(index))
+        self.cache.keep(device_index(index, self.model.device))
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks, in a list; meaningless for rows that are storing.
@@ -92,13 +92,13 @@ class StoredBlocks:
             # All rows take part, so that the cache is read and written in place. Rows that are entering read and write
             # its scratch column only.
             if entering:
-                start = start.index_fill(0, self._tensor(entering), ids.shape[1] + 1)
+                start = start.index_fill(0, device_index(entering, self.model.device), ids.shape[1] + 1)
             seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
             states = run_window(self.model, self.cache, ids, seen, start, self.block_length, self.compiled)
-            found = states if found is None else states.index_copy(0, self._tensor(entering), found)
+            found = states if found is None else states.index_copy(0, device_index(entering, self.model.device), found)
         assert found is not None
         if entering:
-            index = self._tensor(entering)
+            index = device_index(entering, self.model.device)
             prompt_tokens = mask[index, :width].sum(-1) - active.offset[index]
             computed = computed.index_add(0, index, prompt_tokens)
         active.queries += torch.where(active.done, 0, computed)
@@ -120,14 +120,14 @@ class StoredBlocks:
             prompt = self.prompts[row_ids[places[0]]]
             start = self.starts[prompt] if key in self.starts else computed[places[0]]
             offset = first_offset(len(prompt), self.sampler, self.model)
-            self.cache.put(start.layers, self._tensor(places), ids.shape[1] - self.width + offset)
+            self.cache.put(start.layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
             states.append(start.hidden.expand(len(places), -1, -1))
             order += places
             if not self.to_start[prompt]:
                 self.starts.pop(prompt, None)
             elif self.share_first and prompt not in self.starts:
                 self.starts[prompt] = start.copied()
-        return torch.cat(states)[self._tensor(order).argsort()]
+        return torch.cat(states)[device_index(order, self.model.device).argsort()]
 
     def _starts(
         self, places: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
@@ -139,15 +139,10 @@ class StoredBlocks:
         for piece in cut([len(p) + size for p in prompts], self.piece_tokens, self.model.device) if places else []:
             longest = max(len(p) for p in prompts[piece])
             begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
-            index, cache = self._tensor(places[piece]), KeyValueCache()
+            index, cache = device_index(places[piece], self.model.device), KeyValueCache()
             hidden = self.model.hidden(ids[index, begin:end], mask[index, begin:end], cache, structure=self.structure)
             for i, (prompt, offset) in enumerate(zip(prompts[piece], offsets[piece], strict=True)):
                 stored = slice(longest - len(prompt), longest - offset)
                 layers = {n: (k[i : i + 1, :, stored], v[i : i + 1, :, stored]) for n, (k, v) in cache.layers.items()}
                 found.append(Start(layers, hidden[i, stored.stop : stored.stop + size]))
         return found
-
-    def _tensor(self, index: Sequence[int]) -> torch.Tensor:
-        """Indices [n] int64 on the model's device. Pinned memory lets a GPU copy them without a wait."""
-        on_gpu = self.model.device.type == "cuda"
-        return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(self.model.device, non_blocking=on_gpu)

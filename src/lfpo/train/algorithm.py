@@ -33,6 +33,7 @@ from lfpo.runs.stopping import StopRequests
 from lfpo.train.average import Average
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter, rollout_flops, update_flops
+from lfpo.train.optim import step_if_finite
 
 T = TypeVar("T")  # a pass
 
@@ -162,17 +163,13 @@ def optimizer_step(
     add_measures(measures, measured)
     # The step.
     lr = learner.set_learning_rate(iteration, inner, number)
-    loss = distributed.sum_number(loss)
-    distributed.sum_gradients(policies[CURRENT].parameters())
-    norm = distributed.clip_gradients(policies[CURRENT].parameters(), args.max_grad_norm)
-    if math.isfinite(norm) and math.isfinite(loss):
-        learner.optimizer.step()
+    loss, norm, stepped = step_if_finite(learner.optimizer, policies[CURRENT], loss, args.max_grad_norm)
+    if not stepped:
+        learner.count_skipped(iteration)
+    else:
+        learner.state["skipped_in_a_row"] = 0
         if learner.average is not None:
             learner.average.update()
-        learner.state["skipped_in_a_row"] = 0
-    else:
-        learner.count_skipped(iteration)
-    learner.optimizer.zero_grad()
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 

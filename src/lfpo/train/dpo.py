@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,15 +24,16 @@ from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
+from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.checkpoint import Part
 from lfpo.train.dpo_config import DPOConfig
-from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
+from lfpo.train.examples import sampled_length, train_on_examples
 from lfpo.train.flops import Meter
-from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
 from lfpo.train.run import TrainingRun
 from lfpo.train.setup import check_ranks, load_policies
 
@@ -96,15 +96,10 @@ class DPOTrainer:
             meter=meter,
             filler=self._filler(trajectory),
         )
-        loss = distributed.sum_number(loss)
-        distributed.sum_gradients(self.model.parameters())
-        norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
-        if math.isfinite(norm) and math.isfinite(loss):
-            self.optimizer.step()
-        else:
+        loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
+        if not stepped:
             self.state["skipped"] += 1
             self.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-        self.optimizer.zero_grad()
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += distributed.sum_number(meter.flops)
         means, done = means_over_ranks(measures), step + 1

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.train.run import Trainer, run_trainer
-
-T = TypeVar("T")
 
 
 def train_on_examples(
@@ -34,22 +28,6 @@ def train_on_examples(
         report(f"saved {folder}")
     distributed.stop()
     return folder
-
-
-def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
-    """A function that returns the example of a number: all of them once an epoch, each epoch in an order of its own,
-    the same before and after a resume."""
-
-    @functools.lru_cache(maxsize=1)
-    def order(epoch: int) -> list[int]:
-        found: list[int] = torch.randperm(len(examples), generator=generator(seed, "epoch", epoch)).tolist()
-        return found
-
-    def example(number: int) -> T:
-        epoch, position = divmod(number, len(examples))
-        return examples[order(epoch)[position]]
-
-    return example
 
 
 def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: MaskedDiffusionLM) -> int:

@@ -1,7 +1,7 @@
 """AdamW, its state in checkpoints, and the learning rate schedule, for supervised and reinforcement training.
 
 Learning rates are per optimiser step. Moments take 8 bytes a parameter in float32 and about 2 in 8 bits, where each
-block of 256 numbers shares a float32 scale (arXiv 2110.02861). Gradient clipping is in lfpo.base.distributed.
+block of 256 numbers shares a float32 scale (arXiv 2110.02861).
 Functions raise UserError where bitsandbytes is missing or cannot serve, and where a saved state does not fit.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models.four_bit import bitsandbytes
 from lfpo.train.config import Optim
@@ -112,6 +113,25 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.T
 
 def _another(where: object) -> UserError:
     return UserError(f"{where}: holds the moments of another optimiser; resume with the 'optim' it was saved with")
+
+
+def step_if_finite(
+    optimizer: torch.optim.Optimizer, model: nn.Module, loss: float, max_grad_norm: float
+) -> tuple[float, float, bool]:
+    """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
+
+    loss: this rank's part. max_grad_norm: 0 does not clip.
+    Returns the summed loss, the gradients' norm before clipping, and whether the step was taken.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    loss = distributed.sum_number(loss)
+    distributed.sum_gradients(parameters)
+    norm = distributed.clip_gradients(parameters, max_grad_norm)
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm, finite
 
 
 def lr_at(step: int, *, total: int, peak: float, schedule: str, warmup_steps: int) -> float:

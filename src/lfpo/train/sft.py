@@ -10,7 +10,6 @@ of the block with their first EOS, which is where rollouts end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +29,13 @@ from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import cross_entropy_sum
 from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.train.algorithm import equal_passes
 from lfpo.train.checkpoint import Part
-from lfpo.train.examples import in_epochs, sampled_length, train_on_examples
-from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.examples import sampled_length, train_on_examples
+from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
 from lfpo.train.run import TrainingRun
 from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft_config import LossWeight, SFTConfig
@@ -107,14 +107,10 @@ class SFTTrainer:
             loss_weight=config.loss_weight,
             filler=self.draw(step * config.batch_size) if config.fsdp else None,
         )
-        losses.append(distributed.sum_number(loss))
-        distributed.sum_gradients(self.model.parameters())
-        norm = distributed.clip_gradients(self.model.parameters(), config.max_grad_norm)
-        if math.isfinite(norm):
-            self.optimizer.step()
-        else:
-            self.note(f"step {step + 1}: gradient norm is {norm}; update skipped")
-        self.optimizer.zero_grad()
+        loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
+        losses.append(loss)
+        if not stepped:
+            self.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         done = step + 1
         if done % config.logging_steps and done < config.steps:
             return {}
