@@ -22,6 +22,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON; what JSON has no form for is written as text."""
+    path.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a text file atomically: under a hidden name first, then renamed."""
     partial = path.with_name(f".{path.name}.partial")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from lfpo.base.errors import UserError
 from lfpo.base.options import configure
 
@@ -15,32 +17,24 @@ USAGE = """usage: lfpo bench NAME [--key value ...]
 `lfpo bench NAME --help` lists the keys of one."""
 
 
+# name -> (module, configuration, function)
+BENCHES = {
+    "rollout": ("rollout", "BenchRolloutConfig", "run_bench_rollout"),
+    "update": ("update", "BenchUpdateConfig", "run_bench_update"),
+    "precision": ("precision", "BenchPrecisionConfig", "run_bench_precision"),
+    "sandbox": ("sandbox", "BenchSandboxConfig", "run_bench_sandbox"),
+}
+
+
 def run_bench(rest: list[str]) -> None:
     """Run the benchmark named by the first argument. Raises UserError for another name or wrong settings."""
     name = rest[0] if rest else ""
     if name in ("-h", "--help"):
         print(USAGE)
         return
-    if name == "rollout":
-        from lfpo.bench.problem import BenchRolloutConfig
-        from lfpo.bench.rollout import run_bench_rollout
-
-        config, _ = configure(BenchRolloutConfig, rest[1:], takes_file=False, command="bench rollout")
-        print(f"wrote {run_bench_rollout(config)}")
-    elif name == "update":
-        from lfpo.bench.update import BenchUpdateConfig, run_bench_update
-
-        config, _ = configure(BenchUpdateConfig, rest[1:], takes_file=False, command="bench update")
-        print(f"wrote {run_bench_update(config)}")
-    elif name == "sandbox":
-        from lfpo.bench.sandbox import BenchSandboxConfig, run_bench_sandbox
-
-        config, _ = configure(BenchSandboxConfig, rest[1:], takes_file=False, command="bench sandbox")
-        print(f"wrote {run_bench_sandbox(config)}")
-    elif name == "precision":
-        from lfpo.bench.precision import BenchPrecisionConfig, run_bench_precision
-
-        config, _ = configure(BenchPrecisionConfig, rest[1:], takes_file=False, command="bench precision")
-        print(f"wrote {run_bench_precision(config)}")
-    else:
-        raise UserError(f"lfpo bench: expected rollout, update, precision or sandbox, found {name!r}")
+    if name not in BENCHES:
+        raise UserError(f"lfpo bench: expected one of {', '.join(BENCHES)}, found {name!r}")
+    file, config, run = BENCHES[name]
+    module = importlib.import_module(f"lfpo.bench.{file}")
+    settings, _ = configure(getattr(module, config), rest[1:], takes_file=False, command=f"bench {name}")
+    print(f"wrote {getattr(module, run)(settings)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lfpo.base.config import build, load_yaml, merge, parse_overrides
@@ -72,8 +72,17 @@ def dpo(rest: list[str]) -> None:
         train_dpo(config, resume="resume" in flags)
 
 
+def check_names(model: str, tasks: Sequence[str]) -> None:
+    """Raise UserError for a model folder or a task that does not exist, before torch is loaded, which takes seconds."""
+    from lfpo.base.checks import check_model_name
+    from lfpo.prompts.tasks import get_task
+
+    check_model_name(model)
+    for task in tasks:
+        get_task(task)
+
+
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.names import check_names
     from lfpo.cli.sample_config import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
@@ -84,7 +93,6 @@ def sample(rest: list[str]) -> None:
 
 
 def evaluate(rest: list[str]) -> None:
-    from lfpo.cli.names import check_names
     from lfpo.eval.settings import EvalConfig, configure
 
     if {"-h", "--help"} & set(rest):

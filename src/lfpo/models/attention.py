@@ -45,7 +45,6 @@ def bidirectional_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | BlockMask | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     packed: Packed | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
@@ -62,7 +61,7 @@ def bidirectional_attention(
         return _packed_attention(query, key, value, packed, scaling), None
     if isinstance(attention_mask, BlockMask):
         return _flex_attention(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
-    return _attend(query, key, value, attention_mask, scaling, dropout).transpose(1, 2).contiguous(), None
+    return _attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
 def product_dtype(value: torch.Tensor) -> torch.dtype:
@@ -111,7 +110,6 @@ def _attend(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float | None,
-    dropout: float = 0.0,
 ) -> torch.Tensor:
     """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1 or W, L] or None -> [B, H, W, D]."""
     chosen = backend(query.device, value.dtype, query.shape[-1], masked=mask is not None)
@@ -126,9 +124,7 @@ def _attend(
             key, value = (x.repeat_interleave(shape[1] // x.shape[1], dim=1) for x in (key, value))
         grouped = False
     with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
-        )
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     return out.reshape(shape)
 
 

@@ -8,7 +8,6 @@ the caller gives the mask.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.base.files import read_json, write_json
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.models.family import Family
 from lfpo.models.key_map import Piece, pieces
@@ -64,8 +63,8 @@ def export_transformers(source: Path, folder: Path) -> None:
             dtype = str(named[EMBEDDINGS].dtype).removeprefix("torch.")
     if (source / INDEX).exists():
         index = {**read_json(source / INDEX), "weight_map": {k: path.name for k, path in sorted(names.items())}}
-        _write_json(folder / INDEX, index)
-    _write_json(folder / "config.json", _transformers_config(source, family, config, dtype))
+        write_json(folder / INDEX, index)
+    write_json(folder / "config.json", _transformers_config(source, family, config, dtype))
     _save_tokenizer(source, folder)
 
 
@@ -103,7 +102,7 @@ def _save_tokenizer(source: Path, folder: Path) -> None:
         settings.pop(name, None)
     if settings.get("tokenizer_class") == "TokenizersBackend":  # the name that transformers 4 knows too
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: Any) -> None:
@@ -139,8 +138,4 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
         save_tensors(tensors, folder / ADAPTER)
         # Whole names: LLaDA's `ff_out` is both the head and a layer's down projection.
         config["target_modules"] = sorted({k.removeprefix(prefix).partition(".lora_")[0] for k in tensors})
-    _write_json(folder / "adapter_config.json", config)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "adapter_config.json", config)

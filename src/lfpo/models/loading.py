@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lfpo.base import distributed
 from lfpo.base.checks import SHIPPED_MODELS, check_model_name
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.base.files import read_json, write_json
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
 from lfpo.models.fsdp import allocate, shard
@@ -371,7 +370,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
 
 
 def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
-    (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", model.config)
     if tokenizer is not None:
         try:
             tokenizer.save_pretrained(folder)

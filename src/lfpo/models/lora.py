@@ -8,7 +8,6 @@ equal to it.
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -21,6 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError, nearest
+from lfpo.base.files import write_json
 from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
@@ -182,7 +182,7 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     save_tensors(tensors, folder / "adapter_model.safetensors")
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, default=str) + "\n", encoding="utf-8")
+    write_json(folder / "adapter_config.json", plain)
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:

@@ -47,10 +47,8 @@ class SPG:
     needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
 
     def __post_init__(self) -> None:
-        at_least_one(self, "beta", "num_masks", "num_iterations")
+        at_least_one(self, "beta", "num_masks", "block_length", "num_iterations")
         in_unit_interval(self, "mix", "p_mask")
-        if self.block_length is not None:
-            at_least_one(self, "block_length")
 
     def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
         return group_advantages(rewards_B, group_B, self.advantage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build, to_dict
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.base.files import read_json, write_json
 from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
@@ -101,7 +100,7 @@ class RolloutQueue:
             }
             ranks = distributed.gather_to_first(own.to("cpu"))
             distributed.by_first(functools.partial(_write, ranks, self.pad_id, _file(folder, batch)))
-        distributed.by_first(lambda: (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8"))
+        distributed.by_first(lambda: write_json(folder / INDEX, index))
 
     def load(self, folder: Path) -> None:
         """Read this rank's part of what `save` wrote; nothing where there is no such folder."""

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.base.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
@@ -75,7 +75,7 @@ def save_checkpoint(
         if reference is not None:
             _save_policy(reference, partial / "reference", tokenizer)
         _save_optimizer(optimizer, partial / "optimizer")
-        distributed.by_first(lambda: _write_json(partial / "state.json", {"step": step, **state}))
+        distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
         manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))
         distributed.by_first(lambda: _publish(root, partial, final, manifest, keep))
@@ -100,7 +100,7 @@ def _prepare(root: Path, partial: Path) -> None:
 
 def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
     """Write the manifest, rename the checkpoint to its final name, and remove old checkpoints."""
-    _write_json(partial / "manifest.json", manifest)
+    write_json(partial / "manifest.json", manifest)
     for path in [partial / "manifest.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _sync(path)
     if final.exists():  # a resumed run saves the same step again
@@ -226,10 +226,6 @@ def _numbered(root: Path) -> list[Path]:
 
 def _number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    _write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def _write_text(path: Path, text: str) -> None:
