@@ -11,8 +11,10 @@ from typing import TypeVar
 import torch
 
 from lfpo.base.rng import generator
+from lfpo.prompts.encoding import as_completions, columns_of
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction
+from lfpo.rewards.scoring import Rewards, score
 
 T = TypeVar("T")
 
@@ -43,6 +45,19 @@ class PromptSource:
     gen_length: int = 128
     rows: Sequence[Row] = ()
     place: Callable[[str, int], str] = numbered
+
+    def score(
+        self,
+        rows: Sequence[Row],
+        texts: Sequence[str],
+        completion_ids: list[list[int]],
+        weights: Sequence[float],
+        timeout: float,
+    ) -> Rewards:
+        """The rewards of b completions of b rows; see `lfpo.rewards.scoring.score`."""
+        prompts, completions = [row["prompt"] for row in rows], as_completions(rows, texts)
+        columns = columns_of(rows)
+        return score(self.reward_functions, weights, prompts, completions, completion_ids, columns, timeout)
 
     def without(self, indices: Sequence[int]) -> PromptSource:
         """The same prompts without some of `rows`; the others keep their order in each epoch."""

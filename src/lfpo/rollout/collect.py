@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import as_completions, columns_of, decode_completions, encode_rows
+from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import Rewards, score
+from lfpo.rewards import Rewards
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.sampler import SamplerConfig
@@ -109,15 +110,7 @@ def collect(
         n_prompts,
         refill,
         seed,
-        lambda rows, texts, ids: score(
-            source.reward_functions,
-            reward_weights,
-            [row["prompt"] for row in rows],
-            as_completions(rows, texts),
-            ids,
-            columns_of(rows),
-            reward_timeout,
-        ),
+        functools.partial(source.score, weights=reward_weights, timeout=reward_timeout),
         progress or Progress(),
         queue,
     )

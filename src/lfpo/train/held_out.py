@@ -10,9 +10,7 @@ from lfpo.base.progress import Progress
 from lfpo.eval.evaluate import EvalResult, evaluate
 from lfpo.eval.generation import Answer
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import as_completions
 from lfpo.prompts.sources import PromptSource
-from lfpo.rewards import score
 from lfpo.rollout.engine import Engine
 from lfpo.rollout.records import completion_record
 from lfpo.rollout.sampler import SamplerConfig
@@ -64,11 +62,9 @@ def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float],
     rows = source.eval_rows
     mine = distributed.share(len(rows))
     own, ids = [rows[i] for i in mine], result.trajectory.completion_ids()
-    columns = {n: [row.get(n) for row in own] for n in rows[0] if n != "prompt"}
     total = 0.0
     if own:
-        completions, ids = as_completions(own, [result.completions[i] for i in mine]), [ids[i] for i in mine]
-        prompts = [row["prompt"] for row in own]
-        scored = score(source.reward_functions, weights, prompts, completions, ids, columns, timeout)
+        texts = [result.completions[i] for i in mine]
+        scored = source.score(own, texts, [ids[i] for i in mine], weights, timeout)
         total = math.nan if scored.failed else float(scored.reward_b.sum())
     return distributed.sum_number(total) / len(rows)

@@ -19,10 +19,10 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.needs import rewards_for
 from lfpo.objectives.objective import Objective
-from lfpo.prompts.encoding import as_completions, columns_of, encode_prompt, misfit
+from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import reward_name, score
+from lfpo.rewards import reward_name
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
@@ -153,11 +153,7 @@ def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float]
     """
     rows = [source.train_row(i) for i in (0, 0, 1, 1)]
     ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
-    completions = as_completions(rows, [STAND_IN] * len(rows))
-    prompts = [row["prompt"] for row in rows]
-    scored = score(
-        source.reward_functions, weights, prompts, completions, [list(ids) for _ in rows], columns_of(rows), timeout
-    )
+    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, timeout)
     return [
         f"reward function {name!r} failed on a stand-in completion: {why}; where it fails on real ones, their rewards "
         "are None"
