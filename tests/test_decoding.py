@@ -249,7 +249,6 @@ def test_top_k_and_nucleus_of_a_distribution_by_hand():
         ({"eps": 0.0}, "eps 0.0"),
         ({"eps": 1.0}, "eps 1.0"),
         ({"eps": 0.1}, "eps 0.1 has no effect without schedule 'dream'"),
-        ({"early_stop_threshold": 0.5}, "early_stop_threshold 0.5 has no effect with early_stop 'none'"),
         ({"block_length": 0}, "block_length 0"),
         ({"steps": 0}, "steps 0"),
         ({"early_stop_threshold": 0.0}, "early_stop_threshold 0.0"),

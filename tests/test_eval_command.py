@@ -12,7 +12,6 @@ from rich.console import Console
 
 import tiny
 from lfpo.base.errors import UserError
-from lfpo.cli import names
 from lfpo.cli.command_line import main
 from lfpo.eval import command, scoring
 from lfpo.eval.progress import Progress
@@ -209,8 +208,8 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (command, names):
-        monkeypatch.setattr(module, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
+    monkeypatch.setattr("lfpo.cli.commands.check_names", lambda model, tasks: None)
+    monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 
 def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_path: Path):

@@ -119,7 +119,8 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
     """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
     of the keys in `texts` are kept as they are typed (`null` means none there too).
 
-    Raises UserError for an argument that does not begin with `--`, and where both `--a` and `--a.b` are given.
+    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`. A
+    later value replaces an earlier one, `--a '{c: 1}'` all that `--a.b` gave.
     """
     result: dict[str, Any] = {}
     i = 0
@@ -141,8 +142,6 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UserError(f"--{name}: {parent!r} was already given a plain value")
-        if isinstance(node.get(leaf), dict):
-            raise UserError(f"--{name}: keys of it were already given; give all of them one by one, or all in one")
         node[leaf] = value
         i += 1
     return result

@@ -152,11 +152,6 @@ class SamplerConfig:
                     f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with "
                     f"{', '.join(readers)}; leave it out"
                 )
-        if self.early_stop_threshold != SamplerConfig.early_stop_threshold and not self.stops_at_confidence:
-            raise ValueError(
-                f"early_stop_threshold {self.early_stop_threshold} has no effect with early_stop {self.early_stop!r}, "
-                "only with confidence or both; leave it out"
-            )
         if self.eps != SamplerConfig.eps and (self.schedule or rule.schedule) != "dream":
             raise ValueError(f"eps {self.eps} has no effect without schedule 'dream'; leave it out")
         if rule.schedule is None:
