@@ -60,7 +60,8 @@ def test_the_text_of_an_evaluation_without_a_reward_has_a_dash(tmp_path: Path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "25.0%" not in printed(folder, 80)
     path.write_text("".join(json.dumps({**row, "eval/greedy/reward": None}) + "\n" for row in rows))
-    assert "reward" in printed(folder, 80)
+    text = printed(folder, 80)
+    assert "reward" in text and any(" - " in line for line in text.splitlines() if "greedy" in line)
 
 
 def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):

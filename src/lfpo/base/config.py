@@ -129,20 +129,19 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
         if not argument.startswith("--") or argument == "--":
             raise UserError(f"argument {argument!r}: expected --key value")
         name, equals, text = argument[2:].partition("=")
-        follows = not equals and i + 1 < len(arguments) and not arguments[i + 1].startswith("--")
-        if follows:
-            text = arguments[i + 1]
-            i += 1
         key = name.replace("-", "_")
-        bare = not equals and not follows
-        value = True if bare else text if key in texts and text != "null" else _typed(text)
+        follows = i + 1 < len(arguments) and not arguments[i + 1].startswith("--")
+        if not equals:
+            text = arguments[i + 1] if follows else "true"
+            i += follows
+        as_typed = key in texts and text != "null" and bool(equals or follows)
         node = result
         *parents, leaf = key.split(".")
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UserError(f"--{name}: {parent!r} was already given a plain value")
-        node[leaf] = value
+        node[leaf] = text if as_typed else _typed(text)
         i += 1
     return result
 

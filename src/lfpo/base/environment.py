@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 
-from lfpo.base.errors import UserError
 from lfpo.base.version import VERSION
 
 
@@ -23,11 +22,9 @@ def versions() -> dict[str, str]:
 
 
 def use_threads(number: int) -> None:
-    """Set the CPU threads of torch (0: leave torch's default). Raises UserError for a negative number."""
+    """Set the CPU threads of torch (0: leave torch's default)."""
     import torch
 
-    if number < 0:
-        raise UserError(f"threads {number} must not be negative")
     if number:
         torch.set_num_threads(number)
 

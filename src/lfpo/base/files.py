@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON; what JSON has no form for is written as text."""
-    path.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+def write_json(path: Path, value: Any, *, default: Callable[[Any], Any] | None = None) -> None:
+    """Write indented JSON. default: what a value is written as that JSON has no form for (None: it is a TypeError)."""
+    path.write_text(json.dumps(value, indent=2, default=default) + "\n", encoding="utf-8")
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from rich.console import Console
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.environment import use_threads
 from lfpo.bench.measure import write_results
 from lfpo.bench.table import print_groups
@@ -35,6 +35,7 @@ class BenchPrecisionConfig:
 
     def __post_init__(self) -> None:
         at_least_one(self, "tokens", "vocabulary", "width")
+        not_negative(self, "threads")
 
 
 def run_bench_precision(config: BenchPrecisionConfig, console: Console | None = None) -> Path:

@@ -56,7 +56,7 @@ class BenchRolloutConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        not_negative(self, "budget", "lora")
+        not_negative(self, "budget", "lora", "threads")
         if not self.tokens_per_step or min(self.tokens_per_step) < 1:
             raise ValueError(f"tokens_per_step {self.tokens_per_step} must be one or more numbers, each at least 1")
         at_least_one(self, "n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens")

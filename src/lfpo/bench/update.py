@@ -77,7 +77,7 @@ class BenchUpdateConfig:
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        not_negative(self, "budget")
+        not_negative(self, "budget", "threads")
         at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "prompts", "repeats")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")

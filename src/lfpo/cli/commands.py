@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides
+from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
 from lfpo.base.errors import UserError
 from lfpo.base.options import configure, describe
 
@@ -98,7 +98,7 @@ def evaluate(rest: list[str]) -> None:
     if {"-h", "--help"} & set(rest):
         print(describe(EvalConfig, "eval", takes_file=False))
         raise SystemExit(0)
-    config = configure(parse_overrides(rest))
+    config = configure(parse_overrides(rest, text_keys(EvalConfig)))
     check_names(config.model, config.task_names)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
@@ -125,7 +125,7 @@ def compare(rest: list[str]) -> None:
         print(describe(CompareConfig, "compare", takes_file=True))
         return
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
-    overrides = parse_overrides(rest)
+    overrides = parse_overrides(rest, text_keys(CompareConfig))
     if isinstance(overrides.get("arms"), dict):  # they may be picked too
         values = merge(values, {"arms": overrides.pop("arms")})
     if isinstance(overrides.get("objectives"), str | list):
@@ -173,13 +173,14 @@ def _named(rest: list[str], *names: str) -> list[str]:
 
 
 def plan(rest: list[str]) -> None:
+    from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
     if {"-h", "--help"} & set(rest):
         print(describe(PlanConfig, "plan", takes_file=True))
         return
     recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
-    given = parse_overrides(rest)
+    given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
     config, args = configure(load_yaml(recipe) if recipe else {}, given)
     from lfpo.train.plan.command import run_plan
 

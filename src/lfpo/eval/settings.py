@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.config import RECIPES, build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks import TASKS
@@ -79,6 +79,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         at_least_one(self, "n", "n_samples")
+        not_negative(self, "threads")
         if self.num_fewshot < 0 or self.rollout_tokens < 1:
             raise ValueError("'num_fewshot' must not be negative, and 'rollout_tokens' must be at least 1")
         if self.dtype not in DTYPES:

@@ -182,7 +182,7 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     save_tensors(tensors, folder / "adapter_model.safetensors")
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    write_json(folder / "adapter_config.json", plain)
+    write_json(folder / "adapter_config.json", plain, default=str)
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:

@@ -13,7 +13,7 @@ from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.comparison import comparison_data
 from lfpo.report.data import is_comparison, run_data
 from lfpo.runs.directory import Run
-from lfpo.runs.display import sparkline
+from lfpo.runs.display import reward_text, sparkline
 
 
 def print_report(run: Run, console: Console | None = None) -> None:
@@ -90,10 +90,7 @@ def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) ->
     table.add_column("NFE", justify="right")
     for e in evaluations:
         for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
-            number, form = (
-                (100 * values["accuracy"], "{:.1f}%") if "accuracy" in values else (values.get("reward"), "{:.3f}")
-            )
-            value = "-" if number is None else form.format(number)
+            value = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
             interval = f"{100 * values['low']:.1f} to {100 * values['high']:.1f}" if "low" in values else ""
             wide = [] if narrow else [interval, f"{values['steps']:.1f}"]
             name = e["name"] if values is e["first"] or e["first"]["step"] == e["last"]["step"] else ""

@@ -207,8 +207,13 @@ def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
 def _score(values: dict[str, float]) -> str:
     if "accuracy" in values:
         return f"{100 * values['accuracy']:.1f}% at {values['nfe']:.1f} NFE"
+    return f"reward {reward_text(values)} at {values['nfe']:.1f} NFE"
+
+
+def reward_text(values: dict[str, Any]) -> str:
+    """The mean reward of an evaluation; "-" where a reward function failed or no completion could be judged."""
     reward = values.get("reward")
-    return f"reward {'-' if reward is None else f'{reward:.3f}'} at {values['nfe']:.1f} NFE"
+    return "-" if reward is None else f"{reward:.3f}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

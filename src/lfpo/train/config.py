@@ -170,7 +170,8 @@ class LFPOConfig:
         for name in self.eval_samplers:
             if not name or "/" in name:
                 raise ValueError(
-                    f"'eval_samplers': the name {name!r} must be text without '/', which metrics' names have"
+                    f"'eval_samplers': the name {name!r} must be text without '/', which separates the parts of "
+                    "metrics' names"
                 )
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
