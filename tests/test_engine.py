@@ -11,6 +11,8 @@ import queue
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -518,6 +520,21 @@ def test_a_reward_function_that_cannot_be_sent_is_one_sentence(
         by_tasks([only_here.reward], settings, closing)
     with pytest.raises(UserError, match="9 reward workers with a CPU each need 9, and the cluster has 4; lower"):
         by_tasks([length], EngineSettings(reward_workers=9), closing)
+
+
+@pytest.mark.long
+def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        pytest.skip("this Ray begins clusters without a token")
+    address = ray.get_runtime_context().gcs_address
+    program = (
+        "from lfpo.base.engine_settings import EngineSettings\n"
+        "from lfpo.train.ray_cluster import connect\n"
+        f"connect(EngineSettings(name='ray', address={address!r}))"
+    )
+    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=without)
+    assert f"UserError: engine ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE" in process.stderr
 
 
 def two_ranks(folder: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,16 +34,31 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(settings: EngineSettings, address: str | None = None) -> bool:
+class Cluster(NamedTuple):
+    """What a process needs to join a cluster. auth: $RAY_AUTH_MODE, which Ray sets to "token" in the process that
+    begins a Ray of this machine; the token itself is in a file."""
+
+    address: str
+    auth: str | None
+
+
+def joined_cluster() -> Cluster:
+    """The cluster that this process has joined."""
+    return Cluster(import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE"))
+
+
+def connect(settings: EngineSettings, cluster: Cluster | None = None) -> bool:
     """Join a cluster, or begin a Ray of this machine; returns whether this call did (False: this process had joined).
 
-    address: of the cluster; None: that of the settings, or else $RAY_ADDRESS.
+    cluster: None: at the address of the settings, or else $RAY_ADDRESS.
     Raises UserError where there is no cluster at the address, or it has fewer cores or GPUs than the settings ask for.
     """
+    if cluster and cluster.auth:
+        os.environ["RAY_AUTH_MODE"] = cluster.auth  # read when Ray is imported
     ray, needed = import_ray(), _needed(settings)
     began = not ray.is_initialized()
     if began:
-        address = address or settings.address or os.environ.get("RAY_ADDRESS")
+        address = cluster.address if cluster else settings.address or os.environ.get("RAY_ADDRESS")
         own = {"num_cpus": max(os.cpu_count() or 1, sum(needed["CPU"].values())), "include_dashboard": False}
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
@@ -51,6 +66,11 @@ def connect(settings: EngineSettings, address: str | None = None) -> bool:
             # "local": Ray alone would join any cluster that runs on this machine.
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own))
         except (ConnectionError, ValueError, RuntimeError) as error:
+            if "AuthToken" in str(error.__cause__):
+                raise UserError(
+                    f"engine ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, and "
+                    "have the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+                ) from error
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
     found = ray.cluster_resources()
     for kind, askers in needed.items():

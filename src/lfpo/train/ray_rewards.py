@@ -16,7 +16,15 @@ from lfpo.base.environment import versions
 from lfpo.base.errors import UserError
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked, last_line
-from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.train.ray_cluster import (
+    Cluster,
+    check_head,
+    connect,
+    first_line,
+    import_ray,
+    joined_cluster,
+    wait_for_start,
+)
 
 RETRIES = 2  # times that Ray calls a function again whose process died
 CHECK = 5.0  # seconds between two looks at the head of the cluster
@@ -33,8 +41,8 @@ def by_tasks(
     Raises UserError for a function that cannot be pickled, or that a worker cannot load.
     """
     first = distributed.rank() == 0
-    address = distributed.together(lambda: _join(settings, None, closing) if first else None)[0]
-    distributed.together(lambda: None if first else _join(settings, address, closing))
+    cluster = distributed.together(lambda: _join(settings, None, closing) if first else None)[0]
+    distributed.together(lambda: None if first else _join(settings, cluster, closing))
     sent = distributed.together(lambda: [_pickled(function) for function in functions])[distributed.rank()]
     tasks = max(1, settings.reward_workers // distributed.world())
     ray = import_ray()
@@ -43,11 +51,11 @@ def by_tasks(
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 
-def _join(settings: EngineSettings, address: str | None, closing: contextlib.ExitStack) -> str:
-    """Join Ray; returns the address for the other ranks, which join the same."""
-    if connect(settings, address):
+def _join(settings: EngineSettings, cluster: Cluster | None, closing: contextlib.ExitStack) -> Cluster:
+    """Join Ray; returns the cluster for the other ranks, which join the same."""
+    if connect(settings, cluster):
         closing.callback(import_ray().shutdown)
-    return import_ray().get_runtime_context().gcs_address
+    return joined_cluster()
 
 
 def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunction:
