@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from lfpo.prompts.tasks.code_task import CodeTask
 from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
+from lfpo.rewards.sandbox import launch
 from lfpo.train.config import LFPOConfig
 from mutants import mutants, passes_as_a_script
 
@@ -168,6 +170,21 @@ def test_rows_that_need_a_missing_library_are_not_judged(tmp_path: Path) -> None
     assert task.correct_all([row], [task.solution(row)]) == [None] and not task.correct(task.solution(row), row)
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     assert [reward([""], [task.solution(row)], **columns) for reward in task.reward_functions] == [[1.0], [None]]
+
+
+def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    task = own("humaneval")
+    rows = task.test_rows(2)
+    monkeypatch.setattr("lfpo.rewards.sandbox.run_job._WAITS", ())
+    solutions = [task.solution(row) for row in rows]
+    with monkeypatch.context() as full:
+        full.setattr(launch, "start", refuse)
+        with pytest.warns(UserWarning, match=r"2 completions .* no process can be started"):
+            assert task.correct_all(rows, solutions) == [None, None]
+    assert task.correct_all(rows, solutions) == [True, True]  # nothing of it was cached
 
 
 def test_training_rows_are_acecode_and_test_rows_the_suite(tmp_path: Path) -> None:

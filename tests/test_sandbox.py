@@ -22,6 +22,7 @@ from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.job import encode_job
+from lfpo.rewards.scoring import RewardFailed
 
 LIMITS = Limits(seconds=30)
 DOUBLE = "def double(x):\n    return x * 2\n"
@@ -352,9 +353,9 @@ def test_a_process_that_cannot_start_is_started_again_and_then_an_error(monkeypa
     job = Job(DOUBLE, tests=["assert double(1) == 2"])
     refuse(2, errno.EMFILE)
     assert sandbox.judge(job).passed
-    for times, number in ((3, errno.EAGAIN), (1, errno.ENOENT)):
+    for times, number, raised in ((3, errno.EAGAIN, RewardFailed), (1, errno.ENOENT, OSError)):
         refuse(times, number)
-        with pytest.raises(OSError, match=os.strerror(number)):
+        with pytest.raises(raised, match=os.strerror(number)):
             sandbox.judge(job)
         assert len(refused) == times
 

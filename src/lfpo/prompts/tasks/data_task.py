@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from lfpo.prompts.tasks.hub import HubSplit, load_hub
 from lfpo.prompts.tasks.records import Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
+from lfpo.rewards.scoring import RewardFailed
 
 SPLITS = ("train", "test")
 
@@ -81,12 +83,17 @@ class DataTask:
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
         """Whether each completion gets the accuracy reward; None for a row that this machine cannot judge.
 
-        Such rows do not count in any accuracy; `needs` gives the reason.
+        Such rows do not count in any accuracy; `needs` gives the reason. All are None, with a warning, if the machine
+        has no process left to judge them.
         """
         if not rows:
             return []
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        values = self.reward([row["prompt"] for row in rows], list(completions), **columns)
+        try:
+            values = self.reward([row["prompt"] for row in rows], list(completions), **columns)
+        except RewardFailed as error:
+            warnings.warn(f"{len(rows)} completions are not judged: {error}", stacklevel=2)
+            values = [None] * len(rows)
         return [None if value is None else value == 1.0 for value in values]
 
     def needs(self, row: Row) -> str:

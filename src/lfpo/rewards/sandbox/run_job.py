@@ -21,6 +21,7 @@ from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import wire
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, encode_suite, failed
 from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
+from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
@@ -60,15 +61,17 @@ class Sandbox:
 
     def judge(self, job: Job) -> Verdict:
         """The verdict of one job. Where the machine has no process or file descriptor left, it is tried again, since
-        other jobs end. Raises OSError if its processes still cannot be started; the program is not to blame."""
-        for wait in _WAITS:
+        other jobs end. Raises RewardFailed if there still is none; the program is not to blame."""
+        waits = iter(_WAITS)
+        while True:
             try:
                 return run_job(job, self.rung, self.limits, self.libraries)
             except OSError as error:
                 if error.errno not in _SCARCE:
                     raise
+                if (wait := next(waits, None)) is None:
+                    raise RewardFailed(f"no process can be started to judge a program ({error.strerror})") from error
                 time.sleep(wait)
-        return run_job(job, self.rung, self.limits, self.libraries)
 
 
 def _cores() -> int:
