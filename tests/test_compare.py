@@ -21,6 +21,7 @@ from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
 from lfpo.compare.command import check, run_compare
+from lfpo.compare.dry_run import CORE_FLOPS, core_flops
 from lfpo.compare.endpoints import (
     accuracy_at,
     area_under_curve,
@@ -191,6 +192,19 @@ def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
     assert rows["main, evaluation"][0] == "4" and "again, evaluation" not in rows
     assert rows["more, evaluation"][0] == "1"
     assert rows["all"][0] == "10"
+
+
+def test_the_speed_of_a_core_is_that_of_finished_tuning_cells(tmp_path: Path):
+    store = Store(tmp_path / "cells.json.gz")
+    grid = Grid(small(tmp_path), store, print)
+    assert core_flops(grid) == (CORE_FLOPS, False)
+    store.add("gradients-1", {"gradients": []})
+    store.add("evaluated", {"flops": 1e9, "training_seconds": 100.0, "curve": [[0, 0.5]]})
+    store.add("base", {"flops": 0, "training_seconds": 0.0, "curve": []})
+    assert core_flops(grid) == (CORE_FLOPS, False)
+    store.add("one", {"flops": 3e9, "training_seconds": 2.0, "curve": []})
+    store.add("two", {"flops": 5e9, "training_seconds": 2.0, "curve": []})
+    assert core_flops(grid) == (2e9, True)
 
 
 def test_keys_depend_on_what_decides_the_numbers(tmp_path: Path):

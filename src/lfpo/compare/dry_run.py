@@ -96,7 +96,8 @@ def cell_flops(grid: Grid, cell: Cell) -> float:
 
 def core_flops(grid: Grid) -> tuple[float, bool]:
     """Model FLOPs of training a second of one core, and whether finished cells say so."""
-    found = [r for r in grid.store.results.values() if r["flops"] and r["training_seconds"]]
+    # The store keeps gradient noise, too, which has neither.
+    found = [r for r in grid.store.results.values() if r.get("flops") and r.get("training_seconds")]
     tuning = [r for r in found if not r["curve"]]  # nothing but training in these seconds
     if not tuning:
         return CORE_FLOPS, False
