@@ -1,9 +1,8 @@
 """Successors: labelled digits in the prompt; the completion repeats each and adds the digit after it. An item
 takes four tokens; there is one task for each length.
 
-`a7b3` asks for `a78;b34;`. In a wrong demonstration one item and all after it have the digit before (`b32;`). The
-mistake may begin at any item, so right demonstrations are equally frequent at every length, and one wrong decision
-spoils a completion.
+`a7b3` asks for `a78;b34;`. In a wrong demonstration the last item has the digit before (`b32;`). So one token decides at
+every length, a base model that learns both is right equally often, and only the number of other tokens grows.
 """
 
 from __future__ import annotations
@@ -40,22 +39,21 @@ def successor_task(gen_length: int) -> Task:
     )
 
 
-def _render(digits: str, right: int) -> str:
-    """The completion whose first `right` items are right."""
-    steps = [1] * right + [-1] * (len(digits) - right)
+def _render(digits: str, last: int) -> str:
+    """The completion; `last` is added to the last digit, 1 to all others."""
+    steps = [1] * (len(digits) - 1) + [last]
     items = zip(LABELS, digits, steps, strict=False)
     return "".join(f"{label}{digit}{(int(digit) + step) % 10};" for label, digit, step in items)
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The right answer, or one that is wrong from a random item on."""
-    digits = row["digits"]
-    return _render(digits, len(digits) if rng.random() < right_share else rng.randrange(len(digits)))
+    """The right answer, or one whose last item is wrong."""
+    return _render(row["digits"], 1 if rng.random() < right_share else -1)
 
 
 def correct(completion: str, row: Row) -> bool:
     """Whether the completion is the right answer and nothing else."""
-    return completion.strip() == _render(row["digits"], len(row["digits"]))
+    return completion.strip() == _render(row["digits"], 1)
 
 
 LENGTH_16, LENGTH_32, LENGTH_64, LENGTH_128 = (successor_task(length) for length in (16, 32, 64, 128))
