@@ -1,8 +1,8 @@
 """Successors: labelled digits in the prompt; the completion repeats each and adds the digit after it. An item
 takes four tokens; there is one task for each length.
 
-`a7b3` asks for `a78;b34;`. In a wrong demonstration the last item has the digit before (`b32;`). So one token decides at
-every length, a base model that learns both is right equally often, and only the number of other tokens grows.
+`a7b3` asks for `a78;b34;`. In a wrong demonstration the last item has the digit before (`b32;`). So one token decides
+at every length, a base model that learns both is right equally often, and only the number of other tokens grows.
 """
 
 from __future__ import annotations
