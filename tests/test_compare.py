@@ -33,7 +33,7 @@ from lfpo.compare.endpoints import (
     rate_sensitivity,
 )
 from lfpo.compare.grid import Grid, Trial, best_trial
-from lfpo.compare.results import Results, arm_results
+from lfpo.compare.results import Results, arm_results, profiles
 from lfpo.compare.settings import Arm, Cell, CompareConfig, cell_config, pick_arms, pick_objectives
 from lfpo.compare.statistics import (
     bootstrap,
@@ -205,6 +205,23 @@ def test_the_speed_of_a_core_is_that_of_finished_tuning_cells(tmp_path: Path):
     store.add("one", {"flops": 3e9, "training_seconds": 2.0, "curve": []})
     store.add("two", {"flops": 5e9, "training_seconds": 2.0, "curve": []})
     assert core_flops(grid) == (2e9, True)
+
+
+def test_a_profile_is_over_all_tasks_of_its_arm(tmp_path: Path):
+    def runs(*areas: float) -> list[dict[str, Any]]:
+        return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
+
+    config = small(tmp_path, arms={"main": Arm(["choice", "words", "sudoku"], ["lfpo", "rejection"], seeds=2)})
+    cells = {
+        "main/choice": {"lfpo": runs(0.2, 0.4), "rejection": runs(0.9)},
+        "main/words": {"lfpo": runs(0.8), "rejection": []},
+        "main/sudoku": {"lfpo": [], "rejection": []},  # nothing has run there
+    }
+    found = profiles(Results(config, cells, {}, [], {}, {}), "main")
+    assert found.keys() == {"levels", "lfpo"}
+    assert (found["levels"][0], found["levels"][-1]) == (pytest.approx(0.19), pytest.approx(0.81))
+    above = {round(level, 2): at["mean"] for level, at in zip(found["levels"], found["lfpo"], strict=True)}
+    assert (above[0.19], above[0.3], above[0.5]) == (1.0, 0.75, 0.5)  # of two tasks
 
 
 def test_keys_depend_on_what_decides_the_numbers(tmp_path: Path):

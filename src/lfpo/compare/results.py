@@ -118,11 +118,11 @@ def arm_results(results: Results, label: str) -> list[ArmResult]:
 
 
 def profiles(results: Results, arm: str) -> dict[str, Any]:
-    """Performance profiles of an arm's objectives over its tasks, from a point below all runs to one above."""
-    settings = [s for s in results.cells if s.partition("/")[0] == arm]
-    found = {
-        label: found for label in results.config.arms[arm].objectives if (found := scores(results, settings, label))
-    }
+    """Performance profiles of an arm's objectives over its tasks, from a point below all runs to one above. Without
+    objectives that have no run on one of the tasks: profiles over different tasks cannot be compared."""
+    settings = [s for s in results.cells if s.partition("/")[0] == arm and any(results.cells[s].values())]
+    found = {label: scores(results, settings, label) for label in results.config.arms[arm].objectives}
+    found = {label: tasks for label, tasks in found.items() if len(tasks) == len(settings)}
     every = [x for tasks in found.values() for seeds in tasks for x in seeds]
     if not every:
         return {}

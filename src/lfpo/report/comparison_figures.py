@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
         sampler = results["cells"][0]["sampler"]
         yield f"convergence-{name}", convergence(groups[setting], sampler)
         if all("frontier" in c for cells in groups[setting].values() for c in cells):
-            yield f"frontiers-{name}", frontiers(groups[setting], results["bases"].get(setting), sampler)
+            yield f"frontiers-{name}", frontiers(groups[setting], results["bases"].get(setting))
         if all("calibration" in c for cells in groups[setting].values() for c in cells):
             yield f"calibration-{name}", calibration(groups[setting], sampler)
         if trials := [t for t in results.get("trials", []) if t["setting"] == setting and t["knobs"] == "{}"]:
@@ -45,12 +45,12 @@ def comparison_figures(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "simplex", draw_simplex()
 
 
-def standing_out(groups: Groups, sampler: str) -> dict[str, str]:
-    """Colours of the objectives that stand out: the first one, and those of the best accuracy under a sampler. An
+def standing_out(groups: Groups, score: Callable[[dict[str, Any]], float]) -> dict[str, str]:
+    """Colours of the objectives that stand out: the first one, and those of the best mean score of their cells. An
     objective has the colour of its place, so that it keeps it in other figures."""
     first, *others = groups
-    accuracy = {label: sum(c["eval"][sampler]["accuracy"] for c in cells) for label, cells in groups.items()}
-    best = sorted(others, key=lambda label: -accuracy[label] / len(groups[label]))[: STRONG - 1]
+    mean = {label: sum(map(score, cells)) / len(cells) for label, cells in groups.items()}
+    best = sorted(others, key=lambda label: -mean[label])[: STRONG - 1]
     colours = dict(zip(groups, itertools.cycle(COLOURS), strict=False))
     return {label: colours[label] for label in (first, *best)}
 
@@ -62,7 +62,7 @@ def convergence(groups: Groups, sampler: str) -> Any:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
-    colours = standing_out(groups, sampler)
+    colours = standing_out(groups, lambda cell: cell["eval"][sampler]["accuracy"])
     ends: dict[str, float] = {}
     lowest = 100.0
     for axis, key, unit, text in ((axes[0], "seconds", 1.0, "training time (s)"), (axes[1], "flops", TERA, "TFLOPs")):
@@ -82,13 +82,13 @@ def convergence(groups: Groups, sampler: str) -> Any:
     return figure
 
 
-def frontiers(groups: Groups, base: dict[str, Any] | None, sampler: str) -> Any:
+def frontiers(groups: Groups, base: dict[str, Any] | None) -> Any:
     """Accuracy over forwards of greedy decoding, one point a threshold: means over seeds, with a band from the lowest
-    to the highest seed. Black and dotted: the untrained model."""
+    to the highest seed for the objectives with the largest areas. Black and dotted: the untrained model."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6.5, 3.8))
-    colours, ends = standing_out(groups, sampler), dict[str, float]()
+    colours, ends = standing_out(groups, lambda cell: cell["endpoints"]["frontier"]), dict[str, float]()
     for label, cells in groups.items():
         points = list(zip(*(c["frontier"] for c in cells), strict=True))
         ys = [[100 * p["accuracy"] for p in at] for at in points]
@@ -235,7 +235,7 @@ def calibration(groups: Groups, sampler: str) -> Any:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
-    colours = standing_out(groups, sampler)
+    colours = standing_out(groups, lambda cell: cell["eval"][sampler]["accuracy"])
     for axis, column, text in ((axes[0], 2, "becomes the final token"), (axes[1], 3, "and the completion is right")):
         ends = {}
         for label, cells in groups.items():
