@@ -179,7 +179,7 @@ def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPat
     task = own("humaneval")
     rows = task.test_rows(2)
     monkeypatch.setattr("lfpo.rewards.sandbox.run_job._WAITS", ())
-    solutions = [task.solution(row) for row in rows]
+    solutions = [f"{task.solution(row)}\n# not cached by another test" for row in rows]
     with monkeypatch.context() as full:
         full.setattr(launch, "start", refuse)
         with pytest.warns(UserWarning, match=r"2 completions .* no process can be started"):
