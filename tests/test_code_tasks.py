@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, acecode, bigcodebench, get_task, humaneval_plus, mbpp_plus
-from lfpo.prompts.tasks.code_task import CodeTask
+from lfpo.prompts.tasks.code_task import STRICT, CodeTask
 from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
@@ -179,7 +180,8 @@ def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPat
     task = own("humaneval")
     rows = task.test_rows(2)
     monkeypatch.setattr("lfpo.rewards.sandbox.run_job._WAITS", ())
-    solutions = [f"{task.solution(row)}\n# not cached by another test" for row in rows]
+    solutions = [task.solution(row) for row in rows]
+    monkeypatch.setattr(STRICT, "_cache", OrderedDict())  # other tests may have judged them
     with monkeypatch.context() as full:
         full.setattr(launch, "start", refuse)
         with pytest.warns(UserWarning, match=r"2 completions .* no process can be started"):
