@@ -212,7 +212,7 @@ def test_a_profile_is_over_all_tasks_of_its_arm(tmp_path: Path):
         return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
 
     config = small(tmp_path, arms={"main": Arm(["choice", "words", "sudoku"], ["lfpo", "rejection"], seeds=2)})
-    cells = {
+    cells: dict[str, dict[str, list[dict[str, Any]]]] = {
         "main/choice": {"lfpo": runs(0.2, 0.4), "rejection": runs(0.9)},
         "main/words": {"lfpo": runs(0.8), "rejection": []},
         "main/sudoku": {"lfpo": [], "rejection": []},  # nothing has run there
