@@ -445,7 +445,7 @@ def wrong(completions: list[str], **_: Any) -> list[float]:
 
 def sleeps(completions: list[str], **_: Any) -> list[float]:
     if "slow" in completions:
-        time.sleep(60.0)
+        time.sleep(120.0)
     return [1.0] * len(completions)
 
 
@@ -492,8 +492,8 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any):
         with pytest.raises(UserError, match="'wrong': returned 4 rewards for 3 completions"):
             scored([several], COMPLETIONS)
         # A limit ends the task, a process that dies fails its batch; the next batch is scored again.
-        late = scored(sent[-2:], ["slow", *COMPLETIONS], timeout=8.0)
-        assert late.failed == {"sleeps": "it ran for more than 8 s"} and late.parts["dies"] == [1.0] * 10
+        late = scored(sent[-2:], ["slow", *COMPLETIONS], timeout=25.0)
+        assert late.failed == {"sleeps": "it ran for more than 25 s"} and late.parts["dies"] == [1.0] * 10
         dead = scored(sent[-2:], [*COMPLETIONS, "deadly"])
         assert dead.failed.keys() == {"dies"} and dead.failed["dies"].startswith("its Ray task was lost (")
         assert not scored(sent[-2:], COMPLETIONS).failed
