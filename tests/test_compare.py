@@ -194,6 +194,11 @@ def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
     assert rows["all"][0] == "10"
 
 
+def runs(*areas: float) -> list[dict[str, Any]]:
+    """Cells of seeds from 100 on that have these areas."""
+    return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
+
+
 def test_the_speed_of_a_core_is_that_of_finished_tuning_cells(tmp_path: Path):
     store = Store(tmp_path / "cells.json.gz")
     grid = Grid(small(tmp_path), store, print)
@@ -208,9 +213,6 @@ def test_the_speed_of_a_core_is_that_of_finished_tuning_cells(tmp_path: Path):
 
 
 def test_a_profile_is_over_all_tasks_of_its_arm(tmp_path: Path):
-    def runs(*areas: float) -> list[dict[str, Any]]:
-        return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
-
     config = small(tmp_path, arms={"main": Arm(["choice", "words", "sudoku"], ["lfpo", "rejection"], seeds=2)})
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {
         "main/choice": {"lfpo": runs(0.2, 0.4), "rejection": runs(0.9)},
@@ -449,9 +451,6 @@ def test_arms_against_a_baseline_by_hand(tmp_path: Path):
     """Two seeds of lfpo in `late`, one of them in `main` too; rejection only in `main`."""
     one, both = Arm(["choice"], ["lfpo", "rejection"], seeds=1), Arm(["choice"], ["lfpo"], seeds=2)
     config = small(tmp_path, arms={"main": one, "late": both}, baseline="main")
-
-    def runs(*areas: float) -> list[dict[str, Any]]:
-        return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
 
     cells = {"main/choice": {"lfpo": runs(0.5), "rejection": runs(0.2)}, "late/choice": {"lfpo": runs(0.4, 0.8)}}
     results = Results(config, cells, {}, [], {}, {})
