@@ -214,6 +214,28 @@ def test_the_unit_of_advantages_by_hand():
     torch.testing.assert_close(plain, 0.5 + double([0.5, -0.5, 0.25, 0.25, 0.25, -0.75]) / 2)
 
 
+def test_a_lower_baseline_imitates_groups_that_are_right_and_leaves_groups_that_are_wrong():
+    # Means 1/2, 1 and 0; with half of them subtracted: 3/4, -1/4; 1/2, 1/2; 0, 0. Deviation "one", c = 1.
+    rewards, group = double([1, 0, 1, 1, 0, 0]), torch.tensor([0, 0, 1, 1, 2, 2])
+    half = LFPO(clip=1.0, deviation="one", baseline=0.5).signal(rewards, group)
+    torch.testing.assert_close(half, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 2)
+    none = LFPO(clip=1.0, deviation="one", baseline=0.0).signal(rewards, group)
+    torch.testing.assert_close(none, 0.5 + rewards / 2)
+    in_units = LFPO(clip=4.0, baseline=0.5).signal(rewards, group)  # of the batch's deviation, which is 1/2
+    torch.testing.assert_close(in_units, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 0.5001 / 8)
+
+
+def test_a_lower_baseline_needs_rewards_it_can_imitate_by():
+    with pytest.raises(UserError, match=r"reward -1 is negative; baseline 0.5 imitates"):
+        LFPO(baseline=0.5).signal(double([1, -1]), torch.tensor([0, 0]))
+    for wrong in ({"baseline": 1.5}, {"baseline": -0.1}):
+        with pytest.raises(ValueError, match=r"baseline must be from 0 to 1, found"):
+            LFPO(**wrong)
+    for other in ({"reward_transform": "raw"}, {"deviation": "group"}):
+        with pytest.raises(ValueError, match=r"baseline below 1 needs reward_transform 'centered' and deviation"):
+            LFPO(baseline=0.5, **other)
+
+
 def test_equal_rewards_say_nothing():
     assert LFPO().signal(double([0.3] * 4), torch.tensor([0, 0, 1, 1])).tolist() == [0.5] * 4
 

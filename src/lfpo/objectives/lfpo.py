@@ -12,7 +12,7 @@ from lfpo.base.checks import at_least_one, not_negative, positive
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.ops.rectified import printed_sum
@@ -37,6 +37,9 @@ class LFPO:
         DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
     clip: c above. deviation: the unit of A and c: the standard deviation of the "batch"'s rewards, that of the "group",
         or "one" (rewards as they are).
+    baseline: the share of the group's mean reward that the advantage subtracts. 1: all of it, as published. Below 1,
+        the right rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline:
+        arXiv 2506.20520). 0: imitation alone, weighted by rewards. Rewards must not be negative then.
     num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
@@ -54,6 +57,7 @@ class LFPO:
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: float = 1.0
     deviation: Literal["batch", "group", "one"] = "batch"
+    baseline: float = 1.0
     num_iterations: int = 1
     positive_weight: float = 1.0
     negative_weight: float = 1.0
@@ -67,6 +71,13 @@ class LFPO:
         not_negative(self, "positive_weight", "negative_weight", "base_kl")
         if self.positive_weight + self.negative_weight == 0:
             raise ValueError("positive_weight and negative_weight must not both be zero")
+        if not 0 <= self.baseline <= 1:
+            raise ValueError(f"baseline must be from 0 to 1, found {self.baseline:g}")
+        if self.baseline < 1 and (self.reward_transform == "raw" or self.deviation == "group"):
+            raise ValueError(
+                "baseline below 1 needs reward_transform 'centered' and deviation 'batch' or 'one': raw rewards have "
+                "no baseline, and a group that agrees has no deviation"
+            )
         if self.target_weight != "equal" and self.reading != "rectified":
             raise ValueError(f"target_weight {self.target_weight!r} needs reading 'rectified', found {self.reading!r}")
 
@@ -91,6 +102,13 @@ class LFPO:
                 )
             return rewards_B
         advantage = group_advantages(rewards_B, group_B, "zscore" if self.deviation == "group" else "mean")
+        if self.baseline < 1:
+            if rewards_B.min() < 0:
+                raise UserError(
+                    f"reward {float(rewards_B.min()):g} is negative; baseline {self.baseline:g} imitates rollouts by "
+                    "their rewards, so it needs rewards of at least 0"
+                )
+            advantage = advantage + (1 - self.baseline) * group_means(rewards_B, group_B)
         if self.deviation == "batch":
             advantage = advantage / (rewards_B.std(correction=0) + 1e-4)
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
