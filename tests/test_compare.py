@@ -194,6 +194,18 @@ def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
     assert rows["all"][0] == "10"
 
 
+def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
+    arms = {
+        "main": Arm(["choice", "words"], ["lfpo"], seeds=1),
+        "more": Arm(["words"], ["lfpo"], seeds=1, overrides={"num_generations": 6}),
+    }
+    config = small(tmp_path, arms=arms, recipe_overrides={"words": {"num_generations": 4}})
+    built = {(a, r): cell_config(config, Cell(a, r, "lfpo", 1e-4, 100)) for a in arms for r in arms[a].recipes}
+    assert [c.num_generations for c in built.values()] == [2, 4, 6]
+    with pytest.raises(UserError, match="'wards'"):
+        small(tmp_path, recipe_overrides={"wards": {}})
+
+
 def runs(*areas: float) -> list[dict[str, Any]]:
     """Cells of seeds from 100 on that have these areas."""
     return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]

@@ -60,6 +60,7 @@ class CompareConfig:
     rate_of: label -> label whose rate it takes; it is not tuned itself.
     arms: name -> a part of the grid. On the command line `--only a,b` selects some.
     overrides: keys that replace the same keys of every recipe, so that all cells have equal rollouts and evaluations.
+    recipe_overrides: recipe -> keys over `overrides` for this recipe, in all arms.
     curve_sampler: the eval sampler of learning curves. thresholds: those of the frontier. samplers: more eval samplers
         of the recipes that the trained models are evaluated under.
     tuning_seeds, evaluation_seeds: disjoint. validation, problems: numbers of validation and test problems. Validation
@@ -79,6 +80,7 @@ class CompareConfig:
     trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     rate_of: dict[str, str] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
+    recipe_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     curve_sampler: str = "threshold"
     samplers: list[str] = field(default_factory=list)
     thresholds: list[float] = field(default_factory=lambda: list(THRESHOLDS))
@@ -113,6 +115,8 @@ class CompareConfig:
             if label == BASE or "/" in label:
                 raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
         self._check_labels()
+        for recipe in self.recipe_overrides:
+            load_yaml(recipe)  # an unknown recipe is an error
         for name in self.gradients:
             if name not in self.arms:
                 raise ValueError(f"'gradients' names {name!r}, which is not among the arms{nearest(name, self.arms)}")
@@ -260,7 +264,7 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
     """
     values = merge(load_yaml(cell.recipe), config.overrides)
     overrides = config.arms[cell.arm].overrides
-    values = merge(values, overrides)
+    values = merge(merge(values, config.recipe_overrides.get(cell.recipe, {})), overrides)
     trained = cell.objective != BASE
     if trained:
         own = {**config.objectives[cell.objective], **json.loads(cell.knobs)}
