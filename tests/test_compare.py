@@ -24,6 +24,7 @@ from lfpo.compare.command import check, run_compare
 from lfpo.compare.dry_run import CORE_FLOPS, core_flops
 from lfpo.compare.endpoints import (
     accuracy_at,
+    accuracy_for,
     area_under_curve,
     best_level,
     budgets,
@@ -401,6 +402,8 @@ def test_the_area_under_a_frontier_by_hand():
     # A point that costs more and is worse changes nothing, and neither does one at the same cost that is worse.
     assert frontier_area([at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)], 16) == pytest.approx(2.75 / 4)
     assert frontier_area([at(1, 1.0)], 16) == 1.0
+    points = [at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)]
+    assert [accuracy_for(points, n) for n in (1.9, 2, 2 * math.sqrt(2), 4, 9)] == pytest.approx([0, 0.5, 0.75, 1, 1])
     assert frontier_area([at(16, 1.0)], 16) == 0.0  # right, but never before all forwards are spent
 
 

@@ -107,7 +107,8 @@ def all_tables(results: Results) -> list[tables.Table]:
     made: list[tables.Table | None] = [tables.arms_table(results, label) for label in results.config.objectives]
     made += [tables.against_table(results, arm) for arm in results.config.arms]
     for setting in results.cells:
-        made += [tables.endpoints_table(results, setting), tables.reach_table(results, setting)]
+        made += [tables.endpoints_table(results, setting), tables.forwards_table(results, setting)]
+        made.append(tables.reach_table(results, setting))
     made += [tables.trials_table(results, setting) for setting in results.cells]
     made += [tables.knobs_table(results, label) for label in results.config.objectives]
     made += [tables.gradient_table(results, setting) for setting in results.gradients]

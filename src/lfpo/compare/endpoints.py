@@ -21,21 +21,36 @@ PRIMARY = "frontier"  # the endpoint that tuning and the goal go by
 AXES = ("flops", "rollouts")
 
 
+def best_points(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """(nfe, accuracy) of a frontier's points by rising cost, without those that cost more and are no better."""
+    best: list[tuple[float, float]] = []
+    for nfe, accuracy in sorted((p["nfe"], p["accuracy"]) for p in points):
+        if not best or accuracy > best[-1][1]:
+            best = [*(b for b in best if b[0] < nfe), (nfe, accuracy)]
+    return best
+
+
 def frontier_area(points: Sequence[Point], forwards: float) -> float:
     """Mean over log(forwards), from 1 to `forwards`, of the best accuracy that so many forwards buy.
 
     forwards: those of one token a forward, the completion's length. Between points accuracy is interpolated in
-    log(nfe). Points that cost more and are no better than another are left out. Below the cheapest point accuracy is 0,
-    past the last it stays.
+    log(nfe). Below the cheapest point accuracy is 0, past the last it stays.
     """
-    best: list[tuple[float, float]] = []
-    for nfe, accuracy in sorted((p["nfe"], p["accuracy"]) for p in points):
-        x = min(math.log(nfe), math.log(forwards))
-        if not best or accuracy > best[-1][1]:
-            best = [*(b for b in best if b[0] < x), (x, accuracy)]
-    best.append((math.log(forwards), best[-1][1]))
-    area = sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best))
-    return area / math.log(forwards)
+    end = math.log(forwards)
+    best = [(min(math.log(nfe), end), accuracy) for nfe, accuracy in best_points(points)]
+    best.append((end, best[-1][1]))
+    return sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best)) / end
+
+
+def accuracy_for(points: Sequence[Point], nfe: float) -> float:
+    """The best accuracy that `nfe` forwards a completion buy, read off the frontier as its area is."""
+    best = best_points(points)
+    if nfe < best[0][0]:
+        return 0.0
+    for (before, low), (after, high) in itertools.pairwise(best):
+        if before <= nfe < after:
+            return low + (high - low) * math.log(nfe / before) / math.log(after / before)
+    return best[-1][1]
 
 
 def best_level(curve: Sequence[Point]) -> float:

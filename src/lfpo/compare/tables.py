@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfpo.compare.endpoints import PRIMARY, rate_sensitivity
+from lfpo.compare.endpoints import PRIMARY, accuracy_for, rate_sensitivity
 from lfpo.compare.grid import Trial
 from lfpo.compare.results import Results, arm_results, base_area, pairs, reach, scores
 from lfpo.compare.settings import knob_names
@@ -15,6 +15,7 @@ from lfpo.eval.estimates import Estimate
 
 ENDPOINTS = {PRIMARY: "frontier", "best": "best", "area": "area"}
 ENDPOINTS |= {"flops": "equal FLOPs", "rollouts": "equal rollouts"}
+FORWARDS = (1.5, 2, 3, 4, 6, 8)
 ENDPOINTS_CAPTION = (
     "In %. Frontier: area under accuracy over forwards, thresholds swept. Of the learning curve: its best, its area "
     "over FLOPs, and accuracy at equal FLOPs and at equal rollouts. Interquartile means over seeds; small print: 95 % "
@@ -60,6 +61,26 @@ def endpoints_table(results: Results, setting: str) -> Table:
         ["objective", *ENDPOINTS.values(), "collapsed", "TFLOPs"],
         rows,
         " ".join(filter(None, [note, ENDPOINTS_CAPTION])),
+    )
+
+
+def forwards_table(results: Results, setting: str) -> Table | None:
+    """Accuracy of the trained models at equal forwards. None without a finished cell."""
+    bases = [results.bases[setting]] if setting in results.bases else []
+    groups = {"base": bases, **results.cells[setting]}
+    groups = {label: cells for label, cells in groups.items() if cells}
+    if not groups:
+        return None
+    columns: list[list[Scored]] = []
+    for nfe in FORWARDS:
+        means = [sum(accuracy_for(c["frontier"], nfe) for c in cells) / len(cells) for cells in groups.values()]
+        columns.append([(mean, _percent(mean), "") for mean in means])
+    return Table(
+        f"Accuracy for equal forwards, {setting}",
+        ["objective", *(f"{nfe:g} forwards" for nfe in FORWARDS)],
+        _ranked_rows(list(groups), columns),
+        "In %, read off the frontier of accuracy over forwards a completion, mean over seeds; 0 where no threshold is "
+        "that cheap. Best bold, second underlined.",
     )
 
 
