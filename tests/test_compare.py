@@ -207,6 +207,12 @@ def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
         small(tmp_path, recipe_overrides={"wards": {}})
 
 
+def test_runs_for_tuning_do_not_train_on_validation_problems(tmp_path: Path):
+    cells = [Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True), Cell("main", "choice", "lfpo", 1e-4, 100)]
+    assert [cell_config(small(tmp_path), c).task for c in cells] == ["choice@validation", "choice"]
+    assert [cell_config(small(tmp_path, hold_out=False), c).task for c in cells] == ["choice", "choice"]
+
+
 def runs(*areas: float) -> list[dict[str, Any]]:
     """Cells of seeds from 100 on that have these areas."""
     return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]

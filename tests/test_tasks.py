@@ -267,6 +267,25 @@ def test_successors_fill_their_length_and_fail_at_the_last_item(name: str) -> No
     assert in_test_split(name, task.solution_key(task.row("test", 0)))
 
 
+@pytest.mark.parametrize("name", ["words", "sudoku", "countdown", "choice"])
+def test_a_task_in_validation_is_tested_on_solutions_it_does_not_train_on(name: str) -> None:
+    task, validating = get_task(name), get_task(f"{name}@validation")
+    trained = {validating.solution_key(validating.row("train", i)) for i in range(150)}
+    held_out = {validating.solution_key(row) for row in validating.test_rows(100)}
+    assert len(held_out) > 5 and not trained & held_out
+    assert not any(in_test_split(name, solution) for solution in trained | held_out)
+    # Training rows are those of the task itself where they are not held out.
+    own = [task.row("train", i) for i in range(60)]
+    same = [row == validating.row("train", i) for i, row in enumerate(own)]
+    assert 0.6 < sum(same) / 60 < 1
+    assert {task.solution_key(row) for row, kept in zip(own, same, strict=True) if not kept}.isdisjoint(trained)
+
+
+def test_only_generated_tasks_have_a_validation_of_their_own() -> None:
+    with pytest.raises(UserError, match="reads no files; leave out '@there', or write 'words@validation'"):
+        get_task("words@there")
+
+
 def test_a_length_that_is_no_whole_number_of_items_is_refused() -> None:
     assert task_texts(4) == ("a0\n", "a01;")
     for length in (6, 0, 132):

@@ -66,7 +66,7 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: 
     """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers,
     straightness and calibration."""
     task, sampler = _task(config), config.eval_samplers[cell["curve_sampler"]]
-    if cell["tuning"]:
+    if cell["tuning"] and not (isinstance(task, Task) and task.validating):
         rows: Sequence[Row] = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
     else:
         rows = task.test_rows(cell["problems"])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lfpo.base.config import to_dict
-from lfpo.compare.settings import BASE, Cell, CompareConfig, frontier_sampler
+from lfpo.compare.settings import BASE, VALIDATION, Cell, CompareConfig, frontier_sampler
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
@@ -50,7 +50,8 @@ class Probes:
         self.found: dict[str, Probe] = {}
 
     def of(self, settings: LFPOConfig, cell: Cell) -> Probe:
-        """The probe of a cell, whose training configuration is `settings`."""
+        """The probe of a cell, whose training configuration is `settings`. Other problems are no other code."""
+        settings = dataclasses.replace(settings, task=(settings.task or "").removesuffix(VALIDATION))
         trained = cell.objective != BASE
         ignored = {"learning_rate", "seed", "output_dir", "eval_steps"}
         asked = {k: v for k, v in to_dict(settings).items() if k not in ignored}

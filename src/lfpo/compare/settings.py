@@ -12,10 +12,12 @@ from lfpo.base.config import build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.compare.endpoints import THRESHOLDS
 from lfpo.objectives import OBJECTIVES
+from lfpo.prompts.tasks import Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 
 BASE = "base"
+VALIDATION = "@validation"  # after a generated task's name
 
 
 @dataclass
@@ -64,7 +66,9 @@ class CompareConfig:
     curve_sampler: the eval sampler of learning curves. thresholds: those of the frontier. samplers: more eval samplers
         of the recipes that the trained models are evaluated under.
     tuning_seeds, evaluation_seeds: disjoint. validation, problems: numbers of validation and test problems. Validation
-        problems are of the training split, drawn with another seed.
+        problems are of the training split.
+    hold_out: whether runs for tuning leave out the solutions of validation problems (generated tasks). If not, a choice
+        may favour what memorises.
     gradients: arms whose gradient noise is measured.
     target: label whose best level the others have to reach, if any. first: label that the others are compared with.
     baseline: arm that the other arms on its recipes are compared with, objective by objective, if any.
@@ -87,6 +91,7 @@ class CompareConfig:
     tuning_seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     evaluation_seeds: list[int] = field(default_factory=lambda: list(range(100, 110)))
     validation: int = 500
+    hold_out: bool = True
     problems: int = 500
     gradients: list[str] = field(default_factory=list)
     first: str = "lfpo"
@@ -284,6 +289,8 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         raise UserError(f"recipe {cell.recipe}: eval_steps 0 switches evaluation off, which a comparison needs")
     if cell.tuning or not trained:
         built.eval_steps = 0
+    if cell.tuning and config.hold_out and isinstance(get_task(built.task), Task):
+        built.task += VALIDATION
     return built
 
 

@@ -48,8 +48,9 @@ BENCHMARKS: dict[str, str] = {
 def get_task(name: str) -> Task | DataTask:
     """A task by its name or by dotted path (`package.module:TASK`).
 
-    `NAME@PATH` reads a benchmark's rows from local files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`,
-    `gsm8k@train=FILE,test=FILE`. `reasoning_gym:NAME` is a task of the package reasoning-gym.
+    `NAME@validation` is a generated task in validation (see Task). `NAME@PATH` reads a benchmark's rows from local
+    files: `gsm8k@FOLDER`, `gsm8k@test.jsonl`, `gsm8k@train=FILE,test=FILE`. `reasoning_gym:NAME` is a task of the
+    package reasoning-gym.
     Raises UserError for an unknown name or a missing file.
     """
     base, at, where = name.partition("@")
@@ -60,7 +61,12 @@ def get_task(name: str) -> Task | DataTask:
     if not at:
         return task
     if isinstance(task, Task):
-        raise UserError(f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}'")
+        if where == "validation":
+            return task.validation()
+        raise UserError(
+            f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}', or write "
+            f"'{base}@validation' to test on problems of the training split that are not trained on"
+        )
     return task.at(where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from lfpo.rewards import RewardFunction
 Row = dict[str, Any]
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
+VALIDATION_SHARE = 0.15  # of the others, those that a task in validation does not train on
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Task:
     demonstrate(row, rng, right_share) -> str: a completion for SFT; correct with probability right_share, else with a
         plausible mistake. right_share: its default, below 1/2.
     gen_length: completion length in tokens; fits every demonstration. n_test: size of the standard test set.
+    validating: the training split is split once more. "test" then has validation problems, and neither they nor the
+        test problems are trained on.
     """
 
     name: str
@@ -35,6 +39,18 @@ class Task:
     right_share: float
     gen_length: int
     n_test: int = 200
+    validating: bool = False
+
+    def validation(self) -> Task:
+        """The task to choose settings with: it is tested on solutions of its training split, and trains on the rest."""
+        return dataclasses.replace(self, validating=True)
+
+    def _split(self, solution: str) -> str:
+        """The split of a solution: "train", "test" or, in a task in validation, "" for what is test otherwise."""
+        if in_test_split(self.name, solution):
+            return "" if self.validating else "test"
+        held_out = key("validation", self.name, solution) % 1000 < VALIDATION_SHARE * 1000
+        return "test" if self.validating and held_out else "train"
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
         """Row `index` of a split, "train" or "test". It depends on the arguments only.
@@ -44,7 +60,7 @@ class Task:
         rng = python_rng("task", self.name, split, seed, index)
         while True:
             row = self.sample(rng)
-            if in_test_split(self.name, self.solution_key(row)) == (split == "test"):
+            if self._split(self.solution_key(row)) == split:
                 return row
 
     def train_rows(self) -> list[Row]:
