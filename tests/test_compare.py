@@ -514,6 +514,10 @@ def test_knobs_against_an_objective_without_by_hand(tmp_path: Path):
     ]
     assert len(table.rows) == 1
     assert tables.knobs_table(results, "rejection") is None
+    results.config.tuning_seeds = [1]
+    results.trials = [Trial("a/words", "lfpo", 2e-4, knobs, (0.5,)) for knobs in ("{}", '{"beta": 1.0}')]
+    table = tables.knobs_table(results, "lfpo")
+    assert table is not None and table.rows[0][1].note == "one pair"  # no interval
 
 
 def test_the_best_trial_has_the_best_mean():

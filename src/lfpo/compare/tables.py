@@ -277,6 +277,8 @@ def _percent(share: float) -> str:
 
 
 def _interval(estimate: Estimate, digits: int, scale: float = 1.0) -> str:
+    if math.isnan(estimate.low):  # of a single difference
+        return "one pair"
     return f"{scale * estimate.low:.{digits}f} to {scale * estimate.high:.{digits}f}"
 
 
