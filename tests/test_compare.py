@@ -21,7 +21,7 @@ from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
 from lfpo.compare.command import check, run_compare
-from lfpo.compare.dry_run import CORE_FLOPS, core_flops
+from lfpo.compare.dry_run import CORE_FLOPS, all_cells, core_flops
 from lfpo.compare.endpoints import (
     accuracy_at,
     accuracy_for,
@@ -193,6 +193,21 @@ def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
     assert rows["main, evaluation"][0] == "4" and "again, evaluation" not in rows
     assert rows["more, evaluation"][0] == "1"
     assert rows["all"][0] == "10"
+
+
+def test_a_dry_run_counts_knobs_at_the_rate_that_was_best(tmp_path: Path):
+    config = small(tmp_path, learning_rates=[1e-5, 1e-4], trials={"lfpo": [{"timesteps": 2}]})
+    config.arms["main"].objectives = ["lfpo"]
+    grid = Grid(config, Store(tmp_path / "cells.json.gz"), print)
+
+    def rates_of_knobs() -> list[float]:
+        return [cell.learning_rate for cell in all_cells(grid) if cell.knobs != "{}" and cell.tuning]
+
+    assert rates_of_knobs() == [1e-5]  # no rate has run
+    for rate, accuracy in ((1e-5, 0.2), (1e-4, 0.9)):
+        cell = Cell("main", "choice", "lfpo", rate, 1, tuning=True)
+        grid.store.add(grid.key(cell), {"frontier": [{"nfe": 1, "accuracy": accuracy}], "forwards": 16})
+    assert rates_of_knobs() == [1e-4]
 
 
 def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):

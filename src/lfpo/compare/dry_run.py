@@ -66,8 +66,9 @@ def all_cells(grid: Grid) -> list[Cell]:
     config = grid.config
     cells = [*bases(config), *first_trials(config)]
     for arm, recipe, label in tuned(config):
+        rate = grid.best_rate(arm, recipe, label) or config.learning_rates[0]
         for knobs in config.trials.get(label, []):
-            cells += tuning_cells(config, arm, recipe, label, config.learning_rates[0], json.dumps(knobs))
+            cells += tuning_cells(config, arm, recipe, label, rate, json.dumps(knobs))
     for name, part in config.arms.items():
         for recipe in part.recipes:
             for label in part.objectives:

@@ -76,11 +76,16 @@ class Grid:
         """The knobs of each tuned objective, at its best rate."""
         cells = []
         for arm, recipe, label in tuned(self.config):
-            rates = [self.trial(arm, recipe, label, rate, "{}") for rate in self.config.learning_rates]
-            if best := best_trial([t for t in rates if t is not None]):
+            if (rate := self.best_rate(arm, recipe, label)) is not None:
                 for knobs in self.config.trials.get(label, []):
-                    cells += tuning_cells(self.config, arm, recipe, label, best.learning_rate, json.dumps(knobs))
+                    cells += tuning_cells(self.config, arm, recipe, label, rate, json.dumps(knobs))
         return cells
+
+    def best_rate(self, arm: str, recipe: str, label: str) -> float | None:
+        """The best learning rate of a tuned objective with its own settings; None if no trial finished."""
+        rates = [self.trial(arm, recipe, label, rate, "{}") for rate in self.config.learning_rates]
+        best = best_trial([t for t in rates if t is not None])
+        return None if best is None else best.learning_rate
 
     def trial(self, arm: str, recipe: str, label: str, rate: float, knobs: str) -> Trial | None:
         """A trial from its finished cells; None if none finished."""

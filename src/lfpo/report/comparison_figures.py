@@ -86,6 +86,7 @@ def frontiers(groups: Groups, base: dict[str, Any] | None) -> Any:
     """Accuracy over forwards of greedy decoding, one point a threshold: means over seeds, with a band from the lowest
     to the highest seed for the objectives with the largest areas. Black and dotted: the untrained model."""
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     figure, axis = plt.subplots(figsize=(6.5, 3.8))
     colours, ends = standing_out(groups, lambda cell: cell["endpoints"]["frontier"]), dict[str, float]()
@@ -99,6 +100,7 @@ def frontiers(groups: Groups, base: dict[str, Any] | None) -> Any:
         axis.plot([p["nfe"] for p in base["frontier"]], y, "o:", ms=3, lw=1.2, color="#000000")
         ends["base"], colours = y[-1], {**colours, "base": "#000000"}
     axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 1.5)))
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.set(xlabel="forwards a completion (NFE)", ylabel="held-out accuracy (%)")
     name_lines(axis, ends, colours)
