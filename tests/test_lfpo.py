@@ -228,12 +228,14 @@ def test_a_lower_baseline_imitates_groups_that_are_right_and_leaves_groups_that_
 def test_a_lower_baseline_needs_rewards_it_can_imitate_by():
     with pytest.raises(UserError, match=r"reward -1 is negative; baseline 0.5 imitates"):
         LFPO(baseline=0.5).signal(double([1, -1]), torch.tensor([0, 0]))
-    for wrong in ({"baseline": 1.5}, {"baseline": -0.1}):
+    for outside in (1.5, -0.1):
         with pytest.raises(ValueError, match=r"baseline must be from 0 to 1, found"):
-            LFPO(**wrong)
-    for other in ({"reward_transform": "raw"}, {"deviation": "group"}):
-        with pytest.raises(ValueError, match=r"baseline below 1 needs reward_transform 'centered' and deviation"):
-            LFPO(baseline=0.5, **other)
+            LFPO(baseline=outside)
+    needs = r"baseline below 1 needs reward_transform 'centered' and deviation"
+    with pytest.raises(ValueError, match=needs):
+        LFPO(baseline=0.5, reward_transform="raw")
+    with pytest.raises(ValueError, match=needs):
+        LFPO(baseline=0.5, deviation="group")
 
 
 def test_equal_rewards_say_nothing():
