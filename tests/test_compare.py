@@ -20,6 +20,7 @@ from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
+from lfpo.compare.cell import problems
 from lfpo.compare.command import check, run_compare
 from lfpo.compare.dry_run import CORE_FLOPS, all_cells, core_flops
 from lfpo.compare.endpoints import (
@@ -34,6 +35,7 @@ from lfpo.compare.endpoints import (
     rate_sensitivity,
 )
 from lfpo.compare.grid import Grid, Trial, best_trial
+from lfpo.compare.probe import Probe, Probes
 from lfpo.compare.results import Results, arm_results, profiles
 from lfpo.compare.settings import Arm, Cell, CompareConfig, cell_config, pick_arms, pick_objectives
 from lfpo.compare.statistics import (
@@ -49,9 +51,12 @@ from lfpo.compare.store import Store, cell_key, pack, unpack
 from lfpo.eval.estimates import over_seeds, over_seeds_and_problems
 from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
+from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks.task import in_test_split
 from lfpo.report.comparison_figures import families
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.config import LFPOConfig
 from processes import start, start_lfpo
 
 TINY = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1, "log_completions": False}
@@ -218,14 +223,79 @@ def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
     config = small(tmp_path, arms=arms, recipe_overrides={"words": {"num_generations": 4}})
     built = {(a, r): cell_config(config, Cell(a, r, "lfpo", 1e-4, 100)) for a in arms for r in arms[a].recipes}
     assert [c.num_generations for c in built.values()] == [2, 4, 6]
-    with pytest.raises(UserError, match="'wards'"):
-        small(tmp_path, recipe_overrides={"wards": {}})
+    by_file = small(tmp_path, arms=arms, recipe_overrides={"words.yaml": {"num_generations": 4}})
+    assert cell_config(by_file, Cell("main", "words", "lfpo", 1e-4, 100)).num_generations == 4
+    for unknown in ("wards", 5):
+        with pytest.raises(UserError, match=f"'?{unknown}'?"):
+            small(tmp_path, recipe_overrides={unknown: {}})
+
+
+def test_keys_that_the_comparison_decides_are_not_overridden(tmp_path: Path):
+    with pytest.raises(ValueError, match="overrides: 'learning_rate' is decided by the comparison's 'learning_rates'"):
+        small(tmp_path, overrides={**TINY, **THRESHOLD, "learning_rate": 1.0})
+    with pytest.raises(ValueError, match=r"recipe_overrides 'choice': 'eval_size' is decided by .* 'problems'"):
+        small(tmp_path, recipe_overrides={"choice": {"eval_size": 9}})
+    with pytest.raises(ValueError, match="recipe_overrides 'choice': 'objective' is decided by 'objectives'"):
+        small(tmp_path, recipe_overrides={"choice": {"objective": {"timesteps": 9}}})
+    with pytest.raises(ValueError, match="arm 'main': overrides: 'seed' is decided by"):
+        small(tmp_path, arms={"main": Arm(["choice"], ["lfpo"], seeds=2, overrides={"seed": 9})})
 
 
 def test_runs_for_tuning_do_not_train_on_validation_problems(tmp_path: Path):
     cells = [Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True), Cell("main", "choice", "lfpo", 1e-4, 100)]
     assert [cell_config(small(tmp_path), c).task for c in cells] == ["choice@validation", "choice"]
     assert [cell_config(small(tmp_path, hold_out=False), c).task for c in cells] == ["choice", "choice"]
+    already = small(tmp_path, overrides={**TINY, **THRESHOLD, "task": "words@validation"})
+    assert [cell_config(already, c).task for c in cells] == ["words@validation"] * 2
+    # A tuning cell is evaluated on held-out solutions, or, without them, on problems of the training split.
+    task, held_out = get_task("words"), get_task("words@validation")
+    assert problems(held_out, {"tuning": True, "problems": 9}) == held_out.test_rows(9)
+    assert problems(task, {"tuning": False, "problems": 9}) == task.test_rows(9)
+    on_trained = problems(task, {"tuning": True, "problems": 9})
+    assert len(on_trained) == 9 and not any(in_test_split("words", task.solution_key(row)) for row in on_trained)
+
+
+def test_problems_that_are_held_out_do_not_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    probed: list[str | None] = []
+
+    def probe(config: CompareConfig, settings: LFPOConfig, trained: bool) -> Probe:
+        probed.append(settings.task)
+        return Probe("same", 1.0)
+
+    monkeypatch.setattr("lfpo.compare.probe.probe", probe)
+    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True)
+    probes, settings = Probes(config), cell_config(config, cell)
+    for task in ("choice@validation", "choice", f"piqa@{tmp_path}/validation"):  # the last one names a folder
+        (tmp_path / "validation").mkdir(exist_ok=True)
+        probes.of(dataclasses.replace(settings, task=task), cell)
+    assert probed == ["choice", f"piqa@{tmp_path}/validation"]
+
+
+def test_the_table_of_equal_forwards_names_missing_seeds_and_thresholds(tmp_path: Path):
+    config = small(tmp_path)
+
+    def cell(*points: tuple[float, float]) -> dict[str, Any]:
+        return {"frontier": [{"nfe": nfe, "accuracy": accuracy} for nfe, accuracy in points]}
+
+    base, cells = (
+        cell((2, 0.3)),
+        {
+            "lfpo": [cell((1.4, 0.5), (4, 0.9)), cell((1.6, 0.7), (4, 0.8))],
+            "rejection": [cell((1.2, 0.6), (3, 0.7))],
+        },
+    )
+    results = Results(config, {"main/choice": cells}, {"main/choice": base}, [], {}, {})
+    table = tables.forwards_table(results, "main/choice")
+    assert table is not None and table.columns[:2] == ["objective", "1.5 forwards"]
+    assert [(row[0].text, row[0].note) for row in table.rows] == [
+        ("base", ""),
+        ("lfpo", ""),
+        ("rejection", "1 of 2 seeds"),
+    ]
+    # One of lfpo's two seeds has no threshold that costs 1.5 forwards. At 4 its mean is 0.85.
+    assert [row[1].text for row in table.rows][:2] == ["-", "-"]
+    at_4 = [row[table.columns.index("4 forwards")] for row in table.rows]
+    assert [(entry.text, entry.rank) for entry in at_4] == [("30.0", 0), ("85.0", 1), ("70.0", 2)]
 
 
 def runs(*areas: float) -> list[dict[str, Any]]:
@@ -424,7 +494,7 @@ def test_the_area_under_a_frontier_by_hand():
     assert frontier_area([at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)], 16) == pytest.approx(2.75 / 4)
     assert frontier_area([at(1, 1.0)], 16) == 1.0
     points = [at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)]
-    assert [accuracy_for(points, n) for n in (1.9, 2, 2 * math.sqrt(2), 4, 9)] == pytest.approx([0, 0.5, 0.75, 1, 1])
+    assert [accuracy_for(points, n) for n in (1.9, 2, 2 * math.sqrt(2), 4, 9)] == [None, 0.5, pytest.approx(0.75), 1, 1]
     assert frontier_area([at(16, 1.0)], 16) == 0.0  # right, but never before all forwards are spent
 
 

@@ -223,6 +223,11 @@ def test_a_lower_baseline_imitates_groups_that_are_right_and_leaves_groups_that_
     torch.testing.assert_close(none, 0.5 + rewards / 2)
     in_units = LFPO(clip=4.0, baseline=0.5).signal(rewards, group)  # of the batch's deviation, which is 1/2
     torch.testing.assert_close(in_units, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 0.5001 / 8)
+    # Where the whole batch is right its deviation is 0, and imitation in its units is as strong as it gets.
+    right, wrong = torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    assert LFPO(baseline=0.5).signal(right, group).tolist() == [1.0] * 6
+    assert LFPO(baseline=0.5, deviation="one").signal(right, group).tolist() == [0.75] * 6
+    assert LFPO(baseline=0.5).signal(wrong, group).tolist() == [0.5] * 6
 
 
 def test_a_lower_baseline_needs_rewards_it_can_imitate_by():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import time
@@ -281,7 +282,22 @@ def test_a_task_in_validation_is_tested_on_solutions_it_does_not_train_on(name: 
     assert {task.solution_key(row) for row, kept in zip(own, same, strict=True) if not kept}.isdisjoint(trained)
 
 
-def test_only_generated_tasks_have_a_validation_of_their_own() -> None:
+def test_a_task_in_validation_says_so() -> None:
+    assert get_task("words@validation").name == "words@validation"
+
+
+def test_a_split_without_solutions_is_an_error_and_no_endless_search() -> None:
+    words = get_task("words")
+    assert isinstance(words, Task)
+    one = dataclasses.replace(words, sample=lambda rng: {"steps": [(2, "+", 3)]})
+    assert one.row("train", 0) == {"steps": [(2, "+", 3)]}
+    with pytest.raises(UserError, match=r"task 'words': none of 100000 problems belongs to the test split"):
+        one.row("test", 0)
+
+
+def test_only_generated_tasks_have_a_validation_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="validation: no such file or folder"):
+        get_task(f"gsm8k@{tmp_path}/validation")
     with pytest.raises(UserError, match="reads no files; leave out '@there', or write 'words@validation'"):
         get_task("words@there")
 

@@ -65,11 +65,7 @@ def main(folder: Path) -> None:
 def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> dict[str, Any]:
     """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers,
     straightness and calibration."""
-    task, sampler = _task(config), config.eval_samplers[cell["curve_sampler"]]
-    if cell["tuning"] and not (isinstance(task, Task) and task.validating):
-        rows: Sequence[Row] = [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
-    else:
-        rows = task.test_rows(cell["problems"])
+    rows, sampler = problems(_task(config), cell), config.eval_samplers[cell["curve_sampler"]]
 
     def under(one: SamplerConfig) -> dict[str, Any]:
         return summary(_evaluate(model, tokenizer, config, one, rows, seed=config.seed), config)
@@ -85,6 +81,14 @@ def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: 
         right = [c is True for c in decoded.correct]
         found |= dataclasses.asdict(state_quality(model, decoded.trajectory, right, update_tokens=config.update_tokens))
     return found
+
+
+def problems(task: Task | DataTask, cell: dict[str, Any]) -> Sequence[Row]:
+    """The problems of a cell: of the test split, which in a task in validation are its validation problems. A cell for
+    tuning on another task takes them from the training split."""
+    if cell["tuning"] and not (isinstance(task, Task) and task.validating):
+        return [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
+    return task.test_rows(cell["problems"])
 
 
 def summary(result: EvalResult, config: LFPOConfig) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lfpo.compare.grid import Grid, bases, first_trials, tuned, tuning_cells
+from lfpo.compare.grid import Grid, bases, first_trials
 from lfpo.compare.settings import BASE, Cell, cell_config
 
 # The cost model: model FLOPs a second of one core, where the store has no finished cell to measure it on, and seconds
@@ -64,11 +63,7 @@ def _line(name: str, part: Part) -> str:
 def all_cells(grid: Grid) -> list[Cell]:
     """Every cell of the grid, each once. Rates and knobs that are not chosen yet are stood for by the first ones."""
     config = grid.config
-    cells = [*bases(config), *first_trials(config)]
-    for arm, recipe, label in tuned(config):
-        rate = grid.best_rate(arm, recipe, label) or config.learning_rates[0]
-        for knobs in config.trials.get(label, []):
-            cells += tuning_cells(config, arm, recipe, label, rate, json.dumps(knobs))
+    cells = [*bases(config), *first_trials(config), *grid.second_trials(otherwise=config.learning_rates[0])]
     for name, part in config.arms.items():
         for recipe in part.recipes:
             for label in part.objectives:

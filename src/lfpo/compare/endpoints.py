@@ -42,11 +42,12 @@ def frontier_area(points: Sequence[Point], forwards: float) -> float:
     return sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best)) / end
 
 
-def accuracy_for(points: Sequence[Point], nfe: float) -> float:
-    """The best accuracy that `nfe` forwards a completion buy, read off the frontier as its area is."""
+def accuracy_for(points: Sequence[Point], nfe: float) -> float | None:
+    """The best accuracy that `nfe` forwards a completion buy, read off the frontier as its area is. None below the
+    cheapest point."""
     best = best_points(points)
     if nfe < best[0][0]:
-        return 0.0
+        return None
     for (before, low), (after, high) in itertools.pairwise(best):
         if before <= nfe < after:
             return low + (high - low) * math.log(nfe / before) / math.log(after / before)

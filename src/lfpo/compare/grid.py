@@ -72,11 +72,11 @@ class Grid:
         self.trials = self.read_trials()
         self.run_cells(self.evaluations(), "evaluation")
 
-    def second_trials(self) -> list[Cell]:
-        """The knobs of each tuned objective, at its best rate."""
+    def second_trials(self, otherwise: float | None = None) -> list[Cell]:
+        """The knobs of each tuned objective, at its best rate, or at another where no trial of a rate finished."""
         cells = []
         for arm, recipe, label in tuned(self.config):
-            if (rate := self.best_rate(arm, recipe, label)) is not None:
+            if (rate := self.best_rate(arm, recipe, label) or otherwise) is not None:
                 for knobs in self.config.trials.get(label, []):
                     cells += tuning_cells(self.config, arm, recipe, label, rate, json.dumps(knobs))
         return cells

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from lfpo.base.config import to_dict
-from lfpo.compare.settings import BASE, VALIDATION, Cell, CompareConfig, frontier_sampler
+from lfpo.compare.settings import BASE, Cell, CompareConfig, frontier_sampler
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import VALIDATION, Task, get_task
 from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
@@ -51,7 +51,9 @@ class Probes:
 
     def of(self, settings: LFPOConfig, cell: Cell) -> Probe:
         """The probe of a cell, whose training configuration is `settings`. Other problems are no other code."""
-        settings = dataclasses.replace(settings, task=(settings.task or "").removesuffix(VALIDATION))
+        assert settings.task is not None
+        if isinstance(task := get_task(settings.task), Task) and task.validating:
+            settings = dataclasses.replace(settings, task=settings.task.removesuffix(VALIDATION))
         trained = cell.objective != BASE
         ignored = {"learning_rate", "seed", "output_dir", "eval_steps"}
         asked = {k: v for k, v in to_dict(settings).items() if k not in ignored}

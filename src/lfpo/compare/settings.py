@@ -12,12 +12,19 @@ from lfpo.base.config import build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.compare.endpoints import THRESHOLDS
 from lfpo.objectives import OBJECTIVES
-from lfpo.prompts.tasks import Task, get_task
+from lfpo.prompts.tasks import VALIDATION, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 
 BASE = "base"
-VALIDATION = "@validation"  # after a generated task's name
+# Keys that the comparison sets itself, with the setting that decides them.
+DECIDED = {
+    "learning_rate": "learning_rates",
+    "seed": "tuning_seeds or evaluation_seeds",
+    "eval_size": "problems",
+    "threads": "threads",
+    "output_dir": "output_dir",
+}
 
 
 @dataclass
@@ -62,7 +69,8 @@ class CompareConfig:
     rate_of: label -> label whose rate it takes; it is not tuned itself.
     arms: name -> a part of the grid. On the command line `--only a,b` selects some.
     overrides: keys that replace the same keys of every recipe, so that all cells have equal rollouts and evaluations.
-    recipe_overrides: recipe -> keys over `overrides` for this recipe, in all arms.
+    recipe_overrides: recipe -> keys over `overrides` for this recipe, in all arms. A key that is set here is not
+        reached by `--overrides.KEY`, but by `--recipe_overrides.RECIPE.KEY`.
     curve_sampler: the eval sampler of learning curves. thresholds: those of the frontier. samplers: more eval samplers
         of the recipes that the trained models are evaluated under.
     tuning_seeds, evaluation_seeds: disjoint. validation, problems: numbers of validation and test problems. Validation
@@ -120,8 +128,7 @@ class CompareConfig:
             if label == BASE or "/" in label:
                 raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
         self._check_labels()
-        for recipe in self.recipe_overrides:
-            load_yaml(recipe)  # an unknown recipe is an error
+        self._check_overrides()
         for name in self.gradients:
             if name not in self.arms:
                 raise ValueError(f"'gradients' names {name!r}, which is not among the arms{nearest(name, self.arms)}")
@@ -149,6 +156,20 @@ class CompareConfig:
                 if label not in self.objectives:
                     near = nearest(label, self.objectives)
                     raise ValueError(f"{where} names {label!r}, which is not among the objectives{near}")
+
+    def _check_overrides(self) -> None:
+        """Recipes exist, and no key is one that the comparison sets itself."""
+        for recipe in self.recipe_overrides:
+            load_yaml(str(recipe))  # an unknown recipe is an error
+        given = {"overrides": self.overrides}
+        given |= {f"recipe_overrides {recipe!r}": keys for recipe, keys in self.recipe_overrides.items()}
+        for where, keys in given.items():
+            if "objective" in keys:
+                raise ValueError(f"{where}: 'objective' is decided by 'objectives', or in an arm by its overrides")
+        given |= {f"arm {name!r}: overrides": arm.overrides for name, arm in self.arms.items()}
+        for where, keys in given.items():
+            if decided := [key for key in DECIDED if key in keys]:
+                raise ValueError(f"{where}: {decided[0]!r} is decided by the comparison's {DECIDED[decided[0]]!r}")
 
     def _check_choice(self, name: str, arm: Arm) -> None:
         there, slash, recipe = arm.choice.partition("/")
@@ -269,7 +290,10 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
     """
     values = merge(load_yaml(cell.recipe), config.overrides)
     overrides = config.arms[cell.arm].overrides
-    values = merge(merge(values, config.recipe_overrides.get(cell.recipe, {})), overrides)
+    for recipe, keys in config.recipe_overrides.items():
+        if recipe_name(recipe) == recipe_name(cell.recipe):
+            values = merge(values, keys)
+    values = merge(values, overrides)
     trained = cell.objective != BASE
     if trained:
         own = {**config.objectives[cell.objective], **json.loads(cell.knobs)}
@@ -289,7 +313,8 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         raise UserError(f"recipe {cell.recipe}: eval_steps 0 switches evaluation off, which a comparison needs")
     if cell.tuning or not trained:
         built.eval_steps = 0
-    if cell.tuning and config.hold_out and isinstance(get_task(built.task), Task):
+    task = get_task(built.task)
+    if cell.tuning and config.hold_out and isinstance(task, Task) and not task.validating:
         built.task += VALIDATION
     return built
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lfpo.compare.endpoints import PRIMARY, accuracy_for, rate_sensitivity
 from lfpo.compare.grid import Trial
@@ -65,23 +66,32 @@ def endpoints_table(results: Results, setting: str) -> Table:
 
 
 def forwards_table(results: Results, setting: str) -> Table | None:
-    """Accuracy of the trained models at equal forwards. None without a finished cell."""
-    bases = [results.bases[setting]] if setting in results.bases else []
-    groups = {"base": bases, **results.cells[setting]}
-    groups = {label: cells for label, cells in groups.items() if cells}
+    """Accuracy of the trained models at equal forwards, below the untrained one. None without a finished cell."""
+    groups = {label: cells for label, cells in results.cells[setting].items() if cells}
     if not groups:
         return None
-    columns: list[list[Scored]] = []
-    for nfe in FORWARDS:
-        means = [sum(accuracy_for(c["frontier"], nfe) for c in cells) / len(cells) for cells in groups.values()]
-        columns.append([(mean, _percent(mean), "") for mean in means])
+    columns = [[_accuracy_for(cells, nfe) for cells in groups.values()] for nfe in FORWARDS]
+    rows = _ranked_rows(list(groups), columns)
+    for row, cells in zip(rows, groups.values(), strict=True):
+        row[0] = Entry(row[0].text, _fewer(len(cells), results.seeds(setting)))
+    if base := results.bases.get(setting):
+        rows.insert(0, [Entry("base"), *(Entry(_accuracy_for([base], nfe)[1]) for nfe in FORWARDS)])
     return Table(
         f"Accuracy for equal forwards, {setting}",
         ["objective", *(f"{nfe:g} forwards" for nfe in FORWARDS)],
-        _ranked_rows(list(groups), columns),
-        "In %, read off the frontier of accuracy over forwards a completion, mean over seeds; 0 where no threshold is "
-        "that cheap. Best bold, second underlined.",
+        rows,
+        "In %, read off the frontier of accuracy over forwards a completion, mean over seeds; - where a seed has no "
+        "threshold that cheap. Best bold, second underlined.",
     )
+
+
+def _accuracy_for(cells: Sequence[dict[str, Any]], nfe: float) -> Scored:
+    found = [accuracy_for(cell["frontier"], nfe) for cell in cells]
+    known = [accuracy for accuracy in found if accuracy is not None]
+    if len(known) < len(found):
+        return None, "-", ""
+    mean = sum(known) / len(known)
+    return mean, _percent(mean), ""
 
 
 def against_table(results: Results, arm: str) -> Table | None:
@@ -202,8 +212,8 @@ def knobs_table(results: Results, label: str) -> Table | None:
 
 def _trial_note(trial: Trial, seeds: int) -> str:
     knobs = "".join(f", {knob}" for knob in knob_names(trial.knobs))
-    fewer = f", {len(trial.scores)} of {seeds} seeds" if len(trial.scores) < seeds else ""
-    return f"lr {trial.learning_rate:g}{knobs}{fewer}"
+    notes = [f"lr {trial.learning_rate:g}{knobs}", _fewer(len(trial.scores), seeds)]
+    return ", ".join(filter(None, notes))
 
 
 def reach_table(results: Results, setting: str) -> Table | None:
@@ -258,8 +268,13 @@ def _estimate(results: Results, setting: str, label: str, endpoint: str) -> Scor
     if not found:
         return None, "missing", ""
     estimate = bootstrap(iqm, found)
-    fewer = f", {len(found[0])} of {results.seeds(setting)} seeds" if len(found[0]) < results.seeds(setting) else ""
-    return estimate.mean, _percent(estimate.mean), _interval(estimate, 1, 100) + fewer
+    notes = [_interval(estimate, 1, 100), _fewer(len(found[0]), results.seeds(setting))]
+    return estimate.mean, _percent(estimate.mean), ", ".join(filter(None, notes))
+
+
+def _fewer(seeds: int, all_seeds: int) -> str:
+    """A note on seeds that are missing."""
+    return f"{seeds} of {all_seeds} seeds" if seeds < all_seeds else ""
 
 
 def _collapses(results: Results, setting: str, label: str) -> Scored:

@@ -39,7 +39,9 @@ class LFPO:
         or "one" (rewards as they are).
     baseline: the share of the group's mean reward that the advantage subtracts. 1: all of it, as published. Below 1,
         the right rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline:
-        arXiv 2506.20520). 0: imitation alone, weighted by rewards. Rewards must not be negative then.
+        arXiv 2506.20520). 0: imitation alone, weighted by rewards. Below 1, rewards must not be negative. In units of
+        the batch's deviation imitation grows as the batch agrees, up to r = 1 where all are right; `deviation: one`
+        keeps it constant. `refill` replaces groups that agree, so nothing of theirs is imitated.
     num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under

@@ -6,7 +6,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.reasoning_gym import gym_task
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.prompts.tasks.task import VALIDATION, Row, Task
 
 # Procedural tasks: their problems are generated. The embedded model is trained on them.
 TASKS: dict[str, str] = {
@@ -61,13 +61,13 @@ def get_task(name: str) -> Task | DataTask:
     if not at:
         return task
     if isinstance(task, Task):
-        if where == "validation":
+        if at + where == VALIDATION:
             return task.validation()
         raise UserError(
             f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}', or write "
-            f"'{base}@validation' to test on problems of the training split that are not trained on"
+            f"'{base}{VALIDATION}' to test on problems of the training split that are not trained on"
         )
     return task.at(where)
 
 
-__all__ = ["BENCHMARKS", "LENGTHS", "TASKS", "DataTask", "Row", "Task", "get_task"]
+__all__ = ["BENCHMARKS", "LENGTHS", "TASKS", "VALIDATION", "DataTask", "Row", "Task", "get_task"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lfpo.base.errors import UserError
 from lfpo.base.rng import key, python_rng
 from lfpo.rewards import RewardFunction
 
@@ -15,6 +16,8 @@ Row = dict[str, Any]
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
 VALIDATION_SHARE = 0.15  # of the others, those that a task in validation does not train on
+VALIDATION = "@validation"  # after the name of a task in validation
+MAX_DRAWS = 100_000  # problems drawn for one row until its solution belongs to the split
 
 
 @dataclass(frozen=True)
@@ -43,25 +46,36 @@ class Task:
 
     def validation(self) -> Task:
         """The task to choose settings with: it is tested on solutions of its training split, and trains on the rest."""
-        return dataclasses.replace(self, validating=True)
+        return dataclasses.replace(self, name=self.name + VALIDATION, validating=True)
+
+    @property
+    def _drawn_as(self) -> str:
+        """The name that problems are drawn and split by; it is the same in validation."""
+        return self.name.removesuffix(VALIDATION)
 
     def _split(self, solution: str) -> str:
-        """The split of a solution: "train", "test" or, in a task in validation, "" for what is test otherwise."""
-        if in_test_split(self.name, solution):
+        """The split of a solution: "train" or "test". In a task in validation, "" (neither) for those of the test split
+        of the task itself."""
+        if in_test_split(self._drawn_as, solution):
             return "" if self.validating else "test"
-        held_out = key("validation", self.name, solution) % 1000 < VALIDATION_SHARE * 1000
+        held_out = key("validation", self._drawn_as, solution) % 1000 < VALIDATION_SHARE * 1000
         return "test" if self.validating and held_out else "train"
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
         """Row `index` of a split, "train" or "test". It depends on the arguments only.
 
-        A hash of the solution assigns a problem to a split; problems are drawn until one belongs to this split.
+        A hash of the solution assigns a problem to a split; problems are drawn until one belongs to this split. Raises
+        UserError if none of many does, as with a task of a few solutions.
         """
-        rng = python_rng("task", self.name, split, seed, index)
-        while True:
+        rng = python_rng("task", self._drawn_as, split, seed, index)
+        for _ in range(MAX_DRAWS):
             row = self.sample(rng)
             if self._split(self.solution_key(row)) == split:
                 return row
+        raise UserError(
+            f"task {self.name!r}: none of {MAX_DRAWS} problems belongs to the {split} split; a hash of the solution "
+            "decides, so the task needs more different solutions"
+        )
 
     def train_rows(self) -> list[Row]:
         """Empty: training rows are generated without end."""
