@@ -230,6 +230,11 @@ def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
             small(tmp_path, recipe_overrides={unknown: {}})
 
 
+def test_an_arm_whose_model_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=r"arm 'main': model 'none': no such folder.*in recipe 'choice'.*--only"):
+        check(small(tmp_path, overrides={**TINY, **THRESHOLD, "model": "none"}))
+
+
 def test_keys_that_the_comparison_decides_are_not_overridden(tmp_path: Path):
     with pytest.raises(ValueError, match="overrides: 'learning_rate' is decided by the comparison's 'learning_rates'"):
         small(tmp_path, overrides={**TINY, **THRESHOLD, "learning_rate": 1.0})
@@ -495,6 +500,13 @@ def test_the_area_under_a_frontier_by_hand():
     assert frontier_area([at(1, 1.0)], 16) == 1.0
     points = [at(2, 0.5), at(4, 1.0), at(8, 0.9), at(4, 0.2)]
     assert [accuracy_for(points, n) for n in (1.9, 2, 2 * math.sqrt(2), 4, 9)] == [None, 0.5, pytest.approx(0.75), 1, 1]
+    # From 2 forwards on: from 0.5 to 1 up to 4, then 1. (0.75 + 2) / 3; from 3 on it starts in between.
+    assert frontier_area(points, 16, start=2) == pytest.approx(2.75 / 3)
+    a, b = math.log2(3), accuracy_for(points, 3)
+    assert b is not None
+    assert frontier_area(points, 16, start=3) == pytest.approx(((2 - a) * (b + 1) / 2 + 2) / (4 - a))
+    assert frontier_area([at(4, 1.0)], 16, start=2) == pytest.approx(2 / 3)  # nothing up to 4
+    assert frontier_area([at(1, 1.0)], 16, start=2) == 1.0
     assert frontier_area([at(16, 1.0)], 16) == 0.0  # right, but never before all forwards are spent
 
 

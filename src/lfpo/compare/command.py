@@ -81,12 +81,22 @@ def check(config: CompareConfig) -> None:
                     cell = Cell(name, recipe, label, config.learning_rates[0], 0, json.dumps(knobs))
                     settings = cell_config(config, cell)
                     objective = make_objective(settings.objective)
+                    blocks = _block_length(settings.model, cell)
                     try:
-                        blocks = trained_block_length(settings.model)
                         sampler = settings.sampler.for_length(get_task(settings.task or "").gen_length, blocks)
                     except ValueError as error:
                         raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
                     check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
+
+
+def _block_length(model: str, cell: Cell) -> int | None:
+    try:
+        return trained_block_length(model)
+    except UserError as error:
+        raise UserError(
+            f"lfpo compare: arm {cell.arm!r}: {error}; the comment in recipe {cell.recipe!r} says which model it "
+            "needs, and --only ARM,ARM leaves this arm out"
+        ) from error
 
 
 def stored_gradients(grid: Grid, arm: str, recipe: str) -> list[dict[str, Any]]:

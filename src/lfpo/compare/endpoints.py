@@ -18,6 +18,7 @@ Point = dict[str, Any]
 # forward reveals one token.
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.998)
 PRIMARY = "frontier"  # the endpoint that tuning and the goal go by
+FROM_2 = "from 2 forwards"  # added after the first evaluation: what few forwards buy is often too wrong to be used
 AXES = ("flops", "rollouts")
 
 
@@ -30,16 +31,18 @@ def best_points(points: Sequence[Point]) -> list[tuple[float, float]]:
     return best
 
 
-def frontier_area(points: Sequence[Point], forwards: float) -> float:
-    """Mean over log(forwards), from 1 to `forwards`, of the best accuracy that so many forwards buy.
+def frontier_area(points: Sequence[Point], forwards: float, start: float = 1.0) -> float:
+    """Mean over log(forwards), from `start` to `forwards`, of the best accuracy that so many forwards buy.
 
     forwards: those of one token a forward, the completion's length. Between points accuracy is interpolated in
     log(nfe). Below the cheapest point accuracy is 0, past the last it stays.
     """
-    end = math.log(forwards)
-    best = [(min(math.log(nfe), end), accuracy) for nfe, accuracy in best_points(points)]
+    end, at_start = math.log(forwards), accuracy_for(points, start)
+    best = [] if at_start is None else [(math.log(start), at_start)]
+    best += [(min(math.log(nfe), end), accuracy) for nfe, accuracy in best_points(points) if nfe > start]
     best.append((end, best[-1][1]))
-    return sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best)) / end
+    area = sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best))
+    return area / (end - math.log(start))
 
 
 def accuracy_for(points: Sequence[Point], nfe: float) -> float | None:
@@ -103,11 +106,17 @@ def budgets(curves: Sequence[Sequence[Point]]) -> dict[str, float]:
     return {axis: min(curve[-1][axis] for curve in curves) for axis in AXES}
 
 
+def frontier_areas(cell: dict[str, Any]) -> dict[str, float]:
+    """The endpoints of a cell that need no learning curve, name -> value; an untrained model has them, too."""
+    points, forwards = cell["frontier"], cell["forwards"]
+    return {PRIMARY: frontier_area(points, forwards), FROM_2: frontier_area(points, forwards, start=2.0)}
+
+
 def endpoints(cell: dict[str, Any], budget: dict[str, float]) -> dict[str, float]:
     """All endpoints of one finished cell, name -> value."""
     curve = cell["curve"]
     return {
-        PRIMARY: frontier_area(cell["frontier"], cell["forwards"]),
+        **frontier_areas(cell),
         "best": best_level(curve),
         "area": area_under_curve(curve, budget["flops"]),
         "flops": accuracy_at(curve, "flops", budget["flops"]),

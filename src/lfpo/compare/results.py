@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lfpo.compare.endpoints import PRIMARY, best_level, budgets, cost_of_level, endpoints, frontier_area
+from lfpo.compare.endpoints import PRIMARY, best_level, budgets, cost_of_level, endpoints
 from lfpo.compare.grid import Grid, Trial, bases
 from lfpo.compare.settings import CompareConfig, recipe_name
 from lfpo.compare.statistics import bootstrap, iqm, paired, profile
@@ -63,18 +63,20 @@ def scores(results: Results, settings: list[str], label: str, endpoint: str = PR
     return [[c["endpoints"][endpoint] for c in seeds] for seeds in found if seeds]
 
 
-def pairs(results: Results, settings: list[str], a: str, b: str) -> tuple[list[list[float]], list[list[float]]]:
-    """The primary endpoint of two objectives on the seeds that both have, setting by setting."""
-    return matched(results, [((setting, a), (setting, b)) for setting in settings])
+def pairs(
+    results: Results, settings: list[str], a: str, b: str, endpoint: str = PRIMARY
+) -> tuple[list[list[float]], list[list[float]]]:
+    """An endpoint of two objectives on the seeds that both have, setting by setting."""
+    return matched(results, [((setting, a), (setting, b)) for setting in settings], endpoint)
 
 
 def matched(
-    results: Results, places: list[tuple[tuple[str, str], tuple[str, str]]]
+    results: Results, places: list[tuple[tuple[str, str], tuple[str, str]]], endpoint: str = PRIMARY
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """The primary endpoint at two places each, a setting and an objective, on the seeds that both have."""
+    """An endpoint at two places each, a setting and an objective, on the seeds that both have."""
     first, second = [], []
     for two in places:
-        values = [{c["seed"]: c["endpoints"][PRIMARY] for c in results.cells.get(s, {}).get(o, [])} for s, o in two]
+        values = [{c["seed"]: c["endpoints"][endpoint] for c in results.cells.get(s, {}).get(o, [])} for s, o in two]
         if common := [seed for seed in values[0] if seed in values[1]]:
             first.append([values[0][seed] for seed in common])
             second.append([values[1][seed] for seed in common])
@@ -129,11 +131,6 @@ def profiles(results: Results, arm: str) -> dict[str, Any]:
     low, high = min(every) - 0.01, max(every) + 0.01
     levels = [low + (high - low) * i / 80 for i in range(81)]
     return {"levels": levels, **{label: [asdict(e) for e in profile(tasks, levels)] for label, tasks in found.items()}}
-
-
-def base_area(base: dict[str, Any]) -> float:
-    """The area under the frontier of an untrained model."""
-    return frontier_area(base["frontier"], base["forwards"])
 
 
 def reach(results: Results, setting: str) -> dict[str, dict[str, Any]]:

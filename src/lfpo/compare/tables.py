@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfpo.compare.endpoints import PRIMARY, accuracy_for, rate_sensitivity
+from lfpo.compare.endpoints import FROM_2, PRIMARY, accuracy_for, frontier_areas, rate_sensitivity
 from lfpo.compare.grid import Trial
-from lfpo.compare.results import Results, arm_results, base_area, pairs, reach, scores
+from lfpo.compare.results import Results, arm_results, pairs, reach, scores
 from lfpo.compare.settings import knob_names
 from lfpo.compare.statistics import bootstrap, iqm, paired, probability_of_improvement
 from lfpo.eval.estimates import Estimate
 
-ENDPOINTS = {PRIMARY: "frontier", "best": "best", "area": "area"}
+ENDPOINTS = {PRIMARY: "frontier", FROM_2: FROM_2, "best": "best", "area": "area"}
 ENDPOINTS |= {"flops": "equal FLOPs", "rollouts": "equal rollouts"}
 FORWARDS = (1.5, 2, 3, 4, 6, 8)
 ENDPOINTS_CAPTION = (
-    "In %. Frontier: area under accuracy over forwards, thresholds swept. Of the learning curve: its best, its area "
-    "over FLOPs, and accuracy at equal FLOPs and at equal rollouts. Interquartile means over seeds; small print: 95 % "
-    "intervals of a stratified bootstrap; best bold, second underlined. Collapsed: runs that end below their start."
+    "In %. Frontier: area under accuracy over forwards, thresholds swept; also without what fewer than 2 buy. Of the "
+    "learning curve: its best, its area over FLOPs, and accuracy at equal FLOPs and at equal rollouts. Interquartile "
+    "means over seeds; small print: 95 % intervals of a stratified bootstrap; best bold, second underlined. Collapsed: "
+    "runs that end below their start."
 )
 
 
@@ -54,8 +55,9 @@ def endpoints_table(results: Results, setting: str) -> Table:
     rows = _ranked_rows(labels, columns)
     if base := results.bases.get(setting):
         at_start = base["eval"][results.config.curve_sampler]["accuracy"]
-        first = [Entry("base"), Entry(_percent(base_area(base))), Entry(_percent(at_start))]
-        rows = [first + [Entry("")] * (len(columns) - 2), *rows]
+        known = {**frontier_areas(base), "best": at_start}
+        first = [Entry(_percent(known[name]) if name in known else "") for name in ENDPOINTS]
+        rows = [[Entry("base"), *first, Entry(""), Entry("")], *rows]
     note = results.config.arms[setting.partition("/")[0]].note
     return Table(
         f"Endpoints, {setting}",
@@ -103,13 +105,14 @@ def against_table(results: Results, arm: str) -> Table | None:
         if label == first or not a:
             continue
         better = bootstrap(probability_of_improvement, a, b)
-        difference, seen = paired(a, b)
+        (difference, seen), (later, _) = paired(a, b), paired(*pairs(results, settings, first, label, FROM_2))
         rows.append(
             [
                 Entry(label),
                 Entry(f"{better.mean:.2f}", _interval(better, 2)),
                 Entry(f"{100 * difference.mean:+.1f}", _interval(difference, 1, 100)),
                 Entry("-" if math.isnan(seen) else f"{100 * seen:.1f}"),
+                Entry(f"{100 * later.mean:+.1f}", _interval(later, 1, 100)),
                 Entry(str(sum(map(len, a)))),
             ]
         )
@@ -117,7 +120,7 @@ def against_table(results: Results, arm: str) -> Table | None:
         return None
     return Table(
         f"{first} against the others, {arm}",
-        ["objective", f"P({first} better)", "difference", "detectable", "pairs"],
+        ["objective", f"P({first} better)", "difference", "detectable", f"difference {FROM_2}", "pairs"],
         rows,
         "Area under the frontier. P: probability that a run has the larger area, mean over tasks. Difference: mean "
         "over runs of equal task and seed, in points, with Student's t interval. Detectable: the true difference that "
