@@ -296,6 +296,26 @@ def test_uncertain_steps_are_drawn_more_often(states: str, llada: Path):
     assert every.target.sum(-1).tolist() == [8, 6, 4] * 4
 
 
+def test_noised_states_are_random_masks_of_stratified_sizes(llada: Path):
+    objective = LFPO(timesteps=4, states="noised")
+    assert objective.needs == set()
+    t = rolled(objective, load_model(llada), [[5, 6, 7]] * 2)
+    tokens = torch.full_like(t.tokens, 5)
+    tokens[1, 5] = t.eos_id
+    t = dataclasses.replace(t, tokens=tokens, reveal_step=torch.arange(8).expand(2, 8))
+    views = objective.views(t, torch.zeros(2), [3, 4], 0)
+    assert views.row.tolist() == [0] * 4 + [1] * 4 and views.state.tolist() == [0, 1, 2, 3] * 2
+    hidden = (views.input_ids == t.mask_id)[:, -8:]
+    sizes = hidden.sum(-1).reshape(2, 4).sort().values
+    assert (sizes.diff() == 2).all() and sizes.min() >= 1 and sizes.max() <= 8  # of 8 tokens, 2 apart
+    assert (views.target[:, -8:] == (hidden & t.counted[views.row])).all()
+    assert not views.target[4:, -2:].any() and hidden[4:, -2:].any()  # behind the EOS tokens are hidden, not scored
+    shown = ~hidden & (views.input_ids[:, -8:] != t.tokens[views.row])
+    assert not shown.any()
+    again = objective.views(t, torch.zeros(2), [3, 4], 1)
+    assert (again.input_ids != views.input_ids).any()  # another pass draws other masks
+
+
 def test_kl_to_the_base_is_added(llada: Path):
     objective, models, views, signal = step_of(llada, "lfpo", base_kl=0.7)
     plain = step_of(llada, "lfpo")[0]

@@ -13,12 +13,13 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.advantages import group_advantages, group_means
+from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.ops.rectified import printed_sum
 from lfpo.objectives.policy_gradient import k3
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, drawn_states, listed, replay
+from lfpo.objectives.views import Views, drawn_states, listed, noised, replay
 from lfpo.rollout.trajectory import Trajectory, stratified_indices, uniform_indices, weighted_indices
 
 
@@ -32,7 +33,8 @@ class LFPO:
     states: how their steps are drawn. "stratified": one from each of K equal segments of the rollout's steps (Eq. 11).
         "uniform": from all steps alike, for comparison. "surprisal", "entropy": with probability softmax(s), where s is
         the mean of -log p of the tokens that a step wrote, or of the entropy they were drawn from; without importance
-        weights, so the loss is another one.
+        weights, so the loss is another one. "noised": K random masks of the completion with stratified sizes instead of
+        states of the rollout, as DiffusionNFT (arXiv 2509.16117) noises samples; a rollout of few steps visits few.
     reward_transform: "centered" turns the group-relative advantage into r = 1/2 + clip(A, -c, c) / (2 c), as in
         DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
     clip: c above. deviation: the unit of A and c: the standard deviation of the "batch"'s rewards, that of the "group",
@@ -55,7 +57,7 @@ class LFPO:
 
     beta: float = 0.3
     timesteps: int = 4
-    states: Literal["stratified", "uniform", "surprisal", "entropy"] = "stratified"
+    states: Literal["stratified", "uniform", "surprisal", "entropy", "noised"] = "stratified"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: float = 1.0
     deviation: Literal["batch", "group", "one"] = "batch"
@@ -86,7 +88,7 @@ class LFPO:
     @property
     def needs(self) -> frozenset[str]:
         confidence = self.target_weight == "ratio" or self.states == "surprisal"
-        asked = {"reveal_step": True, "confidence": confidence, "entropy": self.states == "entropy"}
+        asked = {"reveal_step": self.states != "noised", "confidence": confidence, "entropy": self.states == "entropy"}
         return frozenset(name for name, needed in asked.items() if needed)
 
     @property
@@ -117,10 +119,12 @@ class LFPO:
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
         """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row where the
-        model attends block by block. Uncertain states are K of the row in either case."""
+        model attends block by block. Uncertain and noised states are K of the row in either case."""
         rngs = [generator(seed, "timesteps", inner) for seed in seeds]
         if self.states in ("surprisal", "entropy"):
             views = replay(trajectory, *self._uncertain_states(trajectory, rngs))
+        elif self.states == "noised":
+            views = self._noised_states(trajectory, seeds, inner)
         else:
             pick = stratified_indices if self.states == "stratified" else uniform_indices
             views = replay(trajectory, *drawn_states(trajectory, lambda row, n: pick(n, self.timesteps, rngs[row])))
@@ -128,6 +132,14 @@ class LFPO:
             confidence_SC = trajectory.final_confidence[views.row].clamp(min=1e-12)
             views.weight[:, -confidence_SC.shape[1] :] /= confidence_SC
         return views
+
+    def _noised_states(self, trajectory: Trajectory, seeds: Sequence[int], inner: int) -> Views:
+        """K masks of all that the sampler revealed. Positions up to the first EOS are targets."""
+        masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=self.timesteps, least=1)
+        row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(self.timesteps)
+        masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
+        state_S = torch.arange(self.timesteps, device=row_S.device).repeat(len(trajectory))
+        return noised(trajectory, row_S, masked_SC, masked_SC & trajectory.counted[row_S], state_S=state_S)
 
     def _uncertain_states(
         self, trajectory: Trajectory, rngs: Sequence[torch.Generator]
