@@ -15,8 +15,8 @@ from lfpo.rewards import RewardFunction
 Row = dict[str, Any]
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
-# Share of the others that a task in validation does not train on. Results of comparisons are not keyed by it: with another
-# share, the suffix must be another one, too.
+# Share of the others that a task in validation does not train on. Results of comparisons are not keyed by it: with
+# another share, the suffix must be another one, too.
 VALIDATION_SHARE = 0.15
 VALIDATION = "@validation"  # after the name of a task in validation
 MAX_DRAWS = 100_000  # problems drawn for one row until its solution belongs to the split
