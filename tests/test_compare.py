@@ -226,7 +226,7 @@ def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
     by_file = small(tmp_path, arms=arms, recipe_overrides={"words.yaml": {"num_generations": 4}})
     assert cell_config(by_file, Cell("main", "words", "lfpo", 1e-4, 100)).num_generations == 4
     for unknown in ("wards", 5):
-        with pytest.raises(UserError, match=f"'?{unknown}'?"):
+        with pytest.raises(UserError, match=f"'{unknown}'"):
             small(tmp_path, recipe_overrides={unknown: {}})
 
 
@@ -282,14 +282,11 @@ def test_the_table_of_equal_forwards_names_missing_seeds_and_thresholds(tmp_path
     def cell(*points: tuple[float, float]) -> dict[str, Any]:
         return {"frontier": [{"nfe": nfe, "accuracy": accuracy} for nfe, accuracy in points]}
 
-    base, cells = (
-        cell((2, 0.3)),
-        {
-            "lfpo": [cell((1.4, 0.5), (4, 0.9)), cell((1.6, 0.7), (4, 0.8))],
-            "rejection": [cell((1.2, 0.6), (3, 0.7))],
-        },
-    )
-    results = Results(config, {"main/choice": cells}, {"main/choice": base}, [], {}, {})
+    cells = {
+        "lfpo": [cell((1.4, 0.5), (4, 0.9)), cell((1.6, 0.7), (4, 0.8))],
+        "rejection": [cell((1.2, 0.6), (3, 0.7))],
+    }
+    results = Results(config, {"main/choice": cells}, {"main/choice": cell((2, 0.3))}, [], {}, {})
     table = tables.forwards_table(results, "main/choice")
     assert table is not None and table.columns[:2] == ["objective", "1.5 forwards"]
     assert [(row[0].text, row[0].note) for row in table.rows] == [

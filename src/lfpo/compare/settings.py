@@ -69,8 +69,8 @@ class CompareConfig:
     rate_of: label -> label whose rate it takes; it is not tuned itself.
     arms: name -> a part of the grid. On the command line `--only a,b` selects some.
     overrides: keys that replace the same keys of every recipe, so that all cells have equal rollouts and evaluations.
-    recipe_overrides: recipe -> keys over `overrides` for this recipe, in all arms. A key that is set here is not
-        reached by `--overrides.KEY`, but by `--recipe_overrides.RECIPE.KEY`.
+    recipe_overrides: recipe -> keys over `overrides` for this recipe, in all arms. For a key that is
+        set here, `--overrides.KEY` does not change this recipe; `--recipe_overrides.RECIPE.KEY` does.
     curve_sampler: the eval sampler of learning curves. thresholds: those of the frontier. samplers: more eval samplers
         of the recipes that the trained models are evaluated under.
     tuning_seeds, evaluation_seeds: disjoint. validation, problems: numbers of validation and test problems. Validation

@@ -68,7 +68,7 @@ def endpoints_table(results: Results, setting: str) -> Table:
 
 
 def forwards_table(results: Results, setting: str) -> Table | None:
-    """Accuracy of the trained models at equal forwards, below the untrained one. None without a finished cell."""
+    """Accuracy at equal forwards: the untrained model, then the trained ones. None without a finished cell."""
     groups = {label: cells for label, cells in results.cells[setting].items() if cells}
     if not groups:
         return None

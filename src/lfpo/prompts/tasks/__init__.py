@@ -61,7 +61,7 @@ def get_task(name: str) -> Task | DataTask:
     if not at:
         return task
     if isinstance(task, Task):
-        if at + where == VALIDATION:
+        if name == base + VALIDATION:
             return task.validation()
         raise UserError(
             f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}', or write "

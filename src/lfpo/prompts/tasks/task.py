@@ -32,8 +32,6 @@ class Task:
     demonstrate(row, rng, right_share) -> str: a completion for SFT; correct with probability right_share, else with a
         plausible mistake. right_share: its default, below 1/2.
     gen_length: completion length in tokens; fits every demonstration. n_test: size of the standard test set.
-    validating: the training split is split once more. "test" then has validation problems, and neither they nor the
-        test problems are trained on.
     """
 
     name: str
@@ -44,11 +42,16 @@ class Task:
     right_share: float
     gen_length: int
     n_test: int = 200
-    validating: bool = False
 
     def validation(self) -> Task:
         """The task to choose settings with: it is tested on solutions of its training split, and trains on the rest."""
-        return dataclasses.replace(self, name=self.name + VALIDATION, validating=True)
+        return dataclasses.replace(self, name=self.name + VALIDATION)
+
+    @property
+    def validating(self) -> bool:
+        """Whether this is a task in validation: the training split is split once more. "test" then has validation
+        problems, and neither they nor the test problems are trained on."""
+        return self.name.endswith(VALIDATION)
 
     @property
     def _drawn_as(self) -> str:
