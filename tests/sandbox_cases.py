@@ -6,25 +6,23 @@ job: `load(i)` runs program i in the module that the judge asks, and the tests a
 
 from __future__ import annotations
 
+import marshal
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
-from lfpo.rewards.sandbox.inside import wire
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
 RIGHT = "def add(a, b):\n    return a + b\n"
 FORGE = """
 import os, sys
-from inside import wire
 def forge():
     lies = b""
-    for message in [("test", True, ""), ("test", True, ""), ("done",)]:
-        data = wire.encode(message)
+    for data in (b"+", b"+", b"d"):
         lies += len(data).to_bytes(4, "big") + data
     for fd in range(64):
         try:
@@ -229,11 +227,11 @@ check(f)
 """
 ANSWER = """
 import os, sys
-from inside import wire
 def answer():
+    values = sys.modules['inside.values']
     frame = sys._getframe()
     while not hasattr(frame.f_locals.get('self'), 'outbox'): frame = frame.f_back
-    wire.send(frame.f_locals['self'].outbox, wire.encode({}, lambda value: ({})))
+    values.send(frame.f_locals['self'].outbox, values.encode({}, lambda value: ({})))
     os._exit(0)
 """
 VALUE_CHEATS: dict[str, tuple[str, str, str]] = {
@@ -1067,9 +1065,6 @@ def value_problems(rung: str) -> list[str]:
     job = Job(CLASSES, tests=[*CLASS_TESTS, *CLASS_CHEATS], functions=["size"], classes=classes)
     expected = [(test, 1) for test in CLASS_TESTS] + [(test, 0) for test in CLASS_CHEATS]
     found += problems(expected, sandbox.judge(job))
-    calls = [Call((value,), expected) for value, expected, _ in COMPARED]
-    job = Job("def f(x): return x", "f", calls, tolerance=1e-6)
-    found += problems([(f"{value} for {expected}", equal) for value, expected, equal in COMPARED], sandbox.judge(job))
     job = Job(RUNNERS, "f", tests=[RUNNER_TESTS], unittest=True)
     return found + problems([(f"runner test {number}", 0) for number in range(5)], sandbox.judge(job))
 
@@ -1092,6 +1087,6 @@ def remains(tag: int = TAG) -> list[str]:
             status = (path.parent / "status").read_text()
         except OSError:
             continue  # the process has ended
-        if (wire.encode(tag).hex() in line or str(tag) in line) and "State:\tZ" not in status:
+        if (marshal.dumps(tag).hex()[2:] in line or str(tag) in line) and "State:\tZ" not in status:
             lines.append(line)
     return lines

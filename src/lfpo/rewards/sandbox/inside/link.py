@@ -206,6 +206,9 @@ class Link:
             if not isinstance(getattr(value, "__self__", sys), types.ModuleType):
                 return None
             return "named", (value.__module__, value.__qualname__)
+        if hasattr(value, "__next__"):
+            self._ours.append(lambda: [item for item, _ in zip(value, (0,), strict=False)])
+            return "iterator", len(self._ours) - 1
         self._ours.append(value)
         return "function" if callable(value) else "opaque", len(self._ours) - 1
 
@@ -259,13 +262,15 @@ def error_class(made: dict[tuple[str, ...], Any], names: tuple[str, ...]) -> Any
     if isinstance(found, type) and issubclass(found, BaseException) and module.partition(".")[0] in allowed:
         return found
     if names not in made:
-        made[names] = type(name, (error_class(made, names[1:]),), {"__str__": _text})
+        made[names] = type(name, (error_class(made, names[1:]),), {"__str__": _text, "__module__": module})
     return made[names]
 
 
 def rebuilt(made: dict[tuple[str, ...], Any], names: list[str], arguments: Any, text: str) -> BaseException:
     """The exception. A class of a library is not initialized, because its constructor may do anything."""
     kind = error_class(made, tuple(names))
+    if issubclass(kind, BaseExceptionGroup):
+        return Exception(text)  # what is in it is not sent
     arguments = (text,) if arguments is None else tuple(arguments)
     if kind.__module__ == "builtins":
         return kind(*arguments)  # type: ignore[no-any-return]

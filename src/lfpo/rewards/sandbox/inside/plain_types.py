@@ -115,6 +115,8 @@ def _array(dtype: str, shape: Any, content: Any) -> Any:
     numpy = _module("numpy")
     kind = numpy.dtype(str(dtype)).kind
     if kind == "O":
+        if any(map(callable, content)):
+            raise ValueError("a function in an array")  # by its label it would be a method of a series
         result = numpy.empty(len(content), dtype=object)
         result[:] = content
         return result.reshape(shape)

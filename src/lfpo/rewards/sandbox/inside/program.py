@@ -98,6 +98,8 @@ class _Session:
         if kind == "named":
             __import__(content[0])
             return operator.attrgetter(content[1])(sys.modules[content[0]])
+        if kind == "iterator":
+            return (item for items in iter(_Function(self, content), []) for item in items)
         return (_Function if kind == "function" else _OfSuite)(self, content)
 
     def call_back(self, call: Any) -> Any:

@@ -199,11 +199,11 @@ def decode(data: bytes, resolve: Resolve | None = None, shared: Shared | None = 
             parts.append(unpickler.load())
         if file.tell() != len(data):
             raise BadBytes("bytes after the value")
-        if unpickler.records:
-            parts = _Builder(resolve, {id(o) for o in shared.objects} if shared else set()).built(parts)
         for number, content in enumerate(parts[1:]):
             assert shared is not None
             shared.fill(number, content, number < old)
+        if unpickler.records:
+            parts = _Builder(resolve).built([parts[0], shared and shared.objects[:]])
     except BadBytes:
         raise
     except Exception as error:  # whatever malformed bytes or a constructor raise
@@ -214,13 +214,13 @@ def decode(data: bytes, resolve: Resolve | None = None, shared: Shared | None = 
 class _Builder:
     """Replaces records by the values they stand for."""
 
-    def __init__(self, resolve: Resolve | None, finished: set[int]) -> None:
-        self.resolve, self.finished = resolve, finished
+    def __init__(self, resolve: Resolve | None) -> None:
+        self.resolve = resolve
         self.done: dict[int, tuple[Any, Any]] = {}  # by id: the object, which must stay alive, and its replacement
 
     def built(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _ATOMS or id(value) in self.finished:
+        if kind in _ATOMS:
             return value
         if id(value) in self.done:
             return self.done[id(value)][1]
