@@ -144,7 +144,10 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, twice in the tests")
     job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})
     assert job.needs.startswith("a definition of helper, twice in the tests")
-    plain = {"test_list": ["assert isclose(f(1), 2.0)"], "code": "from math import isclose\nimport os\ndef f(x): return 2"}
+    plain = {
+        "test_list": ["assert isclose(f(1), 2.0)"],
+        "code": "from math import isclose\nimport os\ndef f(x): return 2",
+    }
     assert code_job("x = 1", plain).setup.strip() == "from math import isclose"
 
 
@@ -156,8 +159,16 @@ def test_a_function_that_only_helps_the_tests_is_the_solutions() -> None:
     }
     grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
     columns = {name: [value] * 2 for name, value in row.items()}
-    assert grader.pass_rate(["", ""], ["def close(a, b): return True\ndef f(x): return 0", row["solution"]], **columns) == [0, 1]
-    job = code_job("x", {"tests": ["assert g(1) == 1", "assert h(1) == 1", "assert g(h(2)) == 2"], "solution": "def g(x): return x\nh = 1\ndef h(x): return x"})
+    assert grader.pass_rate(
+        ["", ""], ["def close(a, b): return True\ndef f(x): return 0", row["solution"]], **columns
+    ) == [0, 1]
+    job = code_job(
+        "x",
+        {
+            "tests": ["assert g(1) == 1", "assert h(1) == 1", "assert g(h(2)) == 2"],
+            "solution": "def g(x): return x\nh = 1\ndef h(x): return x",
+        },
+    )
     assert list(job.functions) == ["g", "h"]
 
 

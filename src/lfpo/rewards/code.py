@@ -236,7 +236,9 @@ class Grader:
             solutions.append(code_job(solution, row, prompts[i]) if solution else None)
         ways, needs = self._ways(solutions)
         jobs = [job and replace(job, **way) for job, way in zip(jobs, ways, strict=True)]
-        refused = [m or (job and job.together and not self._together and _TOGETHER) for job, m in zip(jobs, needs, strict=True)]
+        refused = [
+            m or (job and job.together and not self._together and _TOGETHER) for job, m in zip(jobs, needs, strict=True)
+        ]
         judged = self._judged([None if missing else job for job, missing in zip(jobs, refused, strict=True)])
         return [
             failed(job, f"not judged: needs {missing}", missing) if job and missing else verdict

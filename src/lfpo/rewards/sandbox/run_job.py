@@ -81,7 +81,9 @@ class Sandbox:
                     if error.errno not in _SCARCE:
                         raise
                     if (wait := next(waits, None)) is None:
-                        raise RewardFailed(f"no process can be started to judge a program ({error.strerror})") from error
+                        raise RewardFailed(
+                            f"no process can be started to judge a program ({error.strerror})"
+                        ) from error
                     time.sleep(wait)
         finally:
             self._free.put(cores)

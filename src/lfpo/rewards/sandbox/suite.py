@@ -49,7 +49,23 @@ _ONE_PROCESS = re.compile(
 """What a test can see of a program only if both run in one process."""
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
-_PLAIN = (0, 0.0, 0j, "", b"", [], (), {}, set(), deque(), Fraction(0), Decimal(0), datetime.min, timedelta(), OSError())
+_PLAIN = (
+    0,
+    0.0,
+    0j,
+    "",
+    b"",
+    [],
+    (),
+    {},
+    set(),
+    deque(),
+    Fraction(0),
+    Decimal(0),
+    datetime.min,
+    timedelta(),
+    OSError(),
+)
 _ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {"close", "cache_info", "cache_clear"}
 
 # Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
@@ -252,7 +268,9 @@ def _needs(
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions or classes"
     if uncalled := _uncalled_test(nodes):
         return f"a call of {uncalled}, which the tests define and do not use"
-    used = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+    used = {
+        getattr(node, "id", getattr(node, "attr", "")) for node in nodes if isinstance(node, ast.Name | ast.Attribute)
+    }
     used |= {alias.name.partition(".")[0] for node in nodes if hasattr(node, "names") for alias in _aliases(node)}
     if isinstance(runs := next(iter(sorted(used & _RUNS_TEXT - _regular(nodes))), None), str):
         return f"together=True, because the tests use {runs}, which may run what the program returns"

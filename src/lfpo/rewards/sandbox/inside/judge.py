@@ -122,5 +122,3 @@ class _Judge:
         self.report("n", str(len(cases)))
         for case in cases:
             self.report(*self.in_modes(modes, lambda case=case: outcome(case)))
-
-

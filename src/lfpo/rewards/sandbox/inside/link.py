@@ -207,7 +207,7 @@ class Link:
                 return None
             return "named", (value.__module__, value.__qualname__)
         if hasattr(value, "__next__"):
-            self._ours.append(lambda: [item for item, _ in zip(value, (0,), strict=False)])
+            self._ours.append(lambda: [item for _, item in zip((0,), value, strict=False)])
             return "iterator", len(self._ours) - 1
         self._ours.append(value)
         return "function" if callable(value) else "opaque", len(self._ours) - 1

@@ -30,6 +30,8 @@ def to_plain(value: Any) -> tuple[str, Any] | None:
         return name, _reduced(value)
     if name in _OTHERS and _is_this_type(kind):
         return name, _OTHERS[name][0](value)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__eq__ is tuple.__eq__:
+        return "namedtuple", (kind.__name__, kind._fields, tuple(tuple.__iter__(value)))
     if isinstance(value, _BASES):
         try:
             return "base", plain_base(value)
@@ -76,6 +78,11 @@ def _reduced(value: Any) -> tuple[Any, list[Any], list[Any]]:
 def _module(name: str) -> Any:
     __import__(name)  # importlib and functools would take longer to import than most jobs
     return sys.modules[name]
+
+
+def _namedtuple(name: str, fields: Any, items: Any) -> Any:
+    """A tuple without names if one of them would be a method."""
+    return items if any(map(callable, items)) else _module("collections").namedtuple(name, fields)(*items)
 
 
 def _stream(kind: str, content: Any, position: int) -> Any:
@@ -187,6 +194,7 @@ def _of(name: str) -> Callable[..., Any]:
 
 # Name of the type: (to built-in values, from built-in values)
 _OTHERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "namedtuple": (list, lambda p: _namedtuple(*p)),
     "builtins.ellipsis": (lambda v: None, lambda p: ...),
     "_io.StringIO": (lambda v: (v.getvalue(), v.tell()), lambda p: _stream("StringIO", *p)),
     "_io.BytesIO": (lambda v: (v.getvalue(), v.tell()), lambda p: _stream("BytesIO", *p)),
