@@ -204,6 +204,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
     done = store.read()
     cells = {cell_key(cell, study): cell for stage in stages for cell in cells_of(study, stage)}
     cells = {key: cell for key, cell in cells.items() if check or key not in done}
+    cells = dict(sorted(cells.items(), key=lambda item: item[1]["seed"]))  # every setting has its first seed first
     print(f"{len(cells)} cells to run", flush=True)
     jobs = [(cell, study, key, str(path)) for key, cell in cells.items()]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -214,7 +215,10 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
                 continue
             area = 100 * frontier_area(row["frontier"], row["forwards"])
             about = f"{row['task']} {row['label']} {json.dumps(row['config'])} seed {row['seed']}"
-            print(f"[{number}/{len(jobs)}] {area:.1f} {row['flops'] / 1e12:.1f} TFLOP {row['seconds']} s {about}", flush=True)
+            print(
+                f"[{number}/{len(jobs)}] {area:.1f} {row['flops'] / 1e12:.1f} TFLOP {row['seconds']} s {about}",
+                flush=True,
+            )
     return failed
 
 

@@ -32,6 +32,7 @@ OBJECTIVES: dict[str, str] = {
     "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
     "dtree_rpo": "lfpo.objectives.dtree_rpo:DTreeRPO",
     "mdpo": "lfpo.objectives.mdpo:MDPO",
+    "dtm": "lfpo.objectives.dtm:DTM",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 
