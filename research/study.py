@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -38,24 +39,22 @@ TUNING_THIRD = 0
 
 def cells_of(study: dict[str, Any], stage: str) -> list[dict[str, Any]]:
     """The cells of a stage, seed by seed, so that a grid that stops early has every setting."""
-    part = study["stages"][stage]
-    settings = [dict(zip(part["factors"], values, strict=True)) for values in itertools.product(*levels(part))]
-    cells = []
+    part, cells = study["stages"][stage], []
     for seed, task in itertools.product(part["seeds"], part["tasks"]):
         for label, config in part["objectives"].items():
-            for one in settings:
-                own = config
-                for values in one.values():
-                    own = merge(own, values)
-                tuning = part.get("tuning", True)
-                cells.append({"task": task, "label": label, "config": own, "seed": seed, "tuning": tuning})
+            for levels in itertools.product(
+                *part.get("factors", {}).values()
+            ):  # they replace settings of the objective
+                own = functools.reduce(merge, levels, config)
+                setting = ", ".join([label, *map(spelled, levels)])
+                cell = {"task": task, "label": label, "setting": setting, "config": own, "seed": seed}
+                cells.append({**cell, "tuning": part.get("tuning", True)})
     return cells
 
 
-def levels(part: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The levels of each factor: settings that replace those of the objective."""
-    part.setdefault("factors", {})
-    return [list(values) for values in part["factors"].values()]
+def spelled(level: dict[str, Any]) -> str:
+    """A factor's level as a few words."""
+    return " ".join(f"{k} {v}" for k, v in {**level.get("objective", {}), **level}.items() if k != "objective")
 
 
 def cell_key(cell: dict[str, Any], study: dict[str, Any]) -> str:
