@@ -19,6 +19,7 @@ from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
+from lfpo.rewards.scoring import measured
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.sampler import SamplerConfig
@@ -138,6 +139,7 @@ def collect(
     if queue is not None:
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     failed, metrics = _over_ranks(own.rewards, own.trajectory, phase.times, metrics)
+    metrics |= measured(source.reward_functions)
     return Batch(
         own.rows,
         own.trajectory,
