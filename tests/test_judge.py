@@ -87,8 +87,8 @@ ALWAYS = {
     "garbage 9 7": "answer is not JSON",
     "empty 9 7": "answer has no text",
     "cut 9 7": "connection lost.*",
-    "html 9 7": "answer has no text",
-    "denied 9 7": "HTTP 401: .*wrong key Bearer [*]{3}$",
+    "html 9 7": "answer is not JSON",
+    "denied 9 7": "HTTP 401: .*wrong key Bearer [*]{3}.*",
     "slow 0 no idea": "no score in the answer 'no idea'",
     "slow 0 -1": "score -1 is outside the scale, 0 to 10",
 }
@@ -179,6 +179,14 @@ def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint)
     ask(small, "c", "d")
     assert list(small.cache.values()) == [0.8]
     assert ask(small, "d", "c") == [0.8, 0.8] and (server.times["c"], server.times["d"]) == (2, 1)
+
+
+def test_counts_of_ranks_are_added(server: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.base.distributed.gather", lambda own: [own, own])
+    function = judge(server)
+    ask(function, "a", "slow 0 none", "b")
+    found = measured([ask, function])
+    assert found["rewards/judge/prompt_tokens"] == 60 and found["rewards/judge/failure_rate"] == 1 / 3
 
 
 def test_requests_at_once_are_bounded(server: Endpoint):

@@ -34,6 +34,7 @@ Answer:
 Give your reasons in a sentence or two. Then write the number alone on the last line."""
 TRANSIENT = (408, 409, 429)  # statuses to try again, beside 5xx
 LONGEST_WAIT = 120.0  # seconds between two attempts, whatever Retry-After says
+NOT_JSON = "the endpoint's answer is not JSON"
 COUNTS = ("completions", "no_score", "cache_hits", "attempts", "retries", "prompt_tokens", "completion_tokens")
 NUMBER = re.compile(r"(?:[\w ]+[:=])?\s*([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?\.?")
 WORD = re.compile(r"(?:[\w ]+[:=])?\s*(yes|no)\.?", re.IGNORECASE)
@@ -150,7 +151,8 @@ class Judge:
             async def asked(request: dict[str, Any]) -> float | str:
                 async with places:
                     found = await self._ask(client, request)
-                return found.replace(key, "***") if isinstance(found, str) else found  # a server may repeat it
+                # A server may repeat the key.
+                return found.replace(key, "***") if isinstance(found, str) and self.api_key_env else found
 
             return await asyncio.gather(*map(asked, requests))
 
@@ -184,14 +186,17 @@ class Judge:
             again = error.status_code in TRANSIENT or error.status_code >= 500
             after = error.response.headers.get("retry-after", "")
             wait = float(after) if re.fullmatch(r"\d+(\.\d+)?", after) else 0.0
-            raise _NoAnswer(f"HTTP {error.status_code}: {error.message[:200]}", again, wait) from None
+            said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
+            raise _NoAnswer(f"HTTP {error.status_code}: {said}", again, wait) from None
         except openai.APIConnectionError as error:
             raise _NoAnswer(f"connection lost ({(error.__cause__ or error)!r})") from None
         except (openai.APIError, ValueError):
-            raise _NoAnswer("the endpoint's answer is not JSON") from None
+            raise _NoAnswer(NOT_JSON) from None
         if usage := getattr(answer, "usage", None):
             self.counts.update(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
-        choices = getattr(answer, "choices", None)  # for another content type the client returns text
+        if isinstance(answer, str):  # what the client makes of another content type
+            raise _NoAnswer(NOT_JSON)
+        choices = getattr(answer, "choices", None)
         if not choices or not choices[0].message or not choices[0].message.content:
             raise _NoAnswer("the endpoint's answer has no text")
         return str(choices[0].message.content)
