@@ -139,6 +139,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         "curve": curve,
         "flops": last.get("flops", 0.0),
         "reward": last.get("reward", 0.0),
+        "kl_old": [round(m["kl/old"], 5) for m in metrics if "kl/old" in m],
         "training_seconds": round(trained, 1),
         "seconds": round(time.process_time() - started, 1),
     }

@@ -1,4 +1,6 @@
-"""Take the pictures of the report in this folder, player.gif among them: python docs/images/screenshots.py RUN COMPARISON
+"""Take the pictures of the report in this folder, player.gif among them.
+
+    python docs/images/screenshots.py RUN COMPARISON
 
 RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `dev`
 and a Chromium.
