@@ -44,10 +44,9 @@ COMMANDS = [
 ]
 NEEDED: dict[type, dict[str, Any]] = {
     CompareConfig: {
+        "recipe": "sudoku",
         "output_dir": "out",
-        "learning_rates": [0.1],
         "objectives": {"lfpo": {"name": "lfpo"}},
-        "arms": {"a": {"recipes": ["sudoku"], "objectives": ["lfpo"]}},
     },
     EvalConfig: {"task": "sudoku"},
     LFPOConfig: {"output_dir": "out"},

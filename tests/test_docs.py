@@ -37,11 +37,9 @@ SMOKE = {
     "export": "",
     "plan": "",
     "recipes": "",
-    "compare": "--arms '{smoke: {recipes: [choice], objectives: [lfpo, agrpo], seeds: 1}}' --only smoke "
-    "--objectives lfpo,agrpo --gradients '[]' --validation 2 --problems 2 --thresholds '[0.9]' --tuning_seeds '[1]' "
-    "--learning_rates '[1e-4]' "
+    "compare": "--objectives lfpo,agrpo --seeds '[1]' --problems 2 --thresholds '[0.9]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
-    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store '\"\"'",
+    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1",
     "bench": "--n 2 --repeats 1 --tasks '[words]'",
 }
 DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1 --heads 1"
