@@ -216,12 +216,6 @@ def doctor(rest: list[str]) -> None:
     run_doctor()
 
 
-def bench(rest: list[str]) -> None:
-    from lfpo.bench.command import run_bench
-
-    run_bench(rest)
-
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "sft": sft,
@@ -236,7 +230,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "push": push,
     "plan": plan,
     "recipes": recipes,
-    "bench": bench,
     "demo": demo,
     "doctor": doctor,
 }
