@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tiny
+from benchmarks.plain_blocks import plain_block_rollout
 from lfpo.base.errors import UserError
-from lfpo.bench.plain_blocks import plain_block_rollout
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure

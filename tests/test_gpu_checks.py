@@ -105,7 +105,7 @@ def a_loop_that_takes_the_second_best(patch: Patch) -> None:
         trajectory.tokens[0, 0] += 1
         return trajectory
 
-    patch.setattr("lfpo.bench.modes.rollout", wrong)
+    patch.setattr("benchmarks.modes.rollout", wrong)
 
 
 def a_look_after_each_step(patch: Patch) -> None:

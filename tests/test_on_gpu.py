@@ -19,7 +19,6 @@ from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import EvalConfig, LikelihoodConfig
-from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
@@ -154,17 +153,6 @@ def test_likelihoods():
     with cuda_stand_in():
         there = likelihood_bounds(load_model("embedded", device="cuda"), pairs, config)
     assert [b.logp for b in there] == pytest.approx([b.logp for b in here], rel=1e-5)
-
-
-def test_straightness():
-    def measured(device: str) -> list[float]:
-        model = load_model("embedded", device=device)
-        t = rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3])
-        return state_quality(model, t, [True] * 3).straightness
-
-    here = measured("cpu")
-    with cuda_stand_in():
-        assert measured("cuda") == pytest.approx(here, rel=1e-4)
 
 
 def test_supervised_training(tmp_path: Path):

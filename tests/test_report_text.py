@@ -18,9 +18,7 @@ from lfpo.report.figures import _run_figures, write_figures
 from lfpo.report.simplex import cosine, velocities
 from lfpo.report.text import print_report, thinned
 from lfpo.runs.directory import Run
-from written_runs import write_run
-
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+from written_runs import write_comparison, write_run
 
 
 def printed(folder: Path, width: int) -> str:
@@ -69,11 +67,9 @@ def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):
     assert not any(part in text for part in ("kl/", "entropy/", "p_target", "ratio/", "negatives/"))
 
 
-def test_the_text_of_a_comparison_marks_the_best(tmp_path: Path):
-    (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
-    text = printed(tmp_path, 100)
-    assert "91.9 (+34.4) *" in text
-    assert "88.3 (+30.8) +" in text
+def test_the_text_of_a_comparison_is_its_table(tmp_path: Path):
+    text = printed(write_comparison(tmp_path), 160)
+    assert "minus lfpo" in text and "unigrpo" in text and "2 of 2" in text
 
 
 def test_the_text_has_the_notes_of_the_run(tmp_path: Path):
@@ -116,13 +112,11 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path,
     assert {p: p.read_bytes() for p in again} == {p: first[p] for p in again}
 
 
-def test_figures_of_earlier_comparisons_show_all_objectives(tmp_path: Path):
-    (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
-    names = {p.name for p in write_figures(Run(tmp_path))}
-    assert {f"{n}.pdf" for n in ("convergence-sudoku", "simplex")} <= names
-    labels = {c["objective"] for c in json.loads((tmp_path / "results.json").read_text())["cells"]}
-    drawn = (tmp_path / "figures/convergence-sudoku.svg").read_text()
-    assert all(label in drawn for label in labels)
+def test_the_figure_of_a_comparison_shows_all_objectives(tmp_path: Path):
+    write_comparison(tmp_path)
+    assert {p.name for p in write_figures(Run(tmp_path))} == {"comparison.svg", "comparison.pdf"}
+    drawn = (tmp_path / "figures/comparison.svg").read_text()
+    assert all(label in drawn for label in ("base", "lfpo", "agrpo", "unigrpo", "rejection"))
 
 
 def test_the_simplex_is_computed():

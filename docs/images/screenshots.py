@@ -16,8 +16,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lfpo.report.comparison import comparison_data
-from lfpo.report.data import is_comparison, run_data
+from lfpo.report.comparison import comparison_data, is_comparison
+from lfpo.report.data import run_data
 from lfpo.report.html import page as html_page
 from lfpo.runs.directory import Run
 

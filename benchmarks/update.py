@@ -1,4 +1,4 @@
-"""`lfpo bench update`: time and memory of the loss, of training iterations and of padding, beside the plain form."""
+"""Benchmark `update`: time and memory of the loss, of training iterations and of padding, beside the plain form."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from benchmarks.iteration import Iteration, measure_iterations
+from benchmarks.measure import against_first, attempt, deadline, measured, write_results
+from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.environment import use_threads
+from lfpo.base.files import replace_file
 from lfpo.base.rng import key
-from lfpo.bench.figure import update_figure
-from lfpo.bench.iteration import Iteration, measure_iterations
-from lfpo.bench.measure import against_first, attempt, deadline, measured, write_results
-from lfpo.bench.table import print_groups, rows_of_cells, write_markdown
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
@@ -49,7 +48,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
 
 @dataclass
 class BenchUpdateConfig:
-    """Configuration of `lfpo bench update`.
+    """Configuration of `python -m benchmarks update`.
 
     tokens, vocabulary, width, dtype: the loss alone: masked tokens, vocabulary (at least 512), hidden size (a multiple
         of 32), and dtype of the hidden states and the head.
@@ -60,7 +59,7 @@ class BenchUpdateConfig:
     model, prompts: ragged prompts: the model, and the number of prompts, of three embedded tasks in turn.
     budget: minutes after which no case is started; rows say what was not run (0: no limit).
     repeats: timings of each case, in turn; the table has the median. threads: CPU threads.
-    output: folder for update.json, update.md and update.svg.
+    output: folder for update.json and update.md.
     """
 
     tokens: int = 2048
@@ -89,18 +88,16 @@ class BenchUpdateConfig:
             raise ValueError(f"width {self.width} must be a multiple of 32: four heads share a quarter of it")
 
 
-def run_bench_update(config: BenchUpdateConfig, console: Console | None = None) -> Path:
+def run_bench_update(config: BenchUpdateConfig) -> Path:
     """Measure, print and write; returns the path of the JSON."""
     use_threads(config.threads)
-    console = console or Console()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     end = deadline(config.budget)
     rows = measure("loss", loss_cases(config, device), device, config.repeats, end)
     rows += measure_iterations(iteration_cases(config, device), end)
     rows += ragged_rows(config, device, end)
     path = write_results(config, "update", rows)
-    _tables(rows, console, path.with_suffix(".md"))
-    update_figure(rows, path.with_suffix(".svg"))
+    _tables(rows, path.with_suffix(".md"))
     return path
 
 
@@ -245,7 +242,7 @@ def _step(config: BenchUpdateConfig, parts: tuple[Any, ...], *, padding_free: bo
     return step
 
 
-def _tables(rows: list[dict[str, Any]], console: Console, path: Path) -> None:
+def _tables(rows: list[dict[str, Any]], path: Path) -> None:
     """Print the tables, and write them as Markdown."""
 
     def cells(row: dict[str, Any]) -> list[str]:
@@ -260,9 +257,9 @@ def _tables(rows: list[dict[str, Any]], console: Console, path: Path) -> None:
         ]
 
     columns = ("", "s", "time x", "peak MiB", "memory x", "loss")
-    table = rows_of_cells(rows, "case", cells, len(columns))
-    print_groups(console, "Update", columns, table)
-    write_markdown(path, columns, table)
+    text = markdown(columns, rows_of_cells(rows, "case", cells, len(columns)))
+    print(text)
+    replace_file(path, text)
 
 
 def _note(row: dict[str, Any]) -> str:

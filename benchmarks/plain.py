@@ -5,7 +5,7 @@ Benchmarks and tests compare the engine with it. Two of the engine's techniques 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,13 +24,16 @@ def plain_rollout(
     mask_padding: bool = True,
     skip_idle: bool = False,
     masked_logits: bool = False,
+    cfg_scale: float = 0.0,
+    on_step: Callable[[int, torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Greedy low-confidence remasking of all prompts in one batch; returns tokens [B, gen_length] and forwards run.
 
     Differences from the published code: padding is masked, and the mask token is never chosen.
     mask_padding: False is as published: shorter prompts attend to their padding.
     skip_idle: no forward for steps that reveal nothing. masked_logits: run the head only at positions that a step can
-        reveal.
+        reveal. cfg_scale: unsupervised classifier-free guidance, with logits everywhere.
+    on_step: called with the number and the completions [B, gen_length] before every scheduled step.
     """
     prompt_ids, prompt_mask = (x.to(model.device) for x in left_pad(prompts, model.pad_id))
     blank = torch.full((len(prompts), gen_length), model.mask_id, device=model.device)
@@ -43,6 +46,8 @@ def plain_rollout(
         end = start + (block + 1) * block_length
         for i in range(steps // blocks):
             count = base + (i < extra)
+            if on_step is not None:
+                on_step(block * (steps // blocks) + i, x[:, start:].clone())
             if skip_idle and not count:
                 continue
             forwards += 1
@@ -50,10 +55,16 @@ def plain_rollout(
             masked[:, end:] = False
             confidence = torch.full(x.shape, -torch.inf, dtype=torch.float64, device=model.device)
             guess = x.clone()
-            if masked_logits:
+            if masked_logits and not cfg_scale:
                 guess[masked], confidence[masked] = _best(model(x, attention, masked), model.mask_id)
             else:
-                best, probability = _best(model(x, attention), model.mask_id)
+                logits = model(x, attention)
+                if cfg_scale:
+                    unprompted = x.clone()
+                    unprompted[:, :start] = model.mask_id
+                    free = model(unprompted, attention)
+                    logits = free + (cfg_scale + 1) * (logits - free)
+                best, probability = _best(logits, model.mask_id)
                 guess = torch.where(masked, best, x)
                 confidence = torch.where(masked, probability, confidence)
             if count:

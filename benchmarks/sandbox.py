@@ -1,4 +1,4 @@
-"""`lfpo bench sandbox`: verdicts a second on programs that do almost no work, on each rung this machine has."""
+"""Benchmark `sandbox`: verdicts a second on programs that do almost no work, on each rung this machine has."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from benchmarks.measure import median_and_range, write_results
+from benchmarks.table import markdown
 from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.errors import UserError
-from lfpo.bench.measure import median_and_range, write_results
-from lfpo.bench.table import print_groups
 from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
 PROGRAM = "def add(a, b):\n    return a + b + {} - {}\n"
@@ -25,7 +23,7 @@ SUITE = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_add(
 
 @dataclass
 class BenchSandboxConfig:
-    """Configuration of `lfpo bench sandbox`.
+    """Configuration of `python -m benchmarks sandbox`.
 
     verdicts: number in one timing. workers: verdicts at a time (0: the cores of this process).
     repeats: timings of each case, in turn; the table has the median.
@@ -44,16 +42,15 @@ class BenchSandboxConfig:
         not_negative(self, "workers")
 
 
-def run_bench_sandbox(config: BenchSandboxConfig, console: Console | None = None) -> Path:
+def run_bench_sandbox(config: BenchSandboxConfig) -> Path:
     """Measure, print and write; returns the path of the JSON."""
-    console = console or Console()
     rungs = config.rungs or [rung.name for rung in available_rungs() if rung.available]
     sandboxes = {
         rung: Sandbox(rung, workers=config.workers or None, libraries=installed_libraries(), unsafe="root")
         for rung in rungs
     }
     rows = [row for sandbox in sandboxes.values() for row in measure(sandbox, config)]
-    _print(rows, console)
+    _print(rows)
     return write_results(config, "sandbox", rows)
 
 
@@ -79,7 +76,9 @@ def measure(sandbox: Sandbox, config: BenchSandboxConfig) -> list[dict[str, Any]
             seconds[name].append(time.perf_counter() - begin)
             cpu[name] += _cpu_seconds() - before
             if failed := [verdict.reason for verdict in verdicts if not verdict.passed]:
-                raise UserError(f"lfpo bench sandbox: a right program failed on rung {sandbox.rung}: {failed[0]}")
+                raise UserError(
+                    f"python -m benchmarks sandbox: a right program failed on rung {sandbox.rung}: {failed[0]}"
+                )
     rows = []
     for name, taken in seconds.items():
         times = median_and_range(taken)
@@ -97,10 +96,10 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def _print(rows: list[dict[str, Any]], console: Console) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-    title = f"Sandbox, {rows[0]['workers']} at a time (load {load})"
+    print(f"Sandbox, {rows[0]['workers']} at a time (load {load})\n")
     columns = ("", "verdicts/s", "slowest", "CPU ms")
     numbers = ("verdicts_per_second", "slowest", "cpu_milliseconds")
     cells = [(row["rung"], [row["case"], *(f"{row[name]:.1f}" for name in numbers)]) for row in rows]
-    print_groups(console, title, columns, cells)
+    print(markdown(columns, cells))

@@ -1,4 +1,4 @@
-"""`lfpo bench rollout`: the plain sampling loop, each exact technique added in turn, and the approximations."""
+"""Benchmark `rollout`: the plain sampling loop, each exact technique added in turn, and the approximations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from benchmarks.measure import deadline, measured, write_results
+from benchmarks.modes import Mode, Result, block_modes, layout_modes, task_modes
+from benchmarks.problem import BenchRolloutConfig, Problem, layout_problem, task_problem
+from benchmarks.spent import Forwards, recorded
+from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.environment import use_threads
+from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
-from lfpo.bench.figure import speedup_figure
-from lfpo.bench.measure import deadline, measured, write_results
-from lfpo.bench.modes import Mode, Result, block_modes, layout_modes, task_modes
-from lfpo.bench.problem import BenchRolloutConfig, Problem, layout_problem, task_problem
-from lfpo.bench.spent import Forwards, recorded
-from lfpo.bench.table import print_groups, rows_of_cells, write_markdown
 from lfpo.models.layouts import LAYOUTS
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import rollout_flops
@@ -26,7 +25,7 @@ from lfpo.train.flops import rollout_flops
 BLOCK_LENGTH = 8  # of a model that has none of its own
 
 
-def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None) -> Path:
+def run_bench_rollout(config: BenchRolloutConfig) -> Path:
     """Measure, print and write; returns the path of the JSON."""
     use_threads(config.threads)
     problem = layout_problem(config) if config.model in LAYOUTS else task_problem(config)
@@ -59,8 +58,7 @@ def run_bench_rollout(config: BenchRolloutConfig, console: Console | None = None
         row |= {"speedup": taken[base]["seconds"] / row["seconds"], "model_tokens": sum(forwards.queries)}
         rows.append(row)
     path = write_results(config, "rollout", rows, matmul_peak=peak)
-    _tables(rows, peak, console or Console(), path.with_suffix(".md"))
-    speedup_figure(rows, path.with_suffix(".svg"))
+    _tables(rows, peak, path.with_suffix(".md"))
     return path
 
 
@@ -117,7 +115,7 @@ def _lengths(result: Result, eos_id: int) -> torch.Tensor:
     return torch.where(ends.any(-1), ends.int().argmax(-1) + 1, tokens_BC.shape[1])
 
 
-def _tables(rows: Sequence[dict[str, Any]], peak: float, console: Console, path: Path) -> None:
+def _tables(rows: Sequence[dict[str, Any]], peak: float, path: Path) -> None:
     """Print the tables, and write them as Markdown."""
 
     def cells(row: dict[str, Any]) -> list[str]:
@@ -142,6 +140,6 @@ def _tables(rows: Sequence[dict[str, Any]], peak: float, console: Console, path:
         "first row's tokens that are equal; FLOPs: those spent over those needed without padding and idle steps; "
         f"util: share of a matmul peak of {peak / 1e9:,.0f} GFLOP/s"
     )
-    table = rows_of_cells(rows, "mode", cells, len(columns))
-    print_groups(console, "Rollout", columns, table, caption)
-    write_markdown(path, columns, table)
+    text = markdown(columns, rows_of_cells(rows, "mode", cells, len(columns)))
+    print(f"{text}\n{caption}")
+    replace_file(path, text)

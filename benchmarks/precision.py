@@ -1,4 +1,4 @@
-"""`lfpo bench precision`: the error of logits, loss and gradients for each precision of products with the head."""
+"""Benchmark `precision`: the error of logits, loss and gradients for each precision of products with the head."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from rich.console import Console
 
+from benchmarks.measure import write_results
+from benchmarks.table import markdown
 from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.environment import use_threads
-from lfpo.bench.measure import write_results
-from lfpo.bench.table import print_groups
 from lfpo.models.head import Precision, product
 from lfpo.objectives.ops.fused import rectified_sum
 
 
 @dataclass
 class BenchPrecisionConfig:
-    """Configuration of `lfpo bench precision`.
+    """Configuration of `python -m benchmarks precision`.
 
     tokens, vocabulary, width: of a random problem. States have length sqrt(width), as after a final norm, and the head
         is scaled so that logits have standard deviation `spread`.
@@ -38,7 +37,7 @@ class BenchPrecisionConfig:
         not_negative(self, "threads")
 
 
-def run_bench_precision(config: BenchPrecisionConfig, console: Console | None = None) -> Path:
+def run_bench_precision(config: BenchPrecisionConfig) -> Path:
     """Measure, print and write; returns the path of the JSON."""
     use_threads(config.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,7 +49,8 @@ def run_bench_precision(config: BenchPrecisionConfig, console: Console | None = 
         rows.append({"precision": precision} | {name: error(found[name], exact[name]) for name in exact})
     columns = ("", "logits", "loss", "gradient of states", "gradient of head")
     cells = [(f"{device.type}", [row["precision"], *(f"{row[name]:.1e}" for name in exact)]) for row in rows]
-    print_groups(console or Console(), "Precision", columns, cells, "RMS of the error over RMS of the float64 value")
+    print("RMS of the error over RMS of the float64 value\n")
+    print(markdown(columns, cells))
     return write_results(config, "precision", rows)
 
 

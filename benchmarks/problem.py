@@ -1,4 +1,4 @@
-"""What `lfpo bench rollout` samples: a model, its prompts, and how completions are scored."""
+"""What `python -m benchmarks rollout` samples: a model, its prompts, and how completions are scored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lfpo.prompts.tasks import get_task
 
 @dataclass
 class BenchRolloutConfig:
-    """Configuration of `lfpo bench rollout`.
+    """Configuration of `python -m benchmarks rollout`.
 
     model: checkpoint folder, hub id, "embedded", or a layout with random weights (llada-8b, dream-7b). A random model
         clears no threshold and writes no EOS, so a layout is measured with fixed numbers of tokens a step only.
@@ -33,7 +33,7 @@ class BenchRolloutConfig:
     budget: minutes after which no mode is started; rows say what was not run (0: no limit).
     repeats: timings of each mode, in turn so that a slow moment of the machine falls on all; the table has the median.
     rollout_tokens, threads, dtype: as in training.
-    output: folder for rollout.json, rollout.md and rollout.svg.
+    output: folder for rollout.json and rollout.md.
     """
 
     model: str = "embedded"

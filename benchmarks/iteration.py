@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.measure import against_first, attempt, held_memory, median_and_range, peak_memory
 from lfpo.base.config import build
 from lfpo.base.environment import use_threads
-from lfpo.bench.measure import against_first, attempt, held_memory, median_and_range, peak_memory
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.train.config import LFPOConfig

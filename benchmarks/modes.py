@@ -1,4 +1,4 @@
-"""The rows of `lfpo bench rollout`: the plain loop, each technique in turn, approximations, forms of the model."""
+"""The rows of the benchmark `rollout`: the plain loop, each technique in turn, approximations, forms of the model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.plain import plain_rollout
+from benchmarks.plain_blocks import plain_block_rollout
+from benchmarks.problem import BenchRolloutConfig, Problem
 from lfpo.base.lora_settings import LoraSettings
-from lfpo.bench.plain import plain_rollout
-from lfpo.bench.plain_blocks import plain_block_rollout
-from lfpo.bench.problem import BenchRolloutConfig, Problem
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
@@ -170,6 +170,6 @@ def _engine(
     return partial(work, share_first=share_first, compiled=compiled)
 
 
-def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: bool) -> Run:
+def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: Any) -> Run:
     lengths: dict[str, Any] = {"gen_length": problem.gen_length, "block_length": config.block_length, "steps": steps}
     return partial(plain_rollout, problem.model, problem.prompts, **lengths, **switches)
