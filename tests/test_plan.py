@@ -31,8 +31,7 @@ from lfpo.train.flops import Meter
 from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
 from lfpo.train.plan.tables import duration, readable
-from lfpo.train.plan.ways import Way, ways
-from lfpo.train.plan.whole_run import command, seconds, whole_run
+from lfpo.train.plan.ways import Way, command, seconds, ways, whole_run
 from lfpo.train.plan.work import count, forward_flops
 from lfpo.train.preflight import GIB, plan_line
 from lfpo.train.rl import LFPOTrainer

@@ -8,14 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
 from lfpo.report.charts import POLICY
 from lfpo.report.figures import _run_figures, write_figures
-from lfpo.report.simplex import cosine, velocities
 from lfpo.report.text import print_report, thinned
 from lfpo.runs.directory import Run
 from written_runs import write_comparison, write_run
@@ -100,7 +98,7 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path,
     names = {p.name for p in paths}
     curves = {chart.title.lower().replace(" ", "-") for chart in POLICY}
     assert {"kl-to-theta_old", "entropy"} < curves
-    wanted = {"convergence", "steps-accuracy", "reveal-greedy", "simplex", *curves}
+    wanted = {"convergence", "steps-accuracy", "reveal-greedy", *curves}
     assert {f"{n}.{e}" for n in wanted for e in ("svg", "pdf")} <= names
     assert "Saturated negatives (%)" in (folder / "figures/saturated-negatives.svg").read_text()
     first = {p: p.read_bytes() for p in paths}
@@ -117,21 +115,6 @@ def test_the_figure_of_a_comparison_shows_all_objectives(tmp_path: Path):
     assert {p.name for p in write_figures(Run(tmp_path))} == {"comparison.svg", "comparison.pdf"}
     drawn = (tmp_path / "figures/comparison.svg").read_text()
     assert all(label in drawn for label in ("base", "lfpo", "agrpo", "unigrpo", "rejection"))
-
-
-def test_the_simplex_is_computed():
-    found = velocities(torch.tensor([0.0, 0.0, 0.0]))
-    third = 1 / 3
-    assert found["p"].tolist() == pytest.approx([third, third, third, 0])
-    assert found["u"].tolist() == [1, 0, 0, -1]
-    assert found["ce"].tolist() == pytest.approx([2 * third, -third, -third, 0])
-    # minus the gradient of |p - y|^2 is 2 (diag p - p p^T)(y - p) = 2/3 (y - p) at the centre, and only there parallel.
-    assert found["l2"].tolist() == pytest.approx([4 / 9, -2 / 9, -2 / 9, 0])
-    found = velocities(torch.tensor([0.1, 0.8, 0.1]).log())
-    assert (found["u"] - found["v"]).tolist() == pytest.approx([0.9, -0.8, -0.1, 0])
-    assert found["ce"].tolist() == pytest.approx([0.9, -0.8, -0.1, 0])
-    assert found["l2"].tolist() == pytest.approx([0.292, -0.384, 0.092, 0], abs=1e-6)
-    assert cosine(found["ce"], found["l2"]) == pytest.approx(0.945, abs=1e-3)
 
 
 def test_shown_steps_fit_a_narrow_terminal_and_a_log(

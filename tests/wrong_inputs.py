@@ -108,7 +108,6 @@ COMMANDS = {
     "sample": "give either 'prompt' or 'task'",
     "compare compare --objectives lfop": "did you mean 'lfpo'",
     "report nowhere": "nowhere",
-    "bench rolout": "found 'rolout'",
     "plan sudoku --gpuss 2": "did you mean 'gpus'",
     "recipes all": "takes no arguments, found 'all'",
     "doctor now": "takes no arguments, found 'now'",

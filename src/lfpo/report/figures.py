@@ -10,7 +10,6 @@ from lfpo.base.errors import UserError
 from lfpo.report.charts import POLICY, SHARE, Chart, shown
 from lfpo.report.comparison import comparison_data, comparison_figure, is_comparison
 from lfpo.report.data import run_data
-from lfpo.report.simplex import draw_simplex
 from lfpo.report.style import COLOURS, STYLES
 from lfpo.runs.directory import Run
 
@@ -57,7 +56,6 @@ def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for chart in POLICY:
         if shown(chart, data["metrics"]):
             yield chart.title.lower().replace(" ", "-"), _chart(chart, data)
-    yield "simplex", draw_simplex()
 
 
 def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:

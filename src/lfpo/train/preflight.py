@@ -201,7 +201,7 @@ def planned(args: LFPOConfig, longest: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from lfpo.train.plan.whole_run import EFFICIENCY
+    from lfpo.train.plan.ways import EFFICIENCY
 
     device = distributed.device()
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -217,8 +217,7 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
     from lfpo.train.plan.estimate import estimate
     from lfpo.train.plan.shapes import model_config
     from lfpo.train.plan.tables import duration
-    from lfpo.train.plan.ways import Way
-    from lfpo.train.plan.whole_run import whole_run
+    from lfpo.train.plan.ways import Way, whole_run
 
     try:
         config = model_config(args.model)

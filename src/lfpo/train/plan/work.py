@@ -25,6 +25,7 @@ from lfpo.train.flops import attention_width
 from lfpo.train.plan.shapes import Sizes
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
+TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def count(
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
     views = views_of(objective, trajectory, chosen, list(range(size)), 0)
-    model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special(), "block_length": trained_block}, seed=0)
+    model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = 0, int(views.target.sum(-1).max())
 
@@ -117,10 +118,6 @@ def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted
     lfpo.train.flops. hf: transformers configuration."""
     attention = 4 * hf.num_hidden_layers * attention_width(hf) * tokens * length
     return 2 * sizes.active * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
-
-
-def _special() -> dict[str, int]:
-    return {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 
 
 def _toy(

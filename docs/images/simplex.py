@@ -1,4 +1,4 @@
-"""The gradient alignment theorem as a figure: velocities and gradients on the probability simplex.
+"""The gradient alignment theorem as a figure, computed by autograd: python docs/images/simplex.py FILE.svg
 
 A masked position is one of four corners (mask, and three tokens). From the mask, the ideal velocity u points at the
 right token e_y and the model's velocity v at its prediction p. The theorem: -d CE / d logits = e_y - p = u - v.
@@ -6,6 +6,7 @@ right token e_y and the model's velocity v at its prediction p. The theorem: -d 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -87,3 +88,7 @@ def _arrow(axis: Any, start: torch.Tensor, vector: torch.Tensor, colour: str, na
     axis.quiver(
         *start.tolist(), *vector.tolist(), color=colour, angles="xy", scale_units="xy", scale=1, width=0.012, label=name
     )
+
+
+if __name__ == "__main__":
+    draw_simplex().savefig(sys.argv[1])
