@@ -24,7 +24,7 @@ PROMPTS = 4
 def gradient_quality(
     config: LFPOConfig, objectives: Mapping[str, dict[str, Any]], *, draws: int = 8
 ) -> list[dict[str, Any]]:
-    """Noise and cost of a gradient, for each objective and for LFPO at several K with stratified and uniform timesteps.
+    """Noise and cost of a gradient, for each objective and for LFPO at several K with replayed and noised states.
 
     All use the same rollouts of a few prompts by the untrained model, where theta = theta_old.
     noise: E|g - E g|^2 / |E g|^2 from `draws` gradients over the whole batch, with unbiased estimates of both parts;
@@ -38,7 +38,7 @@ def gradient_quality(
     settings = dict(objectives)
     lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
     for k in TIMESTEPS:
-        for states in ("stratified", "uniform"):
+        for states in ("stratified", "noised"):
             settings[f"lfpo K={k}, {states}"] = {**lfpo, "timesteps": k, "states": states}
     trainer.policies.setdefault(BASE, trainer.reference)  # the untrained model is its own base
     return [_measure(trainer, batch, label, s, draws) for label, s in settings.items()]

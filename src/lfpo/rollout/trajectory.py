@@ -320,11 +320,6 @@ def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tenso
     return (edges[:-1] + offsets)[sizes > 0]
 
 
-def uniform_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """k distinct indices of 0 .. length-1 (all if length < k), uniformly without replacement, ascending int64."""
-    return torch.randperm(length, generator=rng)[:k].sort().values
-
-
 def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:
     """k distinct indices of 0 .. N-1 (all if N < k) without replacement, with probability softmax(score / temperature);
     temperature 0 takes the largest. int64, in the order of the draws. The largest of scores with Gumbel noise are such
