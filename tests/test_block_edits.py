@@ -31,6 +31,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
 from lfpo.train.flops import forward_flops, rollout_flops
 from lfpo.train.plan.work import sampling_work
+from watched import Watch
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
@@ -196,16 +197,12 @@ def test_the_rule_by_hand():
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "max_post_steps": 0}])
 def test_each_state_is_rebuilt_as_the_sampler_saw_it(model: MaskedDiffusionLM, settings: dict[str, Any]):
-    seen: list[tuple[int, int, list[int]]] = []
-
-    def observer(rows: torch.Tensor, tokens: torch.Tensor, clocks: torch.Tensor) -> None:
-        seen.extend(zip(rows.tolist(), clocks.tolist(), tokens.tolist(), strict=True))
-
+    watch = Watch()
     sampler = SamplerConfig(**{**EDITING, **settings})
-    t = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, observer=observer)
-    for row, clock, tokens in seen:
+    t = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, hook=watch)
+    for row, clock, tokens in watch.seen:
         assert t.rows(torch.tensor([row])).state_before(torch.tensor([clock]))[0].tolist() == tokens
-    assert {(row, clock) for row, clock, _ in seen} == {
+    assert {(row, clock) for row, clock, _ in watch.seen} == {
         (row, clock) for row, steps in enumerate(t.scheduled_steps.tolist()) for clock in range(steps + 1)
     } - {(row, steps) for row, steps in enumerate(t.scheduled_steps.tolist())}
     assert t.revealed is not None
@@ -380,7 +377,7 @@ class Own:
 
 def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     sampler = SamplerConfig(temperature=1.0, **EDITING).for_length(12, BLOCK)
-    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mdpo", "dtree_rpo", "justgrpo", "diffu_grpo", "wd1"}:
+    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mdpo", "justgrpo", "diffu_grpo", "wd1"}:
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     ones = SamplerConfig(temperature=1.0, block_length=1, **EDITING).for_length(12, 1)
     said = r"tokens that stay as they were revealed \(no sampler.editing_threshold\), which rollouts of this sampler"
@@ -389,8 +386,8 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=f"objective Own needs {said} do not give"):
         check_rollouts(Own(), sampler, trained_block=BLOCK)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="LFPO needs the edits of revealed tokens, which this engine does not give"):
-        check_rollouts(make_objective({"name": "lfpo"}), sampler, (), GIVES.keys() - {"edits"}, trained_block=BLOCK)
-    check_rollouts(make_objective({"name": "espo"}), sampler, (), (), trained_block=BLOCK)
+        check_rollouts(make_objective({"name": "lfpo"}), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
+    check_rollouts(make_objective({"name": "espo"}), sampler, (), trained_block=BLOCK)
 
 
 @pytest.mark.parametrize(

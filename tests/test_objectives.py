@@ -261,7 +261,7 @@ def test_leave_one_out_is_a_multiple_of_the_distance_to_the_mean(size: int):
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"rejection"}))
 def test_a_prompt_with_one_rollout_has_no_advantage(name: str):
     objective, rewards = make_objective({"name": name}), torch.tensor([1.0, 0.0, 0.5])
-    if name in ("mdpo", "dtree_rpo"):
+    if name == "mdpo":
         rewards = rewards[:, None]
     with pytest.raises(UserError, match="num_generations"):
         objective.signal(rewards, torch.tensor([0, 0, 1]))

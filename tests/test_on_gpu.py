@@ -74,8 +74,7 @@ def test_the_stand_in_refuses_what_cuda_would():
 
 
 OTHERS: list[dict[str, Any]] = [
-    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo", "dtree_rpo"})),
-    {"objective": {"name": "dtree_rpo", "num_iterations": 2}, "tree": [2, 2], "num_generations": 4},
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
     *({name: True, "bf16": bf16} for name in ("offload_reference", "padding_free") for bf16 in (False, True)),

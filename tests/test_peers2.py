@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from dtree_rpo import DTreeRPO
 from torch.nn import functional as F
 
 import peers
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
-from lfpo.objectives.dtree_rpo import DTreeRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO

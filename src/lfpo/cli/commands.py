@@ -25,7 +25,7 @@ def train(rest: list[str]) -> None:
         trainer = LFPOTrainer(args=config)
         if "dry_run" in flags:
             if distributed.rank() == 0:
-                print(f"{trainer.checked}\nNothing was written. Without --dry_run the training begins.")
+                print(f"{trainer.about}\nNothing was written. Without --dry_run the training begins.")
             distributed.stop()
             return
         folder = trainer.train(resume="resume" in flags)

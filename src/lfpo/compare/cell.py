@@ -112,7 +112,7 @@ def curve(metrics: list[dict[str, Any]], sampler: str, config: LFPOConfig) -> li
     for m in metrics:
         seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
         if m["step"]:
-            rollouts += (config.prompts_per_iteration + m.get("refilled", 0.0)) * config.num_generations
+            rollouts += config.prompts_per_iteration * config.num_generations
         if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
             at = {"step": m["step"], "seconds": round(seconds, 2), "flops": flops, "rollouts": rollouts}
             points.append({**at, "accuracy": accuracy})

@@ -86,7 +86,7 @@ def check(config: CompareConfig) -> None:
                         sampler = settings.sampler.for_length(get_task(settings.task or "").gen_length, blocks)
                     except ValueError as error:
                         raise UserError(f"lfpo compare: {cell.label}: sampler: {error}") from error
-                    check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
+                    check_rollouts(objective, sampler, trained_block=blocks)
 
 
 def _block_length(model: str, cell: Cell) -> int | None:

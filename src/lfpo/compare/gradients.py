@@ -12,6 +12,7 @@ from lfpo.base.rng import key
 from lfpo.models.roles import BASE
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps, signal_of, views_of
+from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import Meter
@@ -34,7 +35,7 @@ def gradient_quality(
     few = dataclasses.replace(config, prompts_per_iteration=min(PROMPTS, config.prompts_per_iteration))
     trainer = LFPOTrainer(args=few)
     trainer.keep_steps = max((kept_steps(make_objective(s), trainer.sampler) for s in objectives.values()), key=len)
-    batch = trainer.sample_and_score(0)
+    batch = trainer.sample_and_score(0, Context())
     settings = dict(objectives)
     lfpo = next((s for s in objectives.values() if s["name"] == "lfpo"), {"name": "lfpo"})
     for k in TIMESTEPS:
@@ -46,8 +47,8 @@ def gradient_quality(
 
 def _measure(trainer: LFPOTrainer, batch: Any, label: str, settings: dict[str, Any], draws: int) -> dict[str, Any]:
     objective, meter = make_objective(settings), Meter()
-    check_rollouts(objective, trainer.sampler, trainer.args.tree, trained_block=trainer.model.block_length)
-    signal = signal_of(objective, batch, trainer.args.tree)
+    check_rollouts(objective, trainer.sampler, trained_block=trainer.model.block_length)
+    signal = signal_of(objective, batch.reward_R, batch.predicted_RM, batch.group_R)
     trainer.model.train()
     total, squares = None, 0.0
     for draw in range(draws):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative, positive
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
@@ -21,8 +19,7 @@ from lfpo.objectives.views import Views, drawn_states, noised, replay
 from lfpo.rollout.trajectory import Trajectory, stratified_indices
 
 
-@dataclass(frozen=True)
-class LFPO:
+class LFPO(settings.LFPO):
     """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones.
 
     beta: how far the implicit policies pi+- stand from the reference; the loss is divided by it, so it does not scale
@@ -47,70 +44,30 @@ class LFPO:
         the number of targets.
     """
 
-    beta: float = 0.3
-    timesteps: int = 4
-    states: Literal["stratified", "noised"] = "stratified"
-    reward_transform: Literal["centered", "raw"] = "centered"
-    clip: float = 1.0
-    deviation: Literal["batch", "one"] = "batch"
-    baseline: float = 1.0
-    num_iterations: int = 1
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
-    target_weight: Literal["equal", "p_old"] = "equal"
-    needs_base: ClassVar[bool] = False
-
-    REFUSED: ClassVar[dict[str, str]] = {
-        "states: uniform": "was removed; write states: stratified",
-        "states: surprisal": "was removed; write states: stratified",
-        "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or one",
-        "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
-    }
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
-        "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
-    }
-
-    def __post_init__(self) -> None:
-        positive(self, "beta", "clip")
-        at_least_one(self, "timesteps", "num_iterations")
-        not_negative(self, "positive_weight", "negative_weight")
-        if self.positive_weight + self.negative_weight == 0:
-            raise ValueError("positive_weight and negative_weight must not both be zero")
-        if not 0 <= self.baseline <= 1:
-            raise ValueError(f"baseline must be from 0 to 1, found {self.baseline:g}")
-        for name in ("clip", "deviation", "baseline") if self.reward_transform == "raw" else ():
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(
-                    f"{name} {getattr(self, name)} has no effect with reward_transform 'raw'; "
-                    f"leave one of them out, or set {name} to {getattr(type(self), name)}"
-                )
-
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"reveal_step"} if self.states == "stratified" else ())
 
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """r in [0, 1] for each rollout."""
         if self.reward_transform == "raw":
-            outside = (rewards_B < 0) | (rewards_B > 1)
+            outside = (reward_R < 0) | (reward_R > 1)
             if outside.any():
-                value = float(rewards_B[outside][0])
+                value = float(reward_R[outside][0])
                 raise UserError(
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
-            return rewards_B
-        advantage = group_advantages(rewards_B, group_B, "mean")
+            return reward_R
+        advantage = group_advantages(reward_R, group_R, "mean")
         if self.baseline < 1:
-            if rewards_B.min() < 0:
+            if reward_R.min() < 0:
                 raise UserError(
-                    f"reward {float(rewards_B.min()):g} is negative; baseline {self.baseline:g} imitates rollouts by "
+                    f"reward {float(reward_R.min()):g} is negative; baseline {self.baseline:g} imitates rollouts by "
                     "their rewards, so it needs rewards of at least 0"
                 )
-            advantage = advantage + (1 - self.baseline) * group_means(rewards_B, group_B)
+            advantage = advantage + (1 - self.baseline) * group_means(reward_R, group_R)
         if self.deviation == "batch":
-            advantage = advantage / (rewards_B.std(correction=0) + 1e-4)
+            advantage = advantage / (reward_R.std(correction=0) + 1e-4)
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:

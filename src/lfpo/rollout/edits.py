@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
-from lfpo.rollout.rows import ActiveRows
+from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 from lfpo.rollout.trajectory import Trajectory
 
 
-class EditRecord:
+class EditRecord(Hook):
     """The edits of B rows, numbered by `ActiveRows.row`."""
 
     def __init__(self, rows: int):
@@ -18,25 +18,15 @@ class EditRecord:
         self.numbers: list[torch.Tensor] = []  # [5, n] int64: row, position, step, old token, new token
         self.scores: list[torch.Tensor] = []  # [2, n] float32: confidence and entropy of the new token
 
-    def record(
-        self,
-        active: ActiveRows,
-        edit: torch.Tensor,
-        token: torch.Tensor,
-        confidence: torch.Tensor,
-        entropy: torch.Tensor,
-    ) -> None:
-        """Record one forward's edits, before the rows change.
-
-        edit [A, C] bool: the positions whose tokens are replaced by `token`. confidence, entropy: of the new tokens. On
-        a GPU this waits for the device.
-        """
+    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+        """Record one forward's edits. On a GPU this waits for the device."""
+        edit = torch.zeros_like(drawn.masked) if drawn.edit is None else drawn.edit
         row_N, column_N = edit.nonzero().unbind(-1)
         at = (row_N, column_N)
         self.numbers.append(
-            torch.stack([active.row[row_N], column_N, active.clock[row_N], active.tokens[at], token[at]])
+            torch.stack([active.row[row_N], column_N, drawn.at[row_N], active.tokens[at], drawn.token[at]])
         )
-        self.scores.append(torch.stack([confidence[at], entropy[at]]).float())
+        self.scores.append(torch.stack([drawn.confidence[at], drawn.entropy[at]]).float())
 
     def added_to(self, trajectory: Trajectory, row_B: torch.Tensor) -> Trajectory:
         """The trajectory of finished rows, given their numbers, with their edits."""

@@ -50,8 +50,6 @@ class BlockForward:
 
     share_first: rows with the same prompt share their first forward.
     compiled: run forwards, whole ones and windows, through torch.compile, padded to few shapes.
-    shown: completions [B, C] that the rows start from (None: all masked); rows share a first forward only if these are
-        the same too.
     whole: give hidden states of the whole completion, as if it were the active block (without a cache only).
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
@@ -66,7 +64,6 @@ class BlockForward:
         pace: Pace,
         *,
         rollout_tokens: int,
-        shown: torch.Tensor | None = None,
         whole: bool = False,
     ):
         assert sampler.block_length and sampler.gen_length
@@ -74,8 +71,6 @@ class BlockForward:
         self.prompts = [tuple(p) for p in prompts]
         self.longest = max(len(p) for p in prompts)
         self.share_first, self.compiled, self.pace = share_first, compiled, pace
-        starts = [()] * len(prompts) if shown is None else [tuple(row) for row in shown.tolist()]
-        self.first_input = list(zip(self.prompts, starts, strict=True))
         self.block_length = sampler.gen_length if whole else sampler.block_length
         self.blocks, self.whole = sampler.gen_length // self.block_length, whole
         self.structure = Structure(sampler.block_length) if model.block_length else FULL
@@ -157,7 +152,7 @@ class BlockForward:
         first: dict[Hashable, int] = {}
         source = []
         for place in places:
-            same: Hashable = self.first_input[row_ids[place]] if self.share_first and fresh[place] else place
+            same: Hashable = self.prompts[row_ids[place]] if self.share_first and fresh[place] else place
             if same not in first:
                 first[same] = len(run)
                 run.append(place)

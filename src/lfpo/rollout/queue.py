@@ -65,7 +65,9 @@ class RolloutQueue:
 
     def version(self, batch: int) -> int:
         """The version of the weights that a batch in the queue is sampled by."""
-        return self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+        version = self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+        assert isinstance(version, int)  # those with names are evaluated, and not queued
+        return version
 
     def versions(self) -> set[int]:
         """Those of all batches in the queue."""
@@ -79,7 +81,7 @@ class RolloutQueue:
     def _take(self, batch: int, finished: Finished | None) -> Trajectory:
         ticket = self.tickets[batch]
         trajectory = self.engine.result(ticket, finished)
-        self.sampled[batch] = ticket.version, trajectory
+        self.sampled[batch] = self.version(batch), trajectory
         del self.tickets[batch]
         return trajectory
 

@@ -11,15 +11,15 @@ from lfpo.rollout.collect import Batch
 from lfpo.rollout.trajectory import Trajectory
 
 
-def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON object for each of this rank's rollouts. signal_b: what the loss took instead of their rewards, [b]."""
+def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
+    """One JSON object for each of this rank's rollouts. signal_B: what the loss took instead of their rewards, [B]."""
     rewards = batch.rewards
     return [
         {
             **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
             "rewards": {name: values[b] for name, values in rewards.parts.items()},
-            "reward": float(rewards.reward_b[b]),
-            "r": float(signal_b[b].mean()),
+            "reward": float(rewards.reward_B[b]),
+            "r": float(signal_B[b].mean()),
         }
         for b, row in enumerate(batch.rows)
     ]

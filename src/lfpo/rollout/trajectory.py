@@ -46,8 +46,6 @@ class Trajectory:
     predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
         and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
         drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
-    node [B, levels + 1] int64: for each node of a tree that the rollout goes through, from the root to its leaf, the
-        first rollout that does (see lfpo.rollout.tree).
 
     Only where the sampler edits:
     revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens`
@@ -73,7 +71,6 @@ class Trajectory:
     predicted_at: torch.Tensor | None = None
     predicted_tokens: torch.Tensor | None = None
     predicted_confidence: torch.Tensor | None = None
-    node: torch.Tensor | None = None
     revealed: torch.Tensor | None = None
     edit_position: torch.Tensor | None = None
     edit_step: torch.Tensor | None = None
@@ -272,25 +269,18 @@ def _per_position(step_B: torch.Tensor) -> torch.Tensor:
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
     """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
-    common number.
-
-    Nodes of trees, which name rollouts by their numbers, name them by their new ones.
-    """
+    common number."""
     width = max(p.prompt_ids.shape[1] for p in parts)
     edits = max(0 if p.edit_step is None else p.edit_step.shape[1] for p in parts)
-    before = [sum(len(q) for q in parts[:i]) for i in range(len(parts))]
 
-    def fitted(name: str, value: torch.Tensor, first: int) -> torch.Tensor:
-        if name == "node":
-            return value + first
+    def fitted(name: str, value: torch.Tensor) -> torch.Tensor:
         if name.startswith("edit_"):
             return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 
     joined: dict[str, Any] = {
-        name: torch.cat([fitted(name, getattr(p, name), first) for p, first in zip(parts, before, strict=True)])
-        for name in tensor_fields(parts[0])
+        name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
     }
     return dataclasses.replace(parts[0], **joined)
 
@@ -300,12 +290,11 @@ def part(whole: Trajectory, first: int, count: int) -> Trajectory:
     own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
-    node = None if own.node is None else own.node - first
     fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
     if own.edit_step is not None:
         edits = int((own.edit_step >= 0).sum(-1).max())
         fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
-    return dataclasses.replace(own, **fields, node=node)
+    return dataclasses.replace(own, **fields)
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
