@@ -29,7 +29,6 @@ import lfpo.train.ray_engine
 from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
@@ -46,6 +45,7 @@ from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.engines import make_engine
 from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.ray_engine import RayEngine, Worker, set_weights, weights_of
@@ -528,7 +528,7 @@ def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
         pytest.skip("this Ray begins clusters without a token")
     address = ray.get_runtime_context().gcs_address
     program = (
-        "from lfpo.base.engine_settings import EngineSettings\n"
+        "from lfpo.train.engine_settings import EngineSettings\n"
         "from lfpo.train.ray_cluster import connect\n"
         f"connect(EngineSettings(name='ray', address={address!r}))"
     )

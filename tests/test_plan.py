@@ -18,16 +18,16 @@ from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
-from lfpo.base.engine_settings import EngineSettings
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
 from lfpo.train.plan.tables import duration, readable

@@ -19,9 +19,7 @@ import yaml
 from lfpo.base.errors import UserError, nearest
 
 T = TypeVar("T")
-RECIPES = Path(__file__).parents[1] / "cli" / "recipes"  # YAML files, no code
-
-
+RECIPES = Path(__file__).parents[1] / "recipes"  # YAML files, no code
 PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to include, which are no runs by themselves
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.bench.plain import plain_rollout
 from lfpo.bench.plain_blocks import plain_block_rollout
 from lfpo.bench.problem import BenchRolloutConfig, Problem
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
+from lfpo.models.settings import LoraSettings
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory

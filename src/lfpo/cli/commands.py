@@ -74,7 +74,7 @@ def dpo(rest: list[str]) -> None:
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
     """Raise UserError for a model folder or a task that does not exist, before torch is loaded, which takes seconds."""
-    from lfpo.base.checks import check_model_name
+    from lfpo.models.settings import check_model_name
     from lfpo.prompts.tasks import get_task
 
     check_model_name(model)

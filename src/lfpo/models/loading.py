@@ -19,7 +19,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
-from lfpo.base.checks import SHIPPED_MODELS, check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models.dream import DREAM
@@ -31,6 +30,7 @@ from lfpo.models.llada2 import LLADA2
 from lfpo.models.llada_moe import LLADA_MOE
 from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
 from lfpo.models.sdar import SDAR, SDAR_MOE
+from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import local, own_rows, write_shards
 
 FAMILIES: dict[str, Family] = {

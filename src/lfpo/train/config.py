@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_limits
 from lfpo.base.config import check_types
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import nearest
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives import check_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
+from lfpo.train.engine_settings import EngineSettings
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -48,9 +48,9 @@ class LFPOConfig:
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
-        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.base.engine_settings).
+        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.train.engine_settings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
-        lfpo.base.lora_settings).
+        lfpo.models.settings).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast.
     head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lfpo.base.engine_settings import ENGINES
 from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import gathered
@@ -15,6 +14,7 @@ from lfpo.models.placement import sampling
 from lfpo.rollout.engine import Engine, LocalEngine
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import ENGINES
 
 
 def make_engine(args: LFPOConfig) -> Engine:

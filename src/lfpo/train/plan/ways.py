@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.settings import LoraSettings
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import Estimate
 
