@@ -23,6 +23,7 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, replay, step_views
 from lfpo.report.replay import playable
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
@@ -63,7 +64,7 @@ def edited(model: MaskedDiffusionLM) -> Trajectory:
 
 def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
     """Position, step and token of each row's edits."""
-    assert t.edit_position is not None and t.edit_step is not None and t.edit_token is not None
+    assert isinstance(t, EditedTrajectory)
     columns = torch.stack([t.edit_position, t.edit_step, t.edit_token], dim=-1).tolist()
     return [[tuple(edit) for edit in row if edit[1] >= 0] for row in columns]
 
@@ -75,7 +76,7 @@ def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
 
 @pytest.fixture
 def by_hand() -> Trajectory:
-    return Trajectory(
+    return EditedTrajectory(
         prompt_ids=torch.tensor([[1, 2]]),
         prompt_mask=torch.ones(1, 2, dtype=torch.long),
         tokens=torch.tensor([[30, 12, 22, 21, EOS, 24]]),
@@ -130,7 +131,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
     assert means == [1, 2, 10, 25, 3.5, (5 + 40) / 2]
     rounds = by_hand.in_rounds()
     assert rounds.reveal_step.tolist() == [[0, 1, 0, 0, 1, 1]]
-    assert rounds.edit_step is not None and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
+    assert isinstance(rounds, EditedTrajectory) and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
     # Before round 2 the first block holds both tokens that it was given, the second one all that step 5 wrote.
     assert rounds.state_before(torch.tensor([2])).tolist() == [[30, 11, 22, 21, EOS, 23]]
 
@@ -205,7 +206,7 @@ def test_each_state_is_rebuilt_as_the_sampler_saw_it(model: MaskedDiffusionLM, s
     assert {(row, clock) for row, clock, _ in watch.seen} == {
         (row, clock) for row, steps in enumerate(t.scheduled_steps.tolist()) for clock in range(steps + 1)
     } - {(row, steps) for row, steps in enumerate(t.scheduled_steps.tolist())}
-    assert t.revealed is not None
+    assert isinstance(t, EditedTrajectory)
     shown = t.reveal_step >= 0
     assert torch.equal(t.state_before(t.scheduled_steps)[shown], t.tokens[shown])
     assert sum(len(row) for row in edits_of(t)) > 5
@@ -256,7 +257,7 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
     assert edits_of(t) == [[]] * 5
     blocks = [len(t.block_BC[row][t.reveal_step[row] >= 0].unique()) for row in range(5)]
     assert (t.nfe - expected.nfe).tolist() == blocks  # one forward more finds nothing to edit
-    assert expected.revealed is None
+    assert not isinstance(expected, EditedTrajectory)
 
 
 def test_flops_of_an_edited_rollout_by_hand(model: MaskedDiffusionLM):
@@ -364,7 +365,7 @@ def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited:
 
 @pytest.mark.parametrize("name", ["espo", "rejection", "gdsd", "unigrpo"])
 def test_objectives_with_masks_of_their_own_take_the_final_tokens(name: str, edited: Trajectory):
-    unedited = dataclasses.replace(edited, revealed=None, edit_position=None, edit_step=None, edit_token=None)
+    unedited = Trajectory(**{f.name: getattr(edited, f.name) for f in dataclasses.fields(Trajectory)})
     a, b = (views_for(name, t, num_iterations=1) for t in (edited, unedited))
     assert torch.equal(a.input_ids, b.input_ids) and torch.equal(a.labels, b.labels) and torch.equal(a.target, b.target)
 

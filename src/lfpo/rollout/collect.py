@@ -18,6 +18,7 @@ from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.kept import score_predictions
 from lfpo.rollout.queue import RolloutQueue
@@ -196,7 +197,7 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
         "steps": t.scheduled_steps,
         "nfe": t.nfe,
     }
-    if t.edit_step is not None:
+    if isinstance(t, EditedTrajectory):
         per_row["edits"] = (t.edit_step >= 0).sum(-1)
     sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
     entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()

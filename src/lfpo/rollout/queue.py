@@ -16,6 +16,7 @@ from lfpo.base.files import read_json, write_json
 from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import AsyncEngine, Request, Ticket
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
@@ -109,8 +110,10 @@ class RolloutQueue:
         if not folder.exists():
             return
         for number, found in read_json(folder / INDEX).items():
-            whole = Trajectory(
-                **load_file(_file(folder, int(number))),
+            tensors = load_file(_file(folder, int(number)))
+            kind = EditedTrajectory if "edit_step" in tensors else Trajectory
+            whole = kind(
+                **tensors,
                 sampler=build(SamplerConfig, found["sampler"], str(folder / INDEX)),
                 mask_id=found["mask_id"],
                 eos_id=found["eos_id"],
