@@ -20,7 +20,8 @@ from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts, views_of
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, replay, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views, replay
 from lfpo.report.replay import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory

@@ -23,13 +23,14 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import stratified_sizes, subset_masks
+from lfpo.objectives.masks import elbo_views, masked_views, stratified_sizes, subset_masks
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.settings import Defaults
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, elbo_views, masked_views, shared_by_state, step_views
+from lfpo.objectives.step_views import shared_by_state, step_views
+from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients

@@ -18,12 +18,13 @@ from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
+from lfpo.objectives.masks import masked_views
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, masked_views, noised
+from lfpo.objectives.views import Views, noised
 from lfpo.objectives.wd1 import WD1
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import kept_tokens

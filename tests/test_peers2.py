@@ -18,14 +18,15 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import gauss_legendre
+from lfpo.objectives.masks import elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, elbo_views, masked_views, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.train.algorithm import accumulate_gradients
 

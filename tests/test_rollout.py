@@ -19,7 +19,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import draw
-from lfpo.rollout.forward import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
+from lfpo.rollout.packing import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
 from lfpo.rollout.reveal.origin import origin_steps
 from lfpo.rollout.reveal.ranking import best
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step

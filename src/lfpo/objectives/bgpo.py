@@ -8,12 +8,12 @@ import torch
 
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, elbo_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

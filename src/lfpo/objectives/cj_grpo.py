@@ -10,7 +10,8 @@ from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, listed, shared_by_state, step_views
+from lfpo.objectives.step_views import listed, shared_by_state, step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

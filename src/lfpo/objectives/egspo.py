@@ -12,7 +12,8 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, listed, step_views
+from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -8,12 +8,12 @@ import torch
 
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import gauss_legendre, subset_masks
+from lfpo.objectives.masks import gauss_legendre, masked_views, subset_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

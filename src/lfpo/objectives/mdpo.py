@@ -15,7 +15,8 @@ from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k2
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.objectives.step_views import shared_by_state
+from lfpo.objectives.views import Views, noised
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 

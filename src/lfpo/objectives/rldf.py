@@ -13,7 +13,8 @@ from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.objectives.step_views import shared_by_state
+from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory, weighted_indices
 
 

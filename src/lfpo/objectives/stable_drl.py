@@ -12,11 +12,11 @@ from lfpo.base import distributed
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages
-from lfpo.objectives.masks import block_masks
+from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

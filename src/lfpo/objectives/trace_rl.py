@@ -13,7 +13,8 @@ from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

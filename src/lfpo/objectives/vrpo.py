@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from lfpo.models.roles import BASE
 from lfpo.objectives import settings
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, elbo_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -9,6 +9,7 @@ depend on the other rows of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,11 +17,13 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import misfit
+from lfpo.rollout.cached import ApproximateCache
 from lfpo.rollout.draw import draw
 from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.forward import BlockForward, rows_in_flight
+from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
+from lfpo.rollout.packing import rows_in_flight
 from lfpo.rollout.reveal.rule import TOKENS, Revealed, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
@@ -55,7 +58,7 @@ def rollout(
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
-        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.forward). It bounds memory
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.packing). It bounds memory
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.rollout.rows.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
@@ -100,13 +103,14 @@ def rollout(
         stops=sampler.stops_at_eos or bool(model.block_length),
         stores=stores,
     )
-    forward: BlockForward | StoredBlocks
+    how: dict[str, Any] = {"share_first": share_first, "compiled": compiled, "rollout_tokens": rollout_tokens}
+    forward: Forward
     if stores:
-        forward = StoredBlocks(model, sampler, prompts, share_first, compiled, rollout_tokens=rollout_tokens)
+        forward = StoredBlocks(model, sampler, prompts, **how)
+    elif sampler.cache != "none":
+        forward = ApproximateCache(model, sampler, prompts, pace=pace, **how)
     else:
-        forward = BlockForward(
-            model, sampler, prompts, share_first, compiled, pace, rollout_tokens=rollout_tokens, whole=whole
-        )
+        forward = Forward(model, sampler, prompts, whole=whole, **how)
     columns = every.tokens.shape[1]
     # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
     most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(pace.blocks)

@@ -20,7 +20,7 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
-from lfpo.rollout.forward import PIECE_TOKENS, rows_in_flight
+from lfpo.rollout.packing import PIECE_TOKENS, rows_in_flight
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim
 from lfpo.train.plan.activations import Activations, Kind, measure
