@@ -29,9 +29,9 @@ from lfpo.bench.update import FORMS, BenchUpdateConfig, padding_cases, run_bench
 from lfpo.bench.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.backbone import build_backbone
 from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.loading import family_of
-from lfpo.models.masked_lm import build_backbone
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout

@@ -77,7 +77,7 @@ def test_the_knobs_that_are_checked_are_those_of_the_objective(name: str) -> Non
 
 
 def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "own_knobs.py").write_text(
         "from dataclasses import dataclass\n"
         "@dataclass(frozen=True)\n"
         "class Mine:\n"
@@ -85,13 +85,13 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
         "    needs_base = True\n"
     )
     monkeypatch.chdir(tmp_path)
-    check_settings({"name": "mine:Mine", "scal": 3})
-    made = make_objective({"name": "mine:Mine", "scale": 3})
+    check_settings({"name": "own_knobs:Mine", "scal": 3})
+    made = make_objective({"name": "own_knobs:Mine", "scale": 3})
     # What it leaves out has the values of every objective.
     assert made.needs_base and made.reads_old and made.needs == set() and made.at_progress(0.5) is made
     assert type(made).__name__ == "Mine"
     with pytest.raises(UserError, match="did you mean 'scale'"):
-        make_objective({"name": "mine:Mine", "scal": 1})
+        make_objective({"name": "own_knobs:Mine", "scal": 1})
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
         check_settings({"name": "nobodys:Mine"})
     for check in (check_settings, make_objective):
