@@ -23,6 +23,7 @@ from lfpo.base.config import build, load_yaml, merge
 from lfpo.models.roles import BASE, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.predictions import Predictions
+from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
@@ -66,7 +67,7 @@ def compare(task: str, batches: int, prompts: int) -> list[list[str]]:
     values = merge(values, {"sampler": {"temperature": 1.0, "remasking": "random"}, "output_dir": "-"})
     trainer = LFPOTrainer(args=build(LFPOConfig, values))
     trainer.policies.setdefault(BASE, trainer.reference)
-    sampled = [trainer.sample_and_score(i) for i in range(batches)]
+    sampled = [trainer.sample_and_score(i, Context()) for i in range(batches)]
     steps = int(max(b.trajectory.scheduled_steps.max() for b in sampled))
     reference = gradients(trainer, sampled, {"name": "agrpo", "mc_samples": steps, "step_distribution": "uniform"})
     rows = []
@@ -83,7 +84,7 @@ def gradients(trainer: Any, sampled: list[Any], settings: dict[str, Any]) -> tor
     """The gradient on each batch at theta = theta_old, [batches, parameters], passes joined."""
     objective, found = make_objective(settings), []
     for batch in sampled:
-        signal = objective.signal(batch.reward_B, batch.group_B)
+        signal = objective.signal(batch.reward_R, batch.group_R)
         trainer.model.train()
         trainer.model.zero_grad()
         for inner in range(objective.num_iterations):
@@ -112,7 +113,7 @@ def norms(a: torch.Tensor) -> tuple[float, float]:
 def undetermined(trainer: Any, batch: Any, settings: dict[str, Any]) -> float:
     """See the module's docstring."""
     objective = make_objective(settings)
-    signal = objective.signal(batch.reward_B, batch.group_B)
+    signal = objective.signal(batch.reward_R, batch.group_R)
     low = total = 0.0
     for inner in range(objective.num_iterations):
         predictions = Predictions(objective.views(batch.trajectory, signal, batch.seeds, inner), trainer.policies)

@@ -26,9 +26,9 @@ from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.base.measure import matmul_peak, timed
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.backbone import build_backbone
 from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.loading import family_of
-from lfpo.models.masked_lm import build_backbone
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import Sandbox

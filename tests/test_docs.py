@@ -114,7 +114,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("lfpo.compare.cell")  # or its first import, here, would keep the trainer below
     if importlib.util.find_spec("lm_eval"):
         monkeypatch.setattr("lfpo.eval.harness.main", lambda *args, **kwargs: None)
-    trainer = SimpleNamespace(train=lambda resume: Path(), run=None, checked="")
+    trainer = SimpleNamespace(train=lambda resume: Path(), run=None, about="")
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (

@@ -33,8 +33,7 @@ PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
 
 OTHERS: list[dict[str, Any]] = [
-    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo", "dtree_rpo"})),
-    {"objective": {"name": "dtree_rpo", "num_iterations": 2}, "tree": [2, 2], "num_generations": 4},
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
     *({name: True, "bf16": bf16} for name in ("offload_reference", "padding_free") for bf16 in (False, True)),
@@ -184,7 +183,7 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
     blocks = (torch.tensor([len(p) % 4 for p in prompts]) + (found[0].reveal_step >= 0).sum(-1)) // 4
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
     recording = forwards + 4 if edits else 0  # each forward asks where its edits are
-    assert waits == 3 + math.ceil(LOOKS * forwards) + recording  # three before the first forward
+    assert waits == 1 + math.ceil(LOOKS * forwards) + recording  # one before the first forward
 
 
 def test_how_often_clipping_waits_for_the_device():

@@ -61,7 +61,7 @@ COMMANDS = {
     "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
     "train sudoku --objective.bta 1": "objective: unknown key 'bta'; did you mean 'beta'",
     "train sudoku --objective.beta -1": "beta -1.0 must be positive",
-    "train sudoku --objective.reading mirrored": "'mirrored' is not valid",
+    "train sudoku --objective.reading mirrored": "'reading: mirrored' was removed",
     "train sudoku --lora.rank 4": "lora: unknown key 'rank'",
     "train sudoku --dtype bfloat16": "'dtype' bfloat16 needs 'lora'",
     "train sudoku --report_to wand": "'report_to' 'wand' is not one of",

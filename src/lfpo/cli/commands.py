@@ -25,7 +25,7 @@ def train(rest: list[str]) -> None:
         trainer = LFPOTrainer(args=config)
         if "dry_run" in flags:
             if distributed.rank() == 0:
-                print(f"{trainer.checked}\nNothing was written. Without --dry_run the training begins.")
+                print(f"{trainer.about}\nNothing was written. Without --dry_run the training begins.")
             distributed.stop()
             return
         folder = trainer.train(resume="resume" in flags)
@@ -74,7 +74,7 @@ def dpo(rest: list[str]) -> None:
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
     """Raise UserError for a model folder or a task that does not exist, before torch is loaded, which takes seconds."""
-    from lfpo.base.checks import check_model_name
+    from lfpo.models.settings import check_model_name
     from lfpo.prompts.tasks import get_task
 
     check_model_name(model)

@@ -56,7 +56,7 @@ def check(config: CompareConfig) -> None:
             sampler = settings.sampler.for_length(get_task(settings.task or "").gen_length, blocks)
         except ValueError as error:
             raise UserError(f"lfpo compare: {label}: sampler: {error}") from error
-        check_rollouts(objective, sampler, settings.tree, trained_block=blocks)
+        check_rollouts(objective, sampler, trained_block=blocks)
 
 
 def dry_run(config: CompareConfig, report: Callable[[str], None]) -> None:

@@ -21,7 +21,7 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
-from lfpo.rollout.forward import PIECE_TOKENS, rows_in_flight
+from lfpo.rollout.packing import PIECE_TOKENS, rows_in_flight
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim
 from lfpo.train.optim import moment_bytes
@@ -93,12 +93,12 @@ class _Setup:
             self.sampler = args.sampler.for_length(gen_length(args), self.trained_block)
         except ValueError as error:  # settings that do not go with this model
             raise UserError(f"sampler: {error}") from error
-        check_rollouts(self.objective, self.sampler, args.tree, trained_block=self.trained_block)
+        check_rollouts(self.objective, self.sampler, trained_block=self.trained_block)
         assert self.sampler.gen_length and self.sampler.block_length
         self.block_length = self.sampler.block_length
         self.length = prompt_length + self.sampler.gen_length
         blocks: dict[str, Any] = {"trained_block": self.trained_block, "group": args.num_generations}
-        self.work = count(self.objective, self.sampler, prompt_length, self.shift, args.tree, **blocks)
+        self.work = count(self.objective, self.sampler, prompt_length, self.shift, **blocks)
         structure = FULL if self.trained_block is None else Structure(self.trained_block, doubled=True)
         length = torch.tensor([self.length])
         self.view_tokens = int(structure.tokens(length))

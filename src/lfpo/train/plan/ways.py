@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lfpo.base.config import flow_text, merge
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.settings import LoraSettings
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import Estimate
 

@@ -1,10 +1,12 @@
-"""The settings of LoRA adapters, which lfpo.models.lora makes. Settings are checked before torch is loaded."""
+"""Settings of models, checked before torch is loaded: their names, and LoRA adapters (lfpo.models.lora)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from lfpo.base.checks import at_least_one
+from lfpo.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,18 @@ class LoraSettings:
         at_least_one(self, "r")
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
+
+
+SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
+
+
+def check_model_name(name: str | Path) -> None:
+    """Raise UserError for a model that is not one of SHIPPED_MODELS, nor a folder, nor written like a hub id."""
+    text, path = str(name), Path(name).expanduser()
+    if text in SHIPPED_MODELS or path.is_dir():
+        return
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
+        raise UserError(
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded' or "
+            "'embedded-block'"
+        )
