@@ -125,7 +125,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         sampler = SamplerConfig(threshold=threshold, block_length=like.block_length, early_stop=like.early_stop)
         sampler = sampler.for_length(task.gen_length, model.block_length)
         found = evaluate(as_it_is(model, config.rollout_tokens), model, tokenizer, rows, task.correct_all, sampler)
-        point = {"threshold": threshold, "accuracy": round(found.accuracy, 5), "nfe": round(found.mean_nfe, 4)}
+        point = {"threshold": threshold, "accuracy": round(found.accuracy or 0.0, 5), "nfe": round(found.mean_nfe, 4)}
         frontier.append(point)
     curve = [
         {"step": m["step"], "flops": m["flops"], "accuracy": m["eval/threshold/accuracy"]}
@@ -139,6 +139,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         "curve": curve,
         "flops": last.get("flops", 0.0),
         "reward": last.get("reward", 0.0),
+        "kl_old": [round(m["kl/old"], 5) for m in metrics if "kl/old" in m],
         "training_seconds": round(trained, 1),
         "seconds": round(time.process_time() - started, 1),
     }

@@ -66,10 +66,10 @@ def effects_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], stage
     if not complete:
         return []
     names = list(factors)
-    sign: dict[str, list[int]] = {}
+    sign: dict[str, tuple[int, ...]] = {}
     settings = [setting for of, setting in rows if of == task]
     for setting, levels in zip(settings, itertools.product((1, -1), repeat=len(names)), strict=True):
-        sign[setting] = list(levels)
+        sign[setting] = levels
     lines = [f"| effect ({len(complete)} seeds) | points of area |", "| --- | ---: |"]
     for chosen in [*((i,) for i in range(len(names))), *itertools.combinations(range(len(names)), 2)]:
         by_seed = []

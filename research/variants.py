@@ -44,9 +44,9 @@ class AnchoredLFPO(LFPO):
         return loss, measures
 
 
-def lowered(rewards_B: torch.Tensor, group_B: torch.Tensor, baseline: float) -> torch.Tensor:
+def lowered(reward_R: torch.Tensor, group_R: torch.Tensor, baseline: float) -> torch.Tensor:
     """What a baseline below the group's mean adds to an advantage in units of rewards."""
-    return (1 - baseline) * group_means(rewards_B, group_B)
+    return (1 - baseline) * group_means(reward_R, group_R)
 
 
 class Weighted:
@@ -58,8 +58,8 @@ class Weighted:
     baseline: float
     p_old: bool
 
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return super().signal(rewards_B, group_B) + lowered(rewards_B, group_B, self.baseline)  # type: ignore[misc]
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return super().signal(reward_R, group_R) + lowered(reward_R, group_R, self.baseline)  # type: ignore[misc]
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> Any:
         if self.p_old:
@@ -86,8 +86,8 @@ class LoweredCoupledGRPO(CoupledGRPO):
 
     baseline: float = 1.0
 
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return super().signal(rewards_B, group_B) + lowered(rewards_B, group_B, self.baseline)
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return super().signal(reward_R, group_R) + lowered(reward_R, group_R, self.baseline)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class LoweredESPO(ESPO):
 
     baseline: float = 1.0
 
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return super().signal(rewards_B, group_B) + lowered(rewards_B, group_B, self.baseline)
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return super().signal(reward_R, group_R) + lowered(reward_R, group_R, self.baseline)
 
 
 @dataclass(frozen=True)

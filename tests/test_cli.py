@@ -130,7 +130,7 @@ def test_training_without_evaluation_does_not_read_the_test_split(tmp_path: Path
         assert (tmp_path / str(number) / "report.html").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval", "bench rollout"])
+@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval"])
 def test_help_lists_the_keys(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
@@ -274,17 +274,6 @@ def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
 def test_sample_by_other_samplers(settings: str, capsys: pytest.CaptureFixture[str]):
     assert main(["sample", "--task", "sudoku", *settings.split()]) == 0
     assert "of 16 tokens" in capsys.readouterr().out
-
-
-def test_wrong_benchmarks(fails: Callable[..., str]):
-    assert "rollout" in fails("bench")
-    assert "training" in fails("bench", "training")
-    assert "repeats 0 must be at least 1" in fails("bench", "rollout", "--repeats", "0")
-    assert "dtype 'float16'" in fails("bench", "rollout", "--dtype", "float16")
-    assert "did you mean 'layers'" in fails("bench", "rollout", "--layer", "2")
-    assert "'tasks'" in fails("bench", "rollout", "--tasks", "[]")
-    assert "unknown task 'sums'" in fails("bench", "rollout", "--tasks", "[sums]")
-    assert "no such folder" in fails("bench", "rollout", "--model", "llada-9b")
 
 
 def train_with_small_files(arguments: list[str]) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, positive
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import mixture_sum
 from lfpo.objectives.predictions import Predictions
@@ -18,8 +16,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class DTM:
+class DTM(settings.DTM):
     """Cross-entropy to c p_old + (e^(h R) - c) e_y at masked positions: likelihood-free, as LFPO is.
 
     tilt: h. Each iteration tilts the distribution of completions by e^(h R). A phase of the paper, between two moves of
@@ -34,21 +31,9 @@ class DTM:
     Rewards below 0 count as 0. Each state weighs alike, whatever the number of its masked positions.
     """
 
-    tilt: float = 1.0
-    control: float = 1.0
-    num_iterations: int = 4
-    block_length: int | None = None
-    needs_base: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        positive(self, "tilt")
-        at_least_one(self, "num_iterations")
-        if self.block_length is not None:
-            at_least_one(self, "block_length")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """e^(h R) - 1 of each rollout; groups are not compared."""
-        return torch.expm1(self.tilt * rewards_B.clamp(min=0))
+        return torch.expm1(self.tilt * reward_R.clamp(min=0))
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """One masked state of each rollout; the number of masked tokens is uniform. Targets end at the first EOS."""

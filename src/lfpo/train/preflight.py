@@ -17,7 +17,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.needs import rewards_for
+from lfpo.objectives.needs import signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
@@ -94,10 +94,9 @@ def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> No
     predictions: kept predictions of each rollout.
     """
     n, prompts = args.num_generations, args.prompts_per_iteration
-    reward_B = torch.zeros(prompts * n, dtype=torch.float64)
-    predicted_BM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
-    group_B = torch.arange(prompts).repeat_interleave(n)
-    objective.signal(rewards_for(objective, reward_B, predicted_BM, args.tree), group_B)
+    reward_R = torch.zeros(prompts * n, dtype=torch.float64)
+    predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
+    signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
 
 
 def check_prompts(
@@ -200,7 +199,7 @@ def planned(args: LFPOConfig, longest: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from lfpo.train.plan.whole_run import EFFICIENCY
+    from lfpo.train.plan.ways import EFFICIENCY
 
     device = distributed.device()
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -216,8 +215,7 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
     from lfpo.train.plan.estimate import estimate
     from lfpo.train.plan.shapes import model_config
     from lfpo.train.plan.tables import duration
-    from lfpo.train.plan.ways import Way
-    from lfpo.train.plan.whole_run import whole_run
+    from lfpo.train.plan.ways import Way, whole_run
 
     try:
         config = model_config(args.model)
