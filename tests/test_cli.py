@@ -212,9 +212,19 @@ def test_wrong_rewards(fails: Callable[..., str], tmp_path: Path):
         ("wrong_length", "'wrong_length': returned 1 rewards for 4"),
         ("not_a_number", "'not_a_number': reward 0 is nan"),
         ("missing", "has no 'missing'"),
+        ("raises", "'raises' failed on its first call: ConnectionError: nobody there (reward_samples.py:"),
     ):
         changes = {"output_dir": str(tmp_path / function), "reward_funcs": f"[reward_samples.{function}]"}
         assert named in fails(*train_arguments(tmp_path, **changes))
+        assert not (tmp_path / function).exists()
+
+
+def test_keep_going_trains_although_a_reward_raises_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rewards = "[reward_samples.raises,reward_samples.even_tokens]"
+    assert main(train_arguments(tmp_path, reward_funcs=rewards, keep_going="true")) == 0
+    assert "'raises' failed on its first call" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rewards/raises/failed"] for row in lines if "reward" in row] == [1.0]
 
 
 def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,6 +101,25 @@ def score(
         reward_B += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
         parts[name] = values
     return Rewards(reward_B, parts, failed)
+
+
+def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:
+    """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
+
+    Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
+    turns the sum of all ranks' counts into metrics.
+    """
+    from lfpo.base import distributed
+
+    metrics: dict[str, float] = {}
+    for function in functions:
+        counting: Any = inspect.unwrap(function)
+        if (counts := getattr(counting, "counts", None)) is not None:
+            total: Counter[str] = sum(distributed.gather(Counter(counts)), Counter())
+            counts.clear()
+            name = reward_name(function)
+            metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+    return metrics
 
 
 @contextmanager

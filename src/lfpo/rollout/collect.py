@@ -18,6 +18,7 @@ from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
+from lfpo.rewards.scoring import measured
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.kept import score_predictions
@@ -139,6 +140,7 @@ def collect(
     if queue is not None:
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     failed, metrics = _over_ranks(rewards, trajectory, times, metrics)
+    metrics |= measured(source.reward_functions)
     return Batch(
         rows=rows,
         trajectory=trajectory,

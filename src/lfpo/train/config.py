@@ -37,6 +37,7 @@ class LFPOConfig:
         limit).
     reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
         past reward_timeout (0: it runs in the training process, without a limit).
+    keep_going: begin to train although a reward function raised when it was called once at start.
     eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
         such prompt is an error at start.
@@ -102,6 +103,7 @@ class LFPOConfig:
     reward_weights: list[float] | None = None
     reward_timeout: float = 1800.0
     reward_memory: float = 0.0
+    keep_going: bool = False
 
     max_steps: int = 40
     prompts_per_iteration: int = 16

@@ -59,7 +59,7 @@ def preflight(
     if prompts.left_out:
         source = source.without(prompts.left_out)
     failed = distributed.together(
-        lambda: check_rewards(source, tokenizer, reward_weights, args.reward_timeout) if distributed.rank() == 0 else []
+        lambda: check_rewards(source, tokenizer, reward_weights, args) if distributed.rank() == 0 else []
     )[0]
     needed, free = distributed.together(
         lambda: check_disk(
@@ -143,21 +143,20 @@ def check_prompts(
     return Lengths(len(trained) + len(held_out), longest, left_out)
 
 
-def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], timeout: float) -> list[str]:
+def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], args: LFPOConfig) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts.
 
-    Raises UserError for a result that no batch could use: not a list, of another length, or with a value that is
-    neither a finite number nor None. Returns a sentence for each function that failed, which a real completion may not
-    make it do.
+    Raises UserError for a function that raised or ran too long, and for a result that no batch could use: not a list,
+    of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
+    raise; returns a sentence for each that did.
     """
     rows = [source.train_row(i) for i in (0, 0, 1, 1)]
     ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
-    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, timeout)
-    return [
-        f"reward function {name!r} failed on a stand-in completion: {why}; where it fails on real ones, their rewards "
-        "are None"
-        for name, why in scored.failed.items()
-    ]
+    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, args.reward_timeout)
+    failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
+    if failed and not args.keep_going:
+        raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
+    return failed
 
 
 def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, keep: int) -> tuple[float, float]:
