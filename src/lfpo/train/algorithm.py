@@ -22,6 +22,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.tensor_files import local
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
 from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
@@ -118,6 +119,8 @@ def optimizer_step(
 ) -> dict[str, float]:
     """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied."""
     args, policies = trainer.args, trainer.policies
+    if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
+        policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     mine = batch.mine(step.block)
     trajectory = batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
@@ -203,7 +206,7 @@ def accumulate_gradients(
             continue
         add_measures(measures, {**measured, **balance})
         if meter is not None:
-            for policy in predictions.used:
+            for policy in predictions.ran:
                 meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
     return loss_sum, measures
 
@@ -249,6 +252,14 @@ def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]
     if filler is None:
         return weighted
     return weighted + [(filler, 0.0)] * (max(distributed.gather(len(pieces))) - len(pieces))
+
+
+@torch.no_grad()
+def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> bool:
+    """Whether theta_old equals theta on all ranks, so that both predict the same. A collective."""
+    pairs = zip(own_parameters(reference), own_parameters(model), strict=True)
+    differ = any(old.dtype != new.dtype or not torch.equal(local(old).to(new.device), local(new)) for old, new in pairs)
+    return not distributed.sum_number(float(differ))
 
 
 @torch.no_grad()
