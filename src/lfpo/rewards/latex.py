@@ -13,19 +13,21 @@ MAX_LAYERS = 10
 
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"))
 _BOLD = ("**", "__")
-_FONT = r"\\(text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
+_FONT = (
+    r"\\(text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
+)
 _WHOLE = re.compile(rf"(?:{_FONT}\s*)?\{{")
 _IN_FONT = re.compile(rf"{_FONT}\s*\{{([^{{}}]*)\}}")
 TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` leaves, around words
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
-_BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
 
 _THIN = r"(?:\{,\}|,?\s*\\!|\\,|[\u2009\u202f])"  # marks a group of three digits; a wider space separates two numbers
 _GROUPED = re.compile(rf"(?<![\d.])\d{{1,3}}(?:{_THIN}\s*\d{{3}})+(?!\d)")
 _SIGNS = r"""
     {,} , ° ^\circ × \times ÷ \div · \cdot π \pi ∞ \infty +\infty \infty ∪ \cup ± \pm ≈ \approx ∈ \in
     ≤ \le ≥ \ge <= \le >= \ge \varnothing \emptyset
-""".split()  # noqa: RUF001 (the typeset signs are meant)
+""".split()  # noqa: RUF001, SIM905 (the typeset signs are meant)
 _SPELLINGS = (
     (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])", ""),
@@ -42,7 +44,10 @@ _SPELLINGS = (
     (r"\^\s*\{?\s*\\circ\s*\}?(?:\s*F(?![A-Za-z]))", r"\\text{degrees fahrenheit}"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
     (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
-    (rf"\{{{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}\}}|^{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}$", r"\\frac{\1\3}{\2\4}"),
+    (
+        rf"\{{{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}\}}|^{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}$",
+        r"\\frac{\1\3}{\2\4}",
+    ),
     (r"\\begin\{array\}\s*\{[lcr| ]*\}|\\begin\{smallmatrix\}", r"\\begin{matrix}"),
     (r"\\end\{(?:array|smallmatrix)\}", r"\\end{matrix}"),
     (r"\](?=([^\[\](),]*[^\[\](),\s][^\[\](),]*),([^\[\](),]*[^\[\](),\s]\s*[\[\]]))", "("),  # ]1, 2[ is (1, 2)
@@ -99,6 +104,9 @@ def unwrapped(text: str) -> str:
 
 def without_introduction(text: str) -> str:
     """The text without `the answer is`, `Option` and the like; without what encloses the rest."""
+    spoken = TEXT.match(text)  # `\\text{The answer is }13`
+    if spoken and _INTRODUCTION.fullmatch(spoken[1]):
+        return unwrapped(text[spoken.end() :])
     return unwrapped(text[found.end() :]) if (found := _INTRODUCTION.match(text)) else text
 
 
@@ -109,7 +117,8 @@ def _stripped(text: str) -> str:
 def _without_font(found: re.Match[str]) -> str:
     """The content of a font command, or `\\text{}` around words. A single letter in `\\text` may be a unit."""
     is_text = found[1].startswith("text") or found[1].endswith("box")
-    return f"\\text{{{found[2]}}}" if re.search(r"[A-Za-z]" if is_text else "[A-Za-z]{2}", found[2]) else f" {found[2]} "
+    words = re.search("[A-Za-z]" if is_text else "[A-Za-z]{2}", found[2])
+    return f"\\text{{{found[2]}}}" if words else f" {found[2]} "
 
 
 def _base(found: re.Match[str]) -> str:

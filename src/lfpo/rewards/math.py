@@ -34,8 +34,8 @@ _CONJUNCTION = re.compile(r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Z
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
 _GREEK = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi varphi chi psi omega ell"
-    " Gamma Delta Theta Lambda Sigma Phi Psi Omega"
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi varphi chi psi omega"
+    " ell Gamma Delta Theta Lambda Sigma Phi Psi Omega"
 ).replace(" ", "|")
 _NAME = re.compile(
     rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?:{_GREEK}))\}}?"
@@ -129,7 +129,8 @@ def statement(text: str) -> tuple[str, str]:
     builder = _BUILDER.fullmatch(text)
     ranges = [_interval(part) for part in _OR.split(builder[2] if builder else text)]
     named = [part for part in ranges if part is not None]
-    if len(named) == len(ranges) and len({name for name, _ in named}) == 1 and (not builder or builder[1] == named[0][0]):
+    names = {name for name, _ in named}
+    if len(named) == len(ranges) and len(names) == 1 and (not builder or builder[1] in names):
         return "" if builder else named[0][0], "\\cup ".join(value for _, value in named)
     elements = [_assigned(part) for part in split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)]
     names = {name for name, _ in elements}
@@ -172,11 +173,11 @@ def _interval(text: str) -> tuple[str, str] | None:
     name = _name(middle)
     if not {left, right} <= {"<", "\\le"} or not name or _name(low) or _name(high):
         return None
-    return name, "([" [left != "<"] + f"{low},{high}" + ")]"[right != "<"]
+    return name, "(["[left != "<"] + f"{low},{high}" + ")]"[right != "<"]
 
 
 def _same(answer: str, gold: str) -> bool:
-    """Whether two values are equal. Lists and unions are equal in any order, tuples, intervals and matrices in theirs."""
+    """Whether two values are equal: lists and unions in any order, tuples, intervals and matrices in their own."""
     if canonical(answer) == canonical(gold):
         return True
     value, expected = to_number(answer), to_number(gold)
@@ -190,6 +191,8 @@ def _same(answer: str, gold: str) -> bool:
             (expected is not None and _computed(s) == expected) or _same(s, gold) for s in sides
         )
     (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
+    if kind == "," and len(ours) == 1 and not their_kind:
+        return _same(ours[0], gold)
     if not kind and not their_kind:
         return _by_algebra(answer, gold)
     if kind != their_kind or len(ours) != len(theirs) or len(ours) > MAX_ELEMENTS:

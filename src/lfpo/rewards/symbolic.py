@@ -27,13 +27,15 @@ _COMMANDS = frozenset(
     frac sqrt pi cdot times div infty binom le ge ne neq in mathbb det sin cos tan cot sec csc arcsin arccos arctan sinh
     cosh tanh log ln exp lfloor rfloor lceil rceil lvert rvert alpha beta gamma delta epsilon varepsilon theta lambda mu
     nu rho sigma tau phi varphi psi omega
-    """.split()
+    """.split()  # noqa: SIM905
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _SUBSCRIPT = re.compile(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)")
 # Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
 # joins them, and reads words as products of letters (`even` = `neve`).
-_DROPPED = re.compile(r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]")
+_DROPPED = re.compile(
+    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
+)
 # Algebra on these only runs into the time limit.
 _HUGE = re.compile(r"\*\*|\d\s*[eE]\s*\d{3}|\d{40}|\d{3}[})]?\s*!|[)}!]\s*!|\\binom\{[^{}]*\d{3}")
 _POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|\\?[A-Za-z]+)|)\s*[\^!]?)")

@@ -1,4 +1,4 @@
-"""The script that the child process of `symbolic.py` runs: for each JSON line [gold, answer, decimals] it writes true or false.
+"""The script of `symbolic.py`'s child process: for each JSON line [gold, answer, decimals] it writes true or false.
 
 It is run as a file, so that it starts without torch. Text is parsed by latex2sympy's grammar. math-verify's parser for
 plain expressions is not used, because sympy's `parse_expr` evaluates its input as Python.

@@ -21,7 +21,8 @@ gbp, degree deg, celsius, fahrenheit, radian rad, percent, acre, hectare, pt, rs
 """
 MEASURES = {word: names.split()[0] for names in _NAMES.split(",") for word in names.split()}
 _CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "yen"}
-_GLUED = {*MEASURES, "in"} - {"m", "g", "l", "s", "h", "pt", "ton", "day", "degree", "cup"}  # may follow a digit directly
+# These may follow a digit directly.
+_GLUED = {*MEASURES, "in"} - {"m", "g", "l", "s", "h", "pt", "ton", "day", "degree", "cup"}
 _NOUNS = frozenset(["people", "men", "women", "children", "fish", "sheep", "mice", "geese", "cattle", "deer", "dice"])
 _NUMBER_WORD = re.compile(
     r"(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|(?:six|seven|eigh"
@@ -38,7 +39,7 @@ _CHANGES = frozenset(
     more less fewer greater smaller least most about around roughly approximately almost nearly some ish
     negative positive equals equal pi e i sqrt sin cos tan cot sec csc ln exp mod modulo max min factorial choose
     inverse infinity inf infinite undefined octal hex hexadecimal binary ternary decimal digits
-    """.split()
+    """.split()  # noqa: SIM905
 ) - {"sec", "min"}
 _POWER = r"(?:\s*\^\s*\{?\s*(-?[1-3])\s*\}?)?"
 _ENDS = r"(?=\s*(?:$|[)\]},;=<>+\-*/:|^]|\\(?:text|times|cdot|div|cup|cap|pm|le|ge|approx)(?![A-Za-z])|\\\\|\\\}))"
@@ -50,7 +51,7 @@ _VALUE = re.compile(r"[0-9.})\]!]$|\\pi$|(?<![A-Za-z])[a-z]$")
 def is_unit(words: str) -> bool:
     """Whether words name a unit or a counted thing: `cm`, `apples`, `dollars per hour`; not `million`, `below zero`."""
     found = _words(words)
-    head = any(measure(word) or word in _NOUNS or (word[-1] == "s" and len(word) > 3) for word in found) or words == "in"
+    head = words == "in" or any(measure(w) or w in _NOUNS or (w[-1] == "s" and len(w) > 3) for w in found)
     joined = not found or found[-1] in ("a", "an", "the", "of", "per", "square", "cubic")
     return head and not joined and all(_may_be_in_unit(word) for word in found)
 
@@ -73,8 +74,11 @@ def _may_be_in_unit(word: str) -> bool:
 
 def without_units(text: str) -> str:
     """The text without the units that follow its values: in `\\text{}` before an operator, and words at the end."""
-    text = _IN_TEXT.sub(lambda f: " " if _VALUE.search(text[: f.start()].rstrip()[-4:]) and is_unit(f[1]) else f[0], text)
-    text = text.strip()
+
+    def dropped(found: re.Match[str]) -> str:
+        return " " if _VALUE.search(text[: found.start()].rstrip()[-4:]) and is_unit(found[1]) else found[0]
+
+    text = _IN_TEXT.sub(dropped, text).strip()
     found = _TRAILING.search(text)
     if found is None or not _VALUE.search(text[: found.start()].rstrip()[-4:]) or not is_unit(found[1]):
         return text
