@@ -35,7 +35,7 @@ test-long: $(INSTALLED) ## Run the tests that take long: documented commands at 
 
 # Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
 test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form
-	PYTHONPATH=src:tests $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
+	PYTHONPATH=src:tests:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one
@@ -70,4 +70,4 @@ wheel-check: wheel ## Install the wheel in an empty environment and train from a
 
 clean: ## Remove caches and build outputs (runs/ and the environment stay)
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -195,8 +195,6 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(fused, "kernel_on", lambda device: None)  # tests/test_kernel.py runs it in Triton's interpreter
         patch.setattr("lfpo.train.preflight.matmul_peak", lambda *_: 1e14)  # of matrices of a GPU's size
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "current_device", lambda: 0)

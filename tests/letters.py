@@ -56,7 +56,7 @@ def rollouts(
 class Table(nn.Module):
     """Predictions for each state of the completion: `{"a_": "111 121"}` has p(b) = 1/2 at the second position."""
 
-    dtype, device = torch.float64, torch.device("cpu")
+    dtype, device, products = torch.float64, torch.device("cpu"), "float32"
 
     def __init__(self, odds: dict[str, str]):
         super().__init__()

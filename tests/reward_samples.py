@@ -13,6 +13,10 @@ def not_a_number(prompts, completions, **columns):
     return [float("nan")] * len(completions)
 
 
+def raises(prompts, completions, **columns):
+    raise ConnectionError("nobody there")
+
+
 def even_tokens(prompts, completions, completion_ids, **columns):
     """The share of even token ids: varies between rollouts, also for a random model."""
     return [sum(t % 2 == 0 for t in ids) / max(1, len(ids)) for ids in completion_ids]

@@ -13,13 +13,12 @@ from lfpo.base.config import build
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import kept_steps, rewards_for
+from lfpo.objectives.needs import kept_steps, signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.rollout.tree import tree_rollout
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
@@ -35,7 +34,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "bgpo": {"mc_samples": 3},
     "egspo": {"steps": 3},
     "mdpo": {"steps": 3},
-    "dtree_rpo": {"progress": 0.5, "lambda_max": 1.0},
     "stable_drl": {"block_length": 4, "num_masks": 3, "shared_masks": True},
 }
 
@@ -55,20 +53,15 @@ def step_of(checkpoint: Path, name: str, **knobs: Any) -> tuple[Objective, dict[
     objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
     t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]])
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
-    group = torch.tensor([0, 0, 1, 1]) if t.node is None else torch.zeros(4, dtype=torch.long)
+    group = torch.tensor([0, 0, 1, 1])
     of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
-    signal = objective.signal(rewards_for(objective, rewards, of_states, TREE), group)
+    signal = signal_of(objective, rewards, of_states, group)
     return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
 
 
-TREE = (2, 2)
-
-
 def rolled(objective: Objective, model: Any, prompts: list[list[int]]) -> Trajectory:
-    """Four rollouts that an objective can use: of the prompts, or the leaves of a tree on the first."""
+    """Four rollouts that an objective can use."""
     sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4).for_length(8)
-    if "tree" in getattr(objective, "needs", ()):
-        return tree_rollout(model, prompts[:1] * 4, sampler, [1, 2, 3, 4], TREE)
     return rollout(model, prompts, sampler, [1, 2, 3, 4], keep_steps=kept_steps(objective, sampler))
 
 

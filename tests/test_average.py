@@ -1,4 +1,4 @@
-"""The average of the weights that is evaluated, and groups that are refilled."""
+"""The average of the weights that is evaluated."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.train.average import Average
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
-from lfpo.train.flops import rollout_flops
 from lfpo.train.rl import LFPOTrainer
-from processes import run_ranks
 from test_train import ROWS, without_times
 from test_train import config as small_config
 from test_train import metrics as all_metrics
@@ -87,59 +84,3 @@ def test_a_resumed_average_is_bit_identical(llada: Path, tmp_path: Path):
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     a, b = (load_model(tmp_path / name / "model").parameters() for name in ("run", "whole"))
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def test_groups_that_agree_are_replaced_by_fresh_prompts_and_paid_for(llada: Path, tmp_path: Path):
-    asked: list[str] = []
-
-    def only_long_prompts(prompts, completions, **columns):
-        """Rollouts of short prompts all earn 0, the others earn 0 and 1 in turn."""
-        asked.extend(prompts)
-        return [float(len(p) > 2 and i % 2) for i, p in enumerate(prompts)]
-
-    args = config(tmp_path, refill=2, eval_steps=0)
-    trainer = LFPOTrainer(str(llada), only_long_prompts, args=args, train_dataset=ROWS)
-    asked.clear()
-    stream = [trainer.source.train_row(i)["prompt"] for i in range(6)]
-    batch = trainer.sample_and_score(0)
-    expected, places = [], [0, 1]
-    for number in range(3):
-        groups = [(i, stream[2 * number + i]) for i in places]
-        expected += [p for i, p in groups if len(p) > 2 or number == 2]
-        places = [i for i, p in groups if len(p) <= 2]
-        if not places:
-            break
-    assert [row["prompt"] for row in batch.rows[::4]] == expected
-    sampled = len(asked) // 4
-    assert sampled > 2  # something was replaced
-    assert batch.metrics["refilled"] == sampled - 2 == sum(len(t) for t in batch.replaced) / 4
-    assert batch.metrics["reward"] == pytest.approx(0.5 * sum(len(p) > 2 for p in asked) / len(asked))
-    assert len(set(batch.seeds)) == 8 and len(batch.trajectory) == 8
-    again = trainer.sample_and_score(0)
-    assert torch.equal(again.trajectory.tokens, batch.trajectory.tokens)
-    measured = trainer.iterate(0)["flops"]
-    paid = sum(rollout_flops(trainer.reference, t) for t in batch.replaced)
-    assert measured > paid + rollout_flops(trainer.reference, batch.trajectory) > 0
-    with pytest.raises(ValueError, match="'refill' does not work with 'tree'"):
-        config(tmp_path, refill=1, tree=[2, 2])
-
-
-def refilled_by_one_rank(folder: Path) -> None:
-    """Rank 1's groups always agree, rank 0's never do: only rank 1 samples again, from weights that both gather."""
-    distributed.start()
-
-    def rewards(prompts, completions, **columns):
-        return [float(i % 2 and distributed.rank() == 0) for i, _ in enumerate(prompts)]
-
-    args = config(folder, refill=2, eval_steps=0, fsdp=True)
-    trainer = LFPOTrainer(str(folder / "llada"), rewards, args=args, train_dataset=ROWS)
-    found = trainer.iterate(0)
-    assert found["refilled"] == 2
-    assert found["reward"] == 0.5 / 4  # of one group of four that were sampled
-    distributed.stop()
-
-
-@pytest.mark.long
-def test_a_rank_that_refills_nothing_takes_part(llada: Path, tmp_path: Path):
-    for rank in run_ranks(2, refilled_by_one_rank, tmp_path):
-        assert rank.returncode == 0, rank.stderr

@@ -1,4 +1,4 @@
-"""`lfpo bench rollout` on small models, the plain loop it measures against, and its measuring instruments."""
+"""`python -m benchmarks` on small models, the plain loop it measures against, and its measuring instruments."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import json
 import math
 import os
 from concurrent.futures.process import BrokenProcessPool
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import tiny
+from benchmarks.__main__ import main
+from benchmarks.iteration import Iteration, measure_iteration
+from benchmarks.measure import against_first, deadline, measured, median_and_range, peak_memory
+from benchmarks.modes import Mode
+from benchmarks.plain import plain_rollout
+from benchmarks.problem import BenchRolloutConfig, Problem, task_problem
+from benchmarks.rollout import describe
+from benchmarks.spent import recorded
+from benchmarks.table import markdown
+from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
+from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.base.measure import matmul_peak, timed
-from lfpo.bench.figure import speedup_figure, update_figure
-from lfpo.bench.iteration import Iteration, measure_iteration
-from lfpo.bench.measure import against_first, deadline, measured, median_and_range, peak_memory
-from lfpo.bench.modes import Mode
-from lfpo.bench.plain import plain_rollout
-from lfpo.bench.problem import BenchRolloutConfig, Problem, task_problem
-from lfpo.bench.rollout import describe
-from lfpo.bench.spent import recorded
-from lfpo.bench.table import print_groups
-from lfpo.bench.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
-from lfpo.bench.update import LAYOUTS as UPDATE_LAYOUTS
-from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.backbone import build_backbone
 from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.loading import family_of
-from lfpo.models.masked_lm import build_backbone
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
+from lfpo.rewards.sandbox import Sandbox
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
@@ -59,30 +57,26 @@ def test_the_plain_loop_is_the_published_procedure(checkpoint: Path, block: int,
     # Unmasked, the longest row is the same, and the padding of the other is part of its prompt.
     unmasked, _ = plain_rollout(model, prompts, **settings, mask_padding=False)
     assert unmasked.tolist() == [alone[0], generate(model, [model.pad_id] * 2 + prompts[1], **settings)]
-    for switches in (
-        {"skip_idle": True},
-        {"masked_logits": True},
-        {"skip_idle": True, "masked_logits": True},
-    ):
+    every: list[dict[str, Any]] = [{"skip_idle": True}, {"masked_logits": True}]
+    for switches in (*every, every[0] | every[1]):
         tokens, forwards = plain_rollout(model, prompts, **settings, **switches)
         assert torch.equal(tokens, plain)
         assert forwards == (min(steps, 8) if "skip_idle" in switches else steps)
 
 
 def bench(folder: Path, *arguments: str) -> dict[str, Any]:
-    assert main(["bench", "rollout", "--repeats", "1", "--output", str(folder), *arguments]) == 0
-    assert (folder / "rollout.svg").read_text().lstrip().startswith("<?xml")
+    assert main(["rollout", "--repeats", "1", "--output", str(folder), *arguments]) == 0
     return json.loads((folder / "rollout.json").read_text())
 
 
 @pytest.mark.long
-def test_bench_on_tasks_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     # Three prompts and a twin of each.
     small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")
     result = bench(tmp_path / "deep", *small, "--lora", "0")
     assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
     tables = (tmp_path / "deep" / "rollout.md").read_text().split("\n\n")
-    assert [table.split(" |")[0] for table in tables] == [
+    assert [table.split(" |")[0].rstrip() for table in tables] == [
         f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
     ]
     assert [len(table.splitlines()) - 2 for table in tables] == [7, 7, 10]
@@ -276,10 +270,9 @@ def test_padding_and_packing_are_the_same_step():
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
-def test_bench_update_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "1024", "--sizes", "[8, 16]", "--prompts", "6")
-    assert main(["bench", "update", "--repeats", "1", "--output", str(tmp_path), *sizes]) == 0
-    assert (tmp_path / "update.svg").read_text().lstrip().startswith("<?xml")
+    assert main(["update", "--repeats", "1", "--output", str(tmp_path), *sizes]) == 0
     printed = capsys.readouterr().out
     rows = {(row["group"], row["case"]): row for row in json.loads((tmp_path / "update.json").read_text())["rows"]}
     plain, fused = (rows["loss", name] for name in ("plain", "fused"))
@@ -301,35 +294,39 @@ def test_bench_update_writes_numbers_and_a_figure(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("arguments", "said"),
     [
-        ("sizes", "[8, 10]", "'sizes' must hold multiples of 4 from 8 up, found [8, 10]"),
-        ("sizes", "[4]", "from 8 up"),
-        ("vocabulary", "300", "vocabulary 300 must be at least 512"),
-        ("width", "100", "width 100 must be a multiple of 32"),
+        ("", "expected one of rollout, update, precision, sandbox"),
+        ("training", "found 'training'"),
+        ("update --sizes [8,10]", "'sizes' must hold multiples of 4 from 8 up, found [8, 10]"),
+        ("update --vocabulary 300", "vocabulary 300 must be at least 512"),
+        ("update --width 100", "width 100 must be a multiple of 32"),
+        ("rollout --repeats 0", "repeats 0 must be at least 1"),
+        ("rollout --dtype float16", "dtype 'float16'"),
+        ("rollout --layer 2", "did you mean 'layers'"),
+        ("rollout --tasks []", "'tasks'"),
+        ("rollout --tasks [sums]", "unknown task 'sums'"),
+        ("rollout --model llada-9b", "no such folder"),
     ],
 )
-def test_shapes_that_cannot_be_are_told_at_once(key: str, value: str, said: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["bench", "update", f"--{key}", value]) == 2
+def test_wrong_settings_are_told_at_once(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(arguments.split()) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["STATUS", "CLEAR"])
 def test_where_memory_cannot_be_told_time_is(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(f"lfpo.bench.measure.{missing}", tmp_path / "none" / "such")
+    monkeypatch.setattr(f"benchmarks.measure.{missing}", tmp_path / "none" / "such")
     case = Iteration(timesteps=4, rollouts=2, update_tokens=256, vocabulary=512, width=32, repeats=1, threads=1)
     found = measure_iteration(case)
     assert found["peak_memory"] is None and found["seconds"] > found["update_seconds"] > 0
 
 
-def test_a_table_is_never_cut_short():
-    rows = [("first", ["a" * 60, "1.00", "23,456"]), ("second", ["b", "22.00", "1"])]
-    text = StringIO()
-    print_groups(Console(file=text, width=40), "Title", ("", "s", "MiB"), rows, "caption")
-    lines = [line.split() for line in text.getvalue().splitlines()]
-    for _, cells in rows:
-        assert cells in lines
-    assert [line for line in lines if line == ["s", "MiB"]] == [["s", "MiB"]] * 2
+def test_tables_are_aligned_over_their_groups():
+    text = markdown(("", "s", "MiB"), [("first", ["a" * 20, "1.00", "23,456"]), ("second", ["b", "22.00", "1"])])
+    lines = [line for line in text.splitlines() if line and "---" not in line]
+    assert lines[0].split() == ["|", "first", "|", "s", "|", "MiB", "|"]
+    assert lines[3] == "| b                    | 22.00 |      1 |" and len({len(line) for line in lines}) == 1
 
 
 def test_times_of_cases():
@@ -380,14 +377,13 @@ def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def over(case: Iteration) -> dict[str, Any]:
-        monkeypatch.setattr("lfpo.bench.measure.time.monotonic", lambda: math.inf)
+        monkeypatch.setattr("benchmarks.measure.time.monotonic", lambda: math.inf)
         return too_much()
 
-    monkeypatch.setattr("lfpo.bench.update.rectified_loss", too_much)
-    monkeypatch.setattr("lfpo.bench.iteration._in_own_process", over)
+    monkeypatch.setattr("benchmarks.update.rectified_loss", too_much)
+    monkeypatch.setattr("benchmarks.iteration._in_own_process", over)
     config = BenchUpdateConfig(tokens=2, vocabulary=600, width=32, repeats=1, budget=60, output=str(tmp_path))
-    text = StringIO()
-    rows = json.loads(run_bench_update(config, Console(file=text, width=100)).read_text())["rows"]
+    rows = json.loads(run_bench_update(config).read_text())["rows"]
     failures = {row["case"]: row.get("failed") for row in rows}
     assert failures == {
         "plain": "does not fit in memory",
@@ -397,16 +393,12 @@ def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatc
         **dict.fromkeys([f"K x N = 8, {form}" for form in FORMS], "not run, out of budget"),
         **dict.fromkeys(UPDATE_LAYOUTS, "not run, out of budget"),
     }
-    assert "plain: does not fit in memory" in text.getvalue()
-    assert (tmp_path / "update.svg").exists()
-    for draw in (speedup_figure, update_figure):  # where nothing could run there is nothing to draw
-        draw([{"group": "loss", "case": "plain", "mode": "plain", "failed": "no"}], tmp_path / "empty.svg")
-    assert not (tmp_path / "empty.svg").exists()
+    assert "plain: does not fit in memory" in (tmp_path / "update.md").read_text()
 
 
 def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr("lfpo.bench.measure.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("benchmarks.measure.time.monotonic", lambda: now[0])
 
     def minute() -> float:
         now[0] += 60
@@ -417,3 +409,18 @@ def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.Monke
     assert rows["c"] == {"failed": "not run, out of budget"}
     assert rows["a"]["seconds"] >= 0
     assert measured({"a": minute}, CPU, 2, deadline(0))[0] == {"a": 300}
+
+
+def test_bench_sandbox_measures_correct_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    rung = Sandbox(unsafe="root").rung
+    arguments = ["sandbox", "--verdicts", "1", "--repeats", "1", "--workers", "2", "--rungs", f"[{rung}]"]
+    arguments += ["--output", str(tmp_path)]
+    assert main(arguments) == 0
+    rows = json.loads((tmp_path / "sandbox.json").read_text())["rows"]
+    assert [row["case"] for row in rows] == ["two assertions", "with numpy", "unittest, together"]
+    assert all(row["rung"] == rung and row["verdicts_per_second"] > 0 and row["cpu_milliseconds"] > 0 for row in rows)
+    monkeypatch.setattr("benchmarks.sandbox.TESTS", ("assert add(1, 2) == 4",))
+    assert main(arguments) == 2
+    assert f"a right program failed on rung {rung}: test 0: AssertionError" in capsys.readouterr().err

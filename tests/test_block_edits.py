@@ -20,9 +20,11 @@ from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts, views_of
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, replay, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views, replay
 from lfpo.report.replay import playable
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
@@ -31,6 +33,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
 from lfpo.train.flops import forward_flops, rollout_flops
 from lfpo.train.plan.work import sampling_work
+from watched import Watch
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
@@ -62,7 +65,7 @@ def edited(model: MaskedDiffusionLM) -> Trajectory:
 
 def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
     """Position, step and token of each row's edits."""
-    assert t.edit_position is not None and t.edit_step is not None and t.edit_token is not None
+    assert isinstance(t, EditedTrajectory)
     columns = torch.stack([t.edit_position, t.edit_step, t.edit_token], dim=-1).tolist()
     return [[tuple(edit) for edit in row if edit[1] >= 0] for row in columns]
 
@@ -74,7 +77,7 @@ def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
 
 @pytest.fixture
 def by_hand() -> Trajectory:
-    return Trajectory(
+    return EditedTrajectory(
         prompt_ids=torch.tensor([[1, 2]]),
         prompt_mask=torch.ones(1, 2, dtype=torch.long),
         tokens=torch.tensor([[30, 12, 22, 21, EOS, 24]]),
@@ -129,7 +132,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
     assert means == [1, 2, 10, 25, 3.5, (5 + 40) / 2]
     rounds = by_hand.in_rounds()
     assert rounds.reveal_step.tolist() == [[0, 1, 0, 0, 1, 1]]
-    assert rounds.edit_step is not None and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
+    assert isinstance(rounds, EditedTrajectory) and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
     # Before round 2 the first block holds both tokens that it was given, the second one all that step 5 wrote.
     assert rounds.state_before(torch.tensor([2])).tolist() == [[30, 11, 22, 21, EOS, 23]]
 
@@ -196,19 +199,15 @@ def test_the_rule_by_hand():
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "max_post_steps": 0}])
 def test_each_state_is_rebuilt_as_the_sampler_saw_it(model: MaskedDiffusionLM, settings: dict[str, Any]):
-    seen: list[tuple[int, int, list[int]]] = []
-
-    def observer(rows: torch.Tensor, tokens: torch.Tensor, clocks: torch.Tensor) -> None:
-        seen.extend(zip(rows.tolist(), clocks.tolist(), tokens.tolist(), strict=True))
-
+    watch = Watch()
     sampler = SamplerConfig(**{**EDITING, **settings})
-    t = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, observer=observer)
-    for row, clock, tokens in seen:
+    t = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, hook=watch)
+    for row, clock, tokens in watch.seen:
         assert t.rows(torch.tensor([row])).state_before(torch.tensor([clock]))[0].tolist() == tokens
-    assert {(row, clock) for row, clock, _ in seen} == {
+    assert {(row, clock) for row, clock, _ in watch.seen} == {
         (row, clock) for row, steps in enumerate(t.scheduled_steps.tolist()) for clock in range(steps + 1)
     } - {(row, steps) for row, steps in enumerate(t.scheduled_steps.tolist())}
-    assert t.revealed is not None
+    assert isinstance(t, EditedTrajectory)
     shown = t.reveal_step >= 0
     assert torch.equal(t.state_before(t.scheduled_steps)[shown], t.tokens[shown])
     assert sum(len(row) for row in edits_of(t)) > 5
@@ -259,7 +258,7 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
     assert edits_of(t) == [[]] * 5
     blocks = [len(t.block_BC[row][t.reveal_step[row] >= 0].unique()) for row in range(5)]
     assert (t.nfe - expected.nfe).tolist() == blocks  # one forward more finds nothing to edit
-    assert expected.revealed is None
+    assert not isinstance(expected, EditedTrajectory)
 
 
 def test_flops_of_an_edited_rollout_by_hand(model: MaskedDiffusionLM):
@@ -367,7 +366,7 @@ def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited:
 
 @pytest.mark.parametrize("name", ["espo", "rejection", "gdsd", "unigrpo"])
 def test_objectives_with_masks_of_their_own_take_the_final_tokens(name: str, edited: Trajectory):
-    unedited = dataclasses.replace(edited, revealed=None, edit_position=None, edit_step=None, edit_token=None)
+    unedited = Trajectory(**{f.name: getattr(edited, f.name) for f in dataclasses.fields(Trajectory)})
     a, b = (views_for(name, t, num_iterations=1) for t in (edited, unedited))
     assert torch.equal(a.input_ids, b.input_ids) and torch.equal(a.labels, b.labels) and torch.equal(a.target, b.target)
 
@@ -380,7 +379,7 @@ class Own:
 
 def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     sampler = SamplerConfig(temperature=1.0, **EDITING).for_length(12, BLOCK)
-    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mdpo", "dtree_rpo", "justgrpo", "diffu_grpo", "wd1"}:
+    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mdpo", "justgrpo", "diffu_grpo", "wd1"}:
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     ones = SamplerConfig(temperature=1.0, block_length=1, **EDITING).for_length(12, 1)
     said = r"tokens that stay as they were revealed \(no sampler.editing_threshold\), which rollouts of this sampler"
@@ -389,8 +388,8 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=f"objective Own needs {said} do not give"):
         check_rollouts(Own(), sampler, trained_block=BLOCK)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="LFPO needs the edits of revealed tokens, which this engine does not give"):
-        check_rollouts(make_objective({"name": "lfpo"}), sampler, (), GIVES.keys() - {"edits"}, trained_block=BLOCK)
-    check_rollouts(make_objective({"name": "espo"}), sampler, (), (), trained_block=BLOCK)
+        check_rollouts(make_objective({"name": "lfpo"}), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
+    check_rollouts(make_objective({"name": "espo"}), sampler, (), trained_block=BLOCK)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tiny
+from benchmarks.plain_blocks import plain_block_rollout
 from lfpo.base.errors import UserError
-from lfpo.bench.plain_blocks import plain_block_rollout
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
@@ -22,7 +22,6 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.rollout.tree import tree_rollout
 from lfpo.train.flops import forward_flops, rollout_flops
 
 # Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
@@ -270,12 +269,9 @@ def test_settings_of_full_attention_are_refused_in_a_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_whole_predictions_and_trees_are_refused(model: MaskedDiffusionLM):
+def test_whole_predictions_are_refused(model: MaskedDiffusionLM):
     with pytest.raises(UserError, match="predicts one block at a time"):
         rollout(model, [[1, 2]], SamplerConfig(gen_length=8), [0], keep_steps=[7])
-    sampler = SamplerConfig(gen_length=8).for_length(8, 4)
-    with pytest.raises(UserError, match=r"tree \[2, 2\] branches at the same steps"):
-        tree_rollout(model, [[1, 2]] * 4, sampler, range(4), [2, 2])
 
 
 def test_another_block_length_is_used_and_warned_of_once(model: MaskedDiffusionLM, caplog: pytest.LogCaptureFixture):

@@ -17,7 +17,7 @@ from test_objective_runs import assert_ranks_do_not_matter
 from test_train import ROWS, assert_resume_is_exact, config, even_letters, metrics
 
 BLOCK = 4
-REFUSED = {"spg", "stable_drl", "mdpo", "dtree_rpo", "justgrpo"}
+REFUSED = {"spg", "stable_drl", "mdpo", "justgrpo"}
 
 
 @pytest.fixture(scope="module")

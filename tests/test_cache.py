@@ -14,7 +14,7 @@ from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.forward import cache_capacity
+from lfpo.rollout.packing import cache_capacity
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import cached_generate

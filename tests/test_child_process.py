@@ -144,13 +144,13 @@ def test_a_function_in_a_child_returns_the_same_rewards(module: str):
 
 def test_a_c_call_that_never_returns_fails_its_batch_only(module: str):
     function = in_child(f"{module}:endless", seconds=60.0)
-    assert scored(function, ["a"]).reward_b.tolist() == [1.0]
+    assert scored(function, ["a"]).reward_B.tolist() == [1.0]
     found = scored(function, ["c"], timeout=0.5)  # by the signal
     assert found.failed == {"endless": "it ran for more than 0.5 s"} and found.parts == {"endless": [None]}
     function.child.seconds = 0.5  # type: ignore[attr-defined]
     assert "it ran for more than 0.5 s" in scored(function, ["c"]).failed["endless"]  # by the child's own time limit
     function.child.seconds = 60.0  # type: ignore[attr-defined]
-    assert scored(function, ["b", "b"]).reward_b.tolist() == [1.0, 1.0]
+    assert scored(function, ["b", "b"]).reward_B.tolist() == [1.0, 1.0]
 
 
 def test_errors_of_a_function_in_a_child_are_reported_as_without_one(module: str):

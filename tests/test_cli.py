@@ -130,7 +130,7 @@ def test_training_without_evaluation_does_not_read_the_test_split(tmp_path: Path
         assert (tmp_path / str(number) / "report.html").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval", "bench rollout"])
+@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval"])
 def test_help_lists_the_keys(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
@@ -212,9 +212,19 @@ def test_wrong_rewards(fails: Callable[..., str], tmp_path: Path):
         ("wrong_length", "'wrong_length': returned 1 rewards for 4"),
         ("not_a_number", "'not_a_number': reward 0 is nan"),
         ("missing", "has no 'missing'"),
+        ("raises", "'raises' failed on its first call: ConnectionError: nobody there (reward_samples.py:"),
     ):
         changes = {"output_dir": str(tmp_path / function), "reward_funcs": f"[reward_samples.{function}]"}
         assert named in fails(*train_arguments(tmp_path, **changes))
+        assert not (tmp_path / function).exists()
+
+
+def test_keep_going_trains_although_a_reward_raises_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rewards = "[reward_samples.raises,reward_samples.even_tokens]"
+    assert main(train_arguments(tmp_path, reward_funcs=rewards, keep_going="true")) == 0
+    assert "'raises' failed on its first call" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rewards/raises/failed"] for row in lines if "reward" in row] == [1.0]
 
 
 def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):
@@ -264,17 +274,6 @@ def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
 def test_sample_by_other_samplers(settings: str, capsys: pytest.CaptureFixture[str]):
     assert main(["sample", "--task", "sudoku", *settings.split()]) == 0
     assert "of 16 tokens" in capsys.readouterr().out
-
-
-def test_wrong_benchmarks(fails: Callable[..., str]):
-    assert "rollout" in fails("bench")
-    assert "training" in fails("bench", "training")
-    assert "repeats 0 must be at least 1" in fails("bench", "rollout", "--repeats", "0")
-    assert "dtype 'float16'" in fails("bench", "rollout", "--dtype", "float16")
-    assert "did you mean 'layers'" in fails("bench", "rollout", "--layer", "2")
-    assert "'tasks'" in fails("bench", "rollout", "--tasks", "[]")
-    assert "unknown task 'sums'" in fails("bench", "rollout", "--tasks", "[sums]")
-    assert "no such folder" in fails("bench", "rollout", "--model", "llada-9b")
 
 
 def train_with_small_files(arguments: list[str]) -> int:

@@ -1,9 +1,7 @@
-"""`lfpo compare`: the grid tunes, runs and is not run twice; endpoints and statistics as computed by hand."""
+"""`lfpo compare`: finished cells are not run twice; endpoints, table and statistics as computed by hand."""
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
 import json
 import math
 import signal
@@ -13,16 +11,12 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-import torch
 
 from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.compare import tables
 from lfpo.compare.cell import main as run_cell
-from lfpo.compare.cell import problems
 from lfpo.compare.command import check, run_compare
-from lfpo.compare.dry_run import CORE_FLOPS, all_cells, core_flops
 from lfpo.compare.endpoints import (
     accuracy_at,
     accuracy_for,
@@ -34,10 +28,7 @@ from lfpo.compare.endpoints import (
     frontier_area,
     rate_sensitivity,
 )
-from lfpo.compare.grid import Grid, Trial, best_trial
-from lfpo.compare.probe import Probe, Probes
-from lfpo.compare.results import Results, arm_results, profiles
-from lfpo.compare.settings import Arm, Cell, CompareConfig, cell_config, pick_arms, pick_objectives
+from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.compare.statistics import (
     bootstrap,
     detectable,
@@ -47,17 +38,10 @@ from lfpo.compare.statistics import (
     probability_of_improvement,
     profile,
 )
-from lfpo.compare.store import Store, cell_key, pack, unpack
+from lfpo.compare.summary import curves, table
 from lfpo.eval.estimates import over_seeds, over_seeds_and_problems
-from lfpo.eval.straightness import state_quality
-from lfpo.models import load_model
-from lfpo.prompts.tasks import get_task
-from lfpo.prompts.tasks.task import in_test_split
-from lfpo.report.comparison_figures import families
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.config import LFPOConfig
 from processes import start, start_lfpo
+from written_runs import compared
 
 TINY = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1, "log_completions": False}
 THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
@@ -65,17 +49,13 @@ THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
 
 def small(folder: Path, **changes: Any) -> CompareConfig:
     values: dict[str, Any] = {
+        "recipe": "choice",
         "output_dir": str(folder),
         "objectives": {"lfpo": {"name": "lfpo", "timesteps": 1}, "rejection": {"name": "rejection"}},
-        "arms": {"main": Arm(["choice"], ["lfpo", "rejection"], seeds=2)},
+        "seeds": [100, 101],
         "overrides": {**TINY, **THRESHOLD},
-        "learning_rates": [1e-4],
         "thresholds": [0.5, 0.9],
-        "tuning_seeds": [1],
-        "evaluation_seeds": [100, 101],
-        "validation": 4,
         "problems": 4,
-        "target": "rejection",
     }
     return CompareConfig(**{**values, **changes})
 
@@ -93,76 +73,38 @@ class ForkedCell:
     returncode = property(poll)
 
 
-def ran(said: list[str]) -> int:
-    return sum(line.startswith("[") for line in said)
-
-
-@pytest.mark.long
-def test_a_grid_tunes_runs_once_and_its_page_shows_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
-    monkeypatch.setattr("lfpo.compare.gradients.TIMESTEPS", (1,))
-    config = small(
-        tmp_path / "c",
-        learning_rates=[1e-5, 1e-4],
-        trials={"lfpo": [{"timesteps": 2}], "rejection": [{"masks": 1}]},
-        gradients=["main"],
-    )
-    said: list[str] = []
-    page = run_compare(config, said.append)
-    assert page is not None
-    # A base; two rates and a knob for two objectives; two objectives on two seeds.
-    assert ran(said) == 1 + 2 * 3 + 2 * 2
-    results = json.loads((tmp_path / "c/results.json").read_text())
-    assert [c["seed"] for c in results["cells"]] == [100, 101, 100, 101]
-    for cell in results["cells"]:
-        assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] > 0
-        assert cell["curve"][1]["rollouts"] == 4
-        assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
-        assert len(cell["eval"]["threshold"]["correct"]) == 4
-        chosen = max((t for t in results["trials"] if t["objective"] == cell["objective"]), key=lambda t: t["mean"])
-        assert (cell["learning_rate"], cell["knobs"]) == (chosen["learning_rate"], json.loads(chosen["knobs"]))
-    assert len(results["trials"]) == 6
-    text = page.read_text()
-    for title in ("lfpo against the others, main", "Endpoints, main/choice", "Reaching the level", "All trials"):
-        assert title in text
-    names = {path.stem for path in (tmp_path / "c/figures").glob("*.svg")}
-    expected = {"convergence-main-choice", "frontiers-main-choice", "rates-main-choice", "profiles-main"}
-    assert {*expected, "calibration-main-choice"} <= names
-    monkeypatch.setattr("lfpo.compare.command.write_results", lambda *_: page)  # seconds; what follows is about cells
-    again: list[str] = []
-    run_compare(config, again.append)
-    assert ran(again) == 0
-    store = Store(tmp_path / "c/cells.json.gz")
-    grid = Grid(config, store, again.append)
-    grid.trials = grid.read_trials()
-    cell = grid.evaluations()[-1]
-    assert grid.result(cell) is not None
-    kept = {key: result for key, result in store.results.items() if key != grid.key(cell)}
-    store.path.write_bytes(gzip.compress(json.dumps(kept).encode()))
-    last: list[str] = []
-    run_compare(config, last.append)
-    assert ran(last) == 1 and "seed 101" in "".join(line for line in last if line.startswith("["))
-
-
-def test_a_cell_that_fails_names_itself_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Failing(ForkedCell):
         def __init__(self, config: CompareConfig, folder: Path):
-            label = json.loads((folder / "cell.json").read_text())["label"]
-            if "rejection" in label and "seed 101" in label:
+            if folder.name.startswith("rejection-seed-101"):
                 (folder / "log.txt").write_text("error: no such luck\n")
-                super().__init__(config, folder / "nowhere")
-            else:
-                super().__init__(config, folder)
+                folder = folder / "nowhere"
+            super().__init__(config, folder)
 
     monkeypatch.setattr("lfpo.compare.grid.start", Failing)
-    monkeypatch.setattr("lfpo.compare.command.write_figures", lambda run: [])  # seconds; the grid above draws them
-    config = small(tmp_path)
-    with pytest.raises(UserError, match=r"1 cells failed .* rejection / lr 0.0001 / seed 101: error: no such luck"):
-        run_compare(config, lambda _: None)
+    config, said = small(tmp_path), list[str]()
+    with pytest.raises(UserError, match=r"1 cells failed .* rejection, seed 101: error: no such luck"):
+        run_compare(config, said.append)
+    assert sum(line.startswith("[") for line in said) == 1 + 2 * 2
     text = (tmp_path / "README.md").read_text()
-    assert "main/choice / rejection / lr 0.0001 / seed 101: error: no such luck" in text
-    assert "1 of 2 seeds" in text
-    assert len(json.loads((tmp_path / "results.json").read_text())["cells"]) == 3
+    assert "Missing: rejection, seed 101: error: no such luck" in text and "| 1 of 2 |" in text
+    assert "![comparison](figures/comparison.svg)" in text and (tmp_path / "figures/comparison.svg").exists()
+    base, *trained = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert base["objective"] == "base" and base["curve"] == []
+    assert [(c["objective"], c["seed"]) for c in trained] == [("lfpo", 100), ("lfpo", 101), ("rejection", 100)]
+    for cell in trained:
+        assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
+        assert cell["curve"][1]["rollouts"] == 4
+        assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
+
+    monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
+    dry: list[str] = []
+    assert run_compare(small(tmp_path, dry_run=True), dry.append) is None
+    assert dry[-2] == "rejection, seed 101: to run" and dry[-1].startswith("1 of 5 cells to run; about 0.0 core-hours")
+    again: list[str] = []
+    assert run_compare(config, again.append) == tmp_path / "README.md"
+    assert [line.partition(":")[0] for line in again if line.startswith("[")] == ["[1/1] rejection, seed 101"]
+    assert "Missing" not in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.long
@@ -182,259 +124,40 @@ def test_a_stopped_grid_stops_its_cell_which_keeps_a_checkpoint(tmp_path: Path):
     assert list(tmp_path.glob("c/cells/*/run/checkpoints/step-*/manifest.json"))
 
 
-def test_a_dry_run_trains_nothing_and_counts_cells(tmp_path: Path):
-    said: list[str] = []
-    arms = {
-        "main": Arm(["choice"], ["lfpo", "rejection"], seeds=2),
-        "again": Arm(["choice"], ["lfpo"], seeds=1, choice="main/choice"),  # cells that main has already
-        "more": Arm(["choice"], ["lfpo"], seeds=1, choice="main/choice", overrides={"prompts_per_iteration": 4}),
-    }
-    config = small(tmp_path / "c", arms=arms, learning_rates=[1e-5, 1e-4], dry_run=True)
-    assert run_compare(config, said.append) is None
-    assert not (tmp_path / "c").exists()
-    rows = {line.rsplit(maxsplit=4)[0]: line.split()[-4:] for line in said}
-    assert rows["main, base"][0] == "1" and "again, base" not in rows
-    assert rows["main, tuning"][:2] == ["4", "4"]
-    assert rows["main, evaluation"][0] == "4" and "again, evaluation" not in rows
-    assert rows["more, evaluation"][0] == "1"
-    assert rows["all"][0] == "10"
-
-
-def test_a_dry_run_counts_knobs_at_the_rate_that_was_best(tmp_path: Path):
-    config = small(tmp_path, learning_rates=[1e-5, 1e-4], trials={"lfpo": [{"timesteps": 2}]})
-    config.arms["main"].objectives = ["lfpo"]
-    grid = Grid(config, Store(tmp_path / "cells.json.gz"), print)
-
-    def rates_of_knobs() -> list[float]:
-        return [cell.learning_rate for cell in all_cells(grid) if cell.knobs != "{}" and cell.tuning]
-
-    assert rates_of_knobs() == [1e-5]  # no rate has run
-    for rate, accuracy in ((1e-5, 0.2), (1e-4, 0.9)):
-        cell = Cell("main", "choice", "lfpo", rate, 1, tuning=True)
-        grid.store.add(grid.key(cell), {"frontier": [{"nfe": 1, "accuracy": accuracy}], "forwards": 16})
-    assert rates_of_knobs() == [1e-4]
-
-
-def test_keys_are_overridden_for_one_recipe_and_then_by_the_arm(tmp_path: Path):
-    arms = {
-        "main": Arm(["choice", "words"], ["lfpo"], seeds=1),
-        "more": Arm(["words"], ["lfpo"], seeds=1, overrides={"num_generations": 6}),
-    }
-    config = small(tmp_path, arms=arms, recipe_overrides={"words": {"num_generations": 4}})
-    built = {(a, r): cell_config(config, Cell(a, r, "lfpo", 1e-4, 100)) for a in arms for r in arms[a].recipes}
-    assert [c.num_generations for c in built.values()] == [2, 4, 6]
-    by_file = small(tmp_path, arms=arms, recipe_overrides={"words.yaml": {"num_generations": 4}})
-    assert cell_config(by_file, Cell("main", "words", "lfpo", 1e-4, 100)).num_generations == 4
-    for unknown in ("wards", 5):
-        with pytest.raises(UserError, match=f"'{unknown}'"):
-            small(tmp_path, recipe_overrides={unknown: {}})
-
-
-def test_an_arm_whose_model_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=r"arm 'main': model 'none': no such folder.*in recipe 'choice'.*--only"):
-        check(small(tmp_path, overrides={**TINY, **THRESHOLD, "model": "none"}))
-
-
-def test_keys_that_the_comparison_decides_are_not_overridden(tmp_path: Path):
-    with pytest.raises(ValueError, match="overrides: 'learning_rate' is decided by the comparison's 'learning_rates'"):
-        small(tmp_path, overrides={**TINY, **THRESHOLD, "learning_rate": 1.0})
-    with pytest.raises(ValueError, match=r"recipe_overrides 'choice': 'eval_size' is decided by .* 'problems'"):
-        small(tmp_path, recipe_overrides={"choice": {"eval_size": 9}})
-    with pytest.raises(ValueError, match="recipe_overrides 'choice': 'objective' is decided by 'objectives'"):
-        small(tmp_path, recipe_overrides={"choice": {"objective": {"timesteps": 9}}})
-    with pytest.raises(ValueError, match="arm 'main': overrides: 'seed' is decided by"):
-        small(tmp_path, arms={"main": Arm(["choice"], ["lfpo"], seeds=2, overrides={"seed": 9})})
-
-
-def test_runs_for_tuning_do_not_train_on_validation_problems(tmp_path: Path):
-    cells = [Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True), Cell("main", "choice", "lfpo", 1e-4, 100)]
-    assert [cell_config(small(tmp_path), c).task for c in cells] == ["choice@validation", "choice"]
-    assert [cell_config(small(tmp_path, hold_out=False), c).task for c in cells] == ["choice", "choice"]
-    already = small(tmp_path, overrides={**TINY, **THRESHOLD, "task": "words@validation"})
-    assert [cell_config(already, c).task for c in cells] == ["words@validation"] * 2
-    # A tuning cell is evaluated on held-out solutions, or, without them, on problems of the training split.
-    task, held_out = get_task("words"), get_task("words@validation")
-    assert problems(held_out, {"tuning": True, "problems": 9}) == held_out.test_rows(9)
-    assert problems(task, {"tuning": False, "problems": 9}) == task.test_rows(9)
-    on_trained = problems(task, {"tuning": True, "problems": 9})
-    assert len(on_trained) == 9 and not any(in_test_split("words", task.solution_key(row)) for row in on_trained)
-
-
-def test_problems_that_are_held_out_do_not_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    probed: list[str | None] = []
-
-    def probe(config: CompareConfig, settings: LFPOConfig, trained: bool) -> Probe:
-        probed.append(settings.task)
-        return Probe("same", 1.0)
-
-    monkeypatch.setattr("lfpo.compare.probe.probe", probe)
-    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True)
-    probes, settings = Probes(config), cell_config(config, cell)
-    for task in ("choice@validation", "choice", f"piqa@{tmp_path}/validation"):  # the last one names a folder
-        (tmp_path / "validation").mkdir(exist_ok=True)
-        probes.of(dataclasses.replace(settings, task=task), cell)
-    assert probed == ["choice", f"piqa@{tmp_path}/validation"]
-
-
-def test_the_table_of_equal_forwards_names_missing_seeds_and_thresholds(tmp_path: Path):
+def test_cells_differ_in_objective_its_own_keys_and_seed_only(tmp_path: Path):
     config = small(tmp_path)
-
-    def cell(*points: tuple[float, float]) -> dict[str, Any]:
-        return {"frontier": [{"nfe": nfe, "accuracy": accuracy} for nfe, accuracy in points]}
-
-    cells = {
-        "lfpo": [cell((1.4, 0.5), (4, 0.9)), cell((1.6, 0.7), (4, 0.8))],
-        "rejection": [cell((1.2, 0.6), (3, 0.7))],
-    }
-    results = Results(config, {"main/choice": cells}, {"main/choice": cell((2, 0.3))}, [], {}, {})
-    table = tables.forwards_table(results, "main/choice")
-    assert table is not None and table.columns[:2] == ["objective", "1.5 forwards"]
-    assert [(row[0].text, row[0].note) for row in table.rows] == [
-        ("base", ""),
-        ("lfpo", ""),
-        ("rejection", "1 of 2 seeds"),
-    ]
-    # One of lfpo's two seeds has no threshold that costs 1.5 forwards. At 4 its mean is 0.85.
-    assert [row[1].text for row in table.rows][:2] == ["-", "-"]
-    at_4 = [row[table.columns.index("4 forwards")] for row in table.rows]
-    assert [(entry.text, entry.rank) for entry in at_4] == [("30.0", 0), ("85.0", 1), ("70.0", 2)]
-
-
-def runs(*areas: float) -> list[dict[str, Any]]:
-    """Cells of seeds from 100 on that have these areas."""
-    return [{"seed": 100 + i, "endpoints": {"frontier": area}} for i, area in enumerate(areas)]
-
-
-def test_the_speed_of_a_core_is_that_of_finished_tuning_cells(tmp_path: Path):
-    store = Store(tmp_path / "cells.json.gz")
-    grid = Grid(small(tmp_path), store, print)
-    assert core_flops(grid) == (CORE_FLOPS, False)
-    store.add("gradients-1", {"gradients": []})
-    store.add("evaluated", {"flops": 1e9, "training_seconds": 100.0, "curve": [[0, 0.5]]})
-    store.add("base", {"flops": 0, "training_seconds": 0.0, "curve": []})
-    assert core_flops(grid) == (CORE_FLOPS, False)
-    store.add("one", {"flops": 3e9, "training_seconds": 2.0, "curve": []})
-    store.add("two", {"flops": 5e9, "training_seconds": 2.0, "curve": []})
-    assert core_flops(grid) == (2e9, True)
-
-
-def test_a_profile_is_over_all_tasks_of_its_arm(tmp_path: Path):
-    config = small(tmp_path, arms={"main": Arm(["choice", "words", "sudoku"], ["lfpo", "rejection"], seeds=2)})
-    cells: dict[str, dict[str, list[dict[str, Any]]]] = {
-        "main/choice": {"lfpo": runs(0.2, 0.4), "rejection": runs(0.9)},
-        "main/words": {"lfpo": runs(0.8), "rejection": []},
-        "main/sudoku": {"lfpo": [], "rejection": []},  # nothing has run there
-    }
-    found = profiles(Results(config, cells, {}, [], {}, {}), "main")
-    assert found.keys() == {"levels", "lfpo"}
-    assert (found["levels"][0], found["levels"][-1]) == (pytest.approx(0.19), pytest.approx(0.81))
-    above = {round(level, 2): at["mean"] for level, at in zip(found["levels"], found["lfpo"], strict=True)}
-    assert (above[0.19], above[0.3], above[0.5]) == (1.0, 0.75, 0.5)  # of two tasks
-
-
-def test_keys_depend_on_what_decides_the_numbers(tmp_path: Path):
-    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 100)
-    settings = cell_config(config, cell)
-
-    def key(fingerprint: str = "a", of: Cell = cell, **changes: Any) -> str:
-        return cell_key(config, dataclasses.replace(settings, **changes), of, fingerprint)
-
-    assert key() == key(threads=2, save_steps=7, update_tokens=99, output_dir="elsewhere")
-    others = [key("b"), key(learning_rate=2e-4), key(max_steps=2), key(average_decay=0.5), key(seed=3)]
-    others.append(key(of=dataclasses.replace(cell, tuning=True)))
-    assert len({key(), *others}) == 7
-    assert key() == key(objective={"name": "lfpo", "timesteps": 1, "num_iterations": 1})  # a default
-    assert key() != key(objective={"name": "lfpo", "timesteps": 2})
-    base = Cell("main", "choice", "base", 0.0, 0)
-    assert key(of=base) == key(of=base, max_steps=9, learning_rate=1.0) != key()  # training does not matter to it
-
-
-def test_the_fingerprint_follows_what_the_code_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from lfpo.objectives.lfpo import LFPO
-
-    config, cell = small(tmp_path), Cell("main", "choice", "lfpo", 1e-4, 100)
-    settings = cell_config(config, cell)
-
-    def fingerprint(**changes: Any) -> str:
-        changed = dataclasses.replace(settings, **changes)
-        return Grid(config, Store(tmp_path / "none"), print).probes.of(changed, cell).fingerprint
-
-    before = fingerprint()
-    assert before == fingerprint(seed=5, learning_rate=3e-4)  # these are in the key
-    loss = LFPO.loss
-
-    def doubled(self: LFPO, predictions: Any, signal: torch.Tensor) -> Any:
-        value, measures = loss(self, predictions, signal)
-        return 2 * value, measures
-
-    monkeypatch.setattr(LFPO, "loss", doubled)
-    assert fingerprint() != before
-
-
-def test_the_store_keeps_cells_and_refuses_what_it_cannot_read(tmp_path: Path):
-    store = Store(tmp_path / "new/cells.json.gz")
-    store.add("b", {"x": 1})
-    store.add("a", {"y": [0.5]})
-    assert Store(store.path).results == {"a": {"y": [0.5]}, "b": {"x": 1}}
-    first = store.path.read_bytes()
-    early, late = Store(store.path), Store(store.path)  # two grids at the same time
-    early.add("c", {})
-    late.add("d", {})
-    assert Store(store.path).results.keys() == {"a", "b", "c", "d"}
-    other = Store(tmp_path / "other.gz")
-    other.add("a", {"y": [0.5]})
-    other.add("b", {"x": 1})
-    assert other.path.read_bytes() == first  # no time, no order
-    store.path.write_bytes(first[:-9])
-    with pytest.raises(UserError, match=r"cells\.json\.gz: not readable"):
-        Store(store.path)
-    assert pack([True, False, False, True, True]) == "98"
-    assert unpack("98", 5) == [1, 0, 0, 1, 1]
-
-
-def test_cells_differ_in_objective_rate_and_seed_only(tmp_path: Path):
-    config = small(tmp_path)
-    one = cell_config(config, Cell("main", "choice", "lfpo", 1e-4, 100, '{"timesteps": 3}'))
-    other = cell_config(config, Cell("main", "choice", "rejection", 3e-4, 101))
-    assert {k for k, v in vars(one).items() if v != getattr(other, k)} == {"objective", "learning_rate", "seed"}
-    assert one.objective == {"name": "lfpo", "timesteps": 3}
-    assert cell_config(config, Cell("main", "choice", "lfpo", 1e-4, 1, tuning=True)).eval_steps == 0
-    knobs = '{"timesteps": 3, "config": {"ema_decay": 0.5}}'
-    cell = Cell("main", "choice", "lfpo", 1e-4, 100, knobs)
-    assert dataclasses.replace(one, ema_decay=0.5) == cell_config(config, cell)
-    assert cell.label == "main/choice / lfpo / timesteps 3 / ema_decay 0.5 / lr 0.0001 / seed 100"
+    config.objectives["rejection"]["config"] = {"ema_decay": 0.5}
+    one, other = (cell_config(config, cell) for cell in (Cell("lfpo", 100), Cell("rejection", 101)))
+    assert {k for k, v in vars(one).items() if v != getattr(other, k)} == {"objective", "ema_decay", "seed"}
+    assert other.objective == {"name": "rejection"}
+    config.objectives["rejection"]["config"] = {"ema_decoy": 0.5}
     with pytest.raises(UserError, match=r"unknown key 'ema_decoy'.*'ema_decay'"):
-        cell_config(config, dataclasses.replace(cell, knobs='{"config": {"ema_decoy": 0.5}}'))
+        cell_config(config, Cell("rejection", 101))
 
 
-def test_labels_and_arms_from_the_command_line():
-    values: dict[str, Any] = {
-        "objectives": {"a": {"name": "lfpo", "beta": 2.0}, "b": {"name": "spg"}},
-        "arms": {
-            "x": {"recipes": ["choice"], "objectives": ["a", "b"]},
-            "y": {"recipes": ["words"], "objectives": ["b"]},
-        },
-        "trials": {"a": [{}], "b": [{}]},
-        "rate_of": {"b": "a"},
-        "target": "b",
-    }
+def test_a_cell_has_another_folder_where_what_decides_its_result_differs(tmp_path: Path):
+    cell, base = Cell("lfpo", 100), Cell("base")
+
+    def folder(of: Cell = cell, overrides: dict[str, Any] | None = None, **changes: Any) -> Path:
+        return cell_folder(small(tmp_path, overrides={**TINY, **THRESHOLD, **(overrides or {})}, **changes), of)
+
+    assert folder() == folder(threads=2, workers=2, overrides={"save_steps": 7, "update_tokens": 99})
+    others = [folder(overrides={"max_steps": 2}), folder(overrides={"learning_rate": 1.0}), folder(problems=5)]
+    others += [folder(thresholds=[0.5]), folder(Cell("lfpo", 101)), folder(Cell("rejection", 100))]
+    assert len({folder(), *others}) == 7
+    assert folder(base) == folder(base, overrides={"max_steps": 9, "learning_rate": 1.0}) != folder(base, problems=5)
+
+
+def test_labels_from_the_command_line():
+    values: dict[str, Any] = {"objectives": {"a": {"name": "lfpo", "beta": 2.0}, "b": {"name": "spg"}}, "first": "b"}
     picked = pick_objectives(values, "a, agrpo")
     assert picked["objectives"] == {"a": {"name": "lfpo", "beta": 2.0}, "agrpo": {"name": "agrpo"}}
-    assert picked["arms"]["x"]["objectives"] == ["a", "agrpo"] and picked["arms"]["y"]["objectives"] == ["agrpo"]
-    assert (picked["target"], picked["trials"], picked["rate_of"], picked["first"]) == (None, {"a": [{}]}, {}, "a")
+    assert picked["first"] == "" and pick_objectives(values, ["b"])["first"] == "b"
+    assert pick_objectives({}, "own:Mine")["objectives"] == {"own:Mine": {"name": "own:Mine"}}
     with pytest.raises(UserError, match="agrpo"):
         pick_objectives(values, "agrp")
-    assert pick_objectives({}, "own:Mine")["objectives"] == {"own:Mine": {"name": "own:Mine"}}
     with pytest.raises(UserError, match="label"):
         pick_objectives({"objectives": ["lfpo"]}, "lfpo")
-    values["arms"]["y"]["choice"] = "x/choice"
-    values["arms"]["z"] = {}
-    assert list(pick_arms(values, "y")["arms"]) == ["x", "y"]
-    with pytest.raises(UserError, match="--only: unknown arm 'w'"):
-        pick_arms(values, "y,w")
-
-
-ARM: dict[str, Any] = {"recipes": ["choice"], "objectives": ["lfpo"]}
 
 
 @pytest.mark.parametrize(
@@ -442,34 +165,27 @@ ARM: dict[str, Any] = {"recipes": ["choice"], "objectives": ["lfpo"]}
     [
         ({"objectives": {"lfpo": {"beta": 1.0}}}, "no 'name'"),
         ({"objectives": {"base": {"name": "lfpo"}}}, "must not be 'base'"),
-        ({"target": "agrpo"}, "'target' names 'agrpo'"),
-        ({"first": "agrpo"}, "'first' names 'agrpo'"),
-        ({"arms": {"x": Arm(["choice"], ["lfpq"])}}, "arm 'x' names 'lfpq'.*did you mean 'lfpo'"),
-        ({"gradients": ["mian"]}, "'gradients' names 'mian'"),
-        ({"evaluation_seeds": [1, 2]}, "seed 1 is both"),
-        ({"arms": {"x": Arm(**ARM, seeds=3)}}, "arm 'x': 3 seeds, and there are 2"),
-        ({"arms": {"x": Arm(**ARM, seeds=1, choice="y/choice")}}, "must be ARM/RECIPE"),
-        ({"trials": {"lfpo": [{}], "rejection": []}}, "same number .* 1 for lfpo, 0 for rejection"),
+        ({"objectives": {"lfpo": {"name": "lfpo", "config": {"seed": 9}}}}, "config: 'seed' is decided by .* 'seeds'"),
+        ({"overrides": {"objective": {"timesteps": 9}}}, "'objective' is decided by the comparison's 'objectives'"),
+        ({"overrides": {"eval_size": 9}}, "overrides: 'eval_size' is decided by .* 'problems'"),
+        ({"first": "lfpq"}, "'first' names 'lfpq'.*did you mean 'lfpo'"),
+        ({"seeds": [1, 1]}, "one or more different numbers"),
         ({"thresholds": [1.5]}, "'thresholds'"),
-        ({"learning_rates": [1e-4, 0.0001]}, "one or more different values"),
-        ({"learning_rates": []}, "one or more different values"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
     with pytest.raises(ValueError, match=said):
         small(tmp_path, **changes)
-    with pytest.raises(ValueError, match="different file names"):
-        Arm(["a/x.yaml", "b/x.yaml"], ["lfpo"])
 
 
 def test_cells_are_checked_before_any_runs(tmp_path: Path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("data_file: x.jsonl\neval_samplers: {threshold: {}}\n")
     with pytest.raises(UserError, match="has no 'task'"):
-        check(small(tmp_path, arms={"x": Arm([str(recipe)], ["lfpo"], seeds=1)}))
-    with pytest.raises(UserError, match="timesteps"):
-        check(small(tmp_path, trials={"lfpo": [{"timesteps": 0}]}))
-    config = small(tmp_path, objectives={"lfpo": {"name": "agrpo"}, "rejection": {"name": "rejection"}})
+        check(small(tmp_path, recipe=str(recipe)))
+    with pytest.raises(UserError, match=r"has no eval sampler 'treshold'.*'threshold'"):
+        check(small(tmp_path, curve_sampler="treshold"))
+    config = small(tmp_path, objectives={"a": {"name": "agrpo"}})
     config.overrides["sampler"] = {"temperature": 0.0, "remasking": "random"}
     with pytest.raises(UserError, match="above 0"):
         check(config)
@@ -481,8 +197,27 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "max_steps" in capsys.readouterr().err
     assert main([*arguments, "--objectives", "lfpo", "--problems", "0"]) == 2
     assert "problems 0 must be at least 1" in capsys.readouterr().err
-    assert main([*arguments, "--only", "ful"]) == 2
-    assert "unknown arm 'ful'" in capsys.readouterr().err
+
+
+def test_the_table_and_the_curves_by_hand(tmp_path: Path):
+    # One threshold at one forward, so that a cell's area is its accuracy.
+    base = compared("base", 0, [0.3], [])
+    results = {
+        "lfpo": [compared("lfpo", s, [a], [0.4, a]) for s, a in ((100, 0.5), (101, 0.7))],
+        "rejection": [compared("rejection", 101, [0.6], [0.4, 0.8])],
+    }
+    made = table(small(tmp_path), base, results)
+    assert made["columns"][4:6] == ["minus lfpo", "P(above lfpo)"]
+    low, high = 60 - 12.706 * 10, 60 + 12.706 * 10  # deviation sqrt(0.02), over sqrt(2); t of one degree of freedom
+    assert made["rows"] == [
+        ["base", "30.0", "40.0", "2.00", "", "", "", ""],
+        ["lfpo", *[f"60.0 ({low:.1f} to {high:.1f})"] * 2, "2.00", "", "", "5.00", "2 of 2"],
+        ["rejection", "60.0", "80.0", "2.00", "-10.0", "0.00 (0.00 to 0.00)", "5.00", "1 of 2"],
+    ]
+    assert table(small(tmp_path), None, {"lfpo": [], "rejection": []})["rows"][0][1] == "missing"
+    first, second, _ = curves(base, results)
+    assert first == {"label": "base", "frontier": {"x": [1.0], "mean": [0.3], "low": [0.3], "high": [0.3]}}
+    assert second["learning"] == {"x": [0.0, 5.0], "mean": [0.4, 0.6], "low": [0.4, 0.5], "high": [0.4, 0.7]}
 
 
 def at(nfe: float, accuracy: float) -> dict[str, float]:
@@ -562,64 +297,6 @@ def test_paired_differences_and_what_they_can_see():
     assert math.isnan(detectable([1.0]))
 
 
-def test_arms_against_a_baseline_by_hand(tmp_path: Path):
-    """Two seeds of lfpo in `late`, one of them in `main` too; rejection only in `main`."""
-    one, both = Arm(["choice"], ["lfpo", "rejection"], seeds=1), Arm(["choice"], ["lfpo"], seeds=2)
-    config = small(tmp_path, arms={"main": one, "late": both}, baseline="main")
-
-    cells = {"main/choice": {"lfpo": runs(0.5), "rejection": runs(0.2)}, "late/choice": {"lfpo": runs(0.4, 0.8)}}
-    results = Results(config, cells, {}, [], {}, {})
-    baseline, late = arm_results(results, "lfpo")
-    assert (baseline.arm, baseline.runs, baseline.against, baseline.pairs) == ("main", 1, None, 0)
-    assert (late.arm, late.runs, late.pairs, late.detectable) == ("late", 2, 1, None)
-    assert late.area.mean == pytest.approx(0.6)
-    assert late.against is not None and late.against.mean == pytest.approx(-0.1)
-    table = tables.arms_table(results, "lfpo")
-    assert table is not None
-    assert [row[3].text for row in table.rows] == ["", "-10.0"]
-    assert tables.arms_table(results, "rejection") is None
-    assert arm_results(dataclasses.replace(results, config=small(tmp_path)), "lfpo") == []
-    picked = pick_arms({"arms": {"main": {}, "late": {}}, "baseline": "main"}, "late")
-    assert picked["baseline"] is None
-    with pytest.raises(ValueError, match="'baseline' names 'mian', which is not among the arms; did you mean 'main'"):
-        small(tmp_path, baseline="mian")
-
-
-def test_knobs_against_an_objective_without_by_hand(tmp_path: Path):
-    config = small(tmp_path, tuning_seeds=[1, 2])
-    trials = [
-        Trial("a/words", "lfpo", 1e-4, "{}", (0.5, 0.6)),
-        Trial("a/words", "lfpo", 1e-4, '{"beta": 1.0}', (0.6, 0.8)),
-        Trial("b/words", "lfpo", 2e-4, "{}", (0.7, 0.7)),
-        Trial("b/words", "lfpo", 2e-4, '{"beta": 1.0}', (0.6, 0.7)),
-        Trial("b/words", "lfpo", 2e-4, '{"config": {"refill": 1}}', (0.9,)),  # a cell is missing
-        Trial("b/words", "rejection", 2e-4, "{}", (0.1, 0.1)),
-    ]
-    results = Results(config, {}, {}, trials, {}, {})
-    table = tables.knobs_table(results, "lfpo")
-    assert table is not None
-    # Differences +0.1, +0.2, -0.1, 0: mean 0.05, the first setting has the larger mean.
-    assert [entry.text for entry in table.rows[0] if entry.text] == [
-        "beta 1.0",
-        "+5.0",
-        table.rows[0][2].text,
-        "1 of 2",
-        "4",
-    ]
-    assert len(table.rows) == 1
-    assert tables.knobs_table(results, "rejection") is None
-    results.config.tuning_seeds = [1]
-    results.trials = [Trial("a/words", "lfpo", 2e-4, knobs, (0.5,)) for knobs in ("{}", '{"beta": 1.0}')]
-    table = tables.knobs_table(results, "lfpo")
-    assert table is not None and table.rows[0][1].note == "one pair"  # no interval
-
-
-def test_the_best_trial_has_the_best_mean():
-    trials = [Trial("s", "a", 1e-4, "{}", (0.5, 0.7)), Trial("s", "a", 2e-4, "{}", (0.9, 0.2))]
-    assert best_trial(trials) is trials[0]
-    assert best_trial([]) is None
-
-
 def test_intervals_of_means_over_seeds_and_problems():
     sure = over_seeds_and_problems([[1.0] * 50] * 3)
     assert (sure.mean, sure.low, sure.high) == pytest.approx((1.0, 1.0, 1.0))
@@ -642,49 +319,3 @@ def test_the_interval_of_a_few_seeds_is_students():
     eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
-
-
-def test_best_is_bold_and_second_underlined():
-    assert tables._ranks([1.0, 1.0, 1.0]) == [0, 0, 0]  # nothing is best where all are equal
-    ranks = tables._ranks([0.5, 0.9, None, 0.9, 0.7])
-    assert ranks == [0, 1, 0, 1, 2]
-    table = tables.Table("A_b", ["x", "y"], [[tables.Entry("a_b"), tables.Entry("9 %", "1 to 2", 1)]], "50 %")
-    assert "| a_b | **9 %** <sub>1 to 2</sub> |" in tables.markdown(table)
-    tex = tables.latex(table)
-    assert "a\\_b & \\textbf{9 \\%} {\\scriptsize 1 to 2} \\\\" in tex and "\\toprule" in tex
-
-
-def test_arms_that_differ_by_a_number_are_a_family():
-    names = ["length 32/successor", "length 16/successor", "batch of 64/words", "full/words", "length 16/words"]
-    found = families({name: {} for name in names})
-    assert {name: list(members) for name, members in found.items()} == {"length-successor": [16, 32]}
-
-
-def test_straightness_and_calibration_of_a_known_model(llada: Path):
-    model = load_model(llada)
-    with torch.no_grad():
-        model.backbone.lm_head.weight.zero_()
-        model.backbone.model.norm.weight.fill_(1.0)
-    # All logits are equal, so the argmax is token 0 everywhere: only a 0 agrees with the prediction.
-    tokens, reveal = torch.tensor([[0, 5, 0, 7]]), torch.tensor([[2, 0, 1, 3]])
-    t = Trajectory(
-        prompt_ids=torch.tensor([[3, 4]]),
-        prompt_mask=torch.ones(1, 2, dtype=torch.long),
-        tokens=tokens,
-        reveal_step=reveal,
-        confidence=torch.ones(1, 4),
-        entropy=torch.zeros(1, 4),
-        scheduled_steps=torch.tensor([4]),
-        nfe=torch.tensor([4]),
-        queries=torch.tensor([0]),
-        sampler=SamplerConfig(),
-        mask_id=model.mask_id,
-        eos_id=model.eos_id,
-    )
-    # Masked before each step: all four (2 of 4 are 0), then 0, 2, 3 (2 of 3), then 0, 3 (1 of 2), then 3 (none).
-    quality = state_quality(model, t, [True])
-    assert quality.straightness == pytest.approx([0.5, 2 / 3, 0.5, 0.0], abs=1e-3)
-    # Each of the ten predictions has the probability 1 / (V - 1), V - 1 tokens without the mask; five come true.
-    assert quality.calibration[0] == pytest.approx([10, 10 / (model.vocab_size - 1), 5, 5], abs=1e-3)
-    assert quality.calibration[1:] == [[0.0] * 4] * 9
-    assert state_quality(model, t, [False]).calibration[0][3] == 0

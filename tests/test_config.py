@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import pytest
 import yaml
 
+from benchmarks.problem import BenchRolloutConfig
+from benchmarks.sandbox import BenchSandboxConfig
+from benchmarks.update import BenchUpdateConfig
 from drill.command import DrillConfig
 from lfpo.base.config import (
     RECIPES,
@@ -22,9 +25,6 @@ from lfpo.base.config import (
     yaml_text,
 )
 from lfpo.base.errors import UserError
-from lfpo.bench.problem import BenchRolloutConfig
-from lfpo.bench.sandbox import BenchSandboxConfig
-from lfpo.bench.update import BenchUpdateConfig
 from lfpo.cli.list_recipes import kind_of
 from lfpo.cli.sample_config import SampleConfig
 from lfpo.compare.settings import CompareConfig
@@ -44,10 +44,9 @@ COMMANDS = [
 ]
 NEEDED: dict[type, dict[str, Any]] = {
     CompareConfig: {
+        "recipe": "sudoku",
         "output_dir": "out",
-        "learning_rates": [0.1],
         "objectives": {"lfpo": {"name": "lfpo"}},
-        "arms": {"a": {"recipes": ["sudoku"], "objectives": ["lfpo"]}},
     },
     EvalConfig: {"task": "sudoku"},
     LFPOConfig: {"output_dir": "out"},

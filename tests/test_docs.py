@@ -37,12 +37,9 @@ SMOKE = {
     "export": "",
     "plan": "",
     "recipes": "",
-    "compare": "--arms '{smoke: {recipes: [choice], objectives: [lfpo, agrpo], seeds: 1}}' --only smoke "
-    "--objectives lfpo,agrpo --gradients '[]' --validation 2 --problems 2 --thresholds '[0.9]' --tuning_seeds '[1]' "
-    "--learning_rates '[1e-4]' "
+    "compare": "--objectives lfpo,agrpo --seeds '[1]' --problems 2 --thresholds '[0.9]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
-    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1 --store '\"\"'",
-    "bench": "--n 2 --repeats 1 --tasks '[words]'",
+    "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1",
 }
 DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1 --heads 1"
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
@@ -52,7 +49,7 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
     for name in ("greedy", "threshold", "confidence")
 )
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
-LONG = re.compile(r"^(?:plan|compare|bench)\b")
+LONG = re.compile(r"^(?:plan|compare)\b")
 AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
 # Tests of their own start these: torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand.
 ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter|name: ray")
@@ -117,7 +114,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("lfpo.compare.cell")  # or its first import, here, would keep the trainer below
     if importlib.util.find_spec("lm_eval"):
         monkeypatch.setattr("lfpo.eval.harness.main", lambda *args, **kwargs: None)
-    trainer = SimpleNamespace(train=lambda resume: Path(), run=None, checked="")
+    trainer = SimpleNamespace(train=lambda resume: Path(), run=None, about="")
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
@@ -130,11 +127,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.eval.command.run_eval",
         "lfpo.cli.sample.run_sample",
         "lfpo.compare.command.run_compare",
-        "lfpo.bench.rollout.run_bench_rollout",
-        "lfpo.bench.update.run_bench_update",
-        "lfpo.bench.sandbox.run_bench_sandbox",
         "lfpo.train.plan.command.run_plan",
-        "lfpo.bench.precision.run_bench_precision",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.cli.export.run_export",
         "lfpo.cli.push.run_push",

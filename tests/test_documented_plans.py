@@ -16,8 +16,7 @@ from lfpo.train.plan.estimate import estimate
 from lfpo.train.plan.settings import configure
 from lfpo.train.plan.shapes import model_config
 from lfpo.train.plan.tables import GIB, duration
-from lfpo.train.plan.ways import Way, ways
-from lfpo.train.plan.whole_run import whole_run
+from lfpo.train.plan.ways import Way, ways, whole_run
 
 ROOT = Path(__file__).parent.parent
 # A block of one command, and the sentence below it.

@@ -17,6 +17,7 @@ from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.prompts.preferences import load_preferences, preference, task_pair
 from lfpo.prompts.tasks import TASKS, Task, get_task
+from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from lfpo.train.dpo_config import DPOConfig
 from processes import run_lfpo
@@ -130,7 +131,7 @@ def test_policy_and_base_see_the_same_masks_and_the_base_stays(
 
         monkeypatch.setattr(policy, "hidden", hidden)
     before = [p.clone() for p in trainer.policies[BASE].parameters()]
-    trainer.iterate(0)
+    trainer.iterate(0, Context())
     assert seen[CURRENT] == seen[BASE] and len(seen[BASE]) >= 1
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policies[BASE].parameters(), strict=True))
     assert set(trainer.policies) == {CURRENT, BASE}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.bench.measure import peak_memory
+from benchmarks.measure import peak_memory
 from lfpo.models import init_model
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf

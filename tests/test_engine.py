@@ -29,7 +29,6 @@ import lfpo.train.ray_engine
 from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
@@ -43,8 +42,10 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import LocalEngine, Request, as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.engines import make_engine
 from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.ray_engine import RayEngine, Worker, set_weights, weights_of
@@ -109,9 +110,9 @@ class TokensOnly:
 def test_an_engine_of_ones_own_and_what_it_lacks(llada: Path):
     engine: Any = make_engine(config(llada, engine={"name": "test_engine:TokensOnly"}))
     assert isinstance(engine, TokensOnly)
-    check_rollouts(make_objective({"name": "espo"}), SAMPLER, (), engine.gives)
+    check_rollouts(make_objective({"name": "espo"}), SAMPLER, engine.gives)
     with pytest.raises(UserError, match=r"AGRPO needs the entropy .* which this engine does not give"):
-        check_rollouts(make_objective({"name": "agrpo"}), SAMPLER, (), engine.gives)
+        check_rollouts(make_objective({"name": "agrpo"}), SAMPLER, engine.gives)
 
 
 @pytest.mark.parametrize(
@@ -398,13 +399,12 @@ def evaluated(engine: dict[str, Any], folder: Path) -> tuple[dict[str, float], s
     changes: dict[str, Any] = {"task": "choice", "output_dir": str(folder), "eval_size": 7, "eval_steps": 1}
     samplers = {"greedy": {"gen_length": 8}, "hot": {"gen_length": 8, "temperature": 1.0}}
     trainer = LFPOTrainer(args=config(EMBEDDED, engine=engine, eval_samplers=samplers, **changes))
-    trainer.run = Run(folder)
     folder.mkdir()
     with trainer.closing, torch.no_grad():
         for p in trainer.model.parameters():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
         trainer.engine.update(0, trainer.reference)
-        found = trainer.evaluate(0)
+        found = trainer.evaluate(0, Context(Run(folder)))
     del found["time/eval"]
     return found, (folder / "eval" / "step-0.jsonl").read_text()
 
@@ -482,8 +482,8 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any):
     with contextlib.ExitStack() as closing:
         sent = by_tasks(functions, EngineSettings(reward_workers=2), closing)
         ours, theirs = scored(functions, COMPLETIONS), scored(sent, COMPLETIONS)
-        assert theirs == dataclasses.replace(ours, reward_b=theirs.reward_b)
-        assert torch.equal(theirs.reward_b, ours.reward_b)
+        assert theirs == dataclasses.replace(ours, reward_B=theirs.reward_B)
+        assert torch.equal(theirs.reward_B, ours.reward_B)
         assert "raises" in theirs.failed and "float division" in theirs.failed["raises"]
         # Each of the two tasks has whole prompts of three completions.
         (cut,) = by_tasks([places], EngineSettings(reward_workers=2), closing)
@@ -528,7 +528,7 @@ def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
         pytest.skip("this Ray begins clusters without a token")
     address = ray.get_runtime_context().gcs_address
     program = (
-        "from lfpo.base.engine_settings import EngineSettings\n"
+        "from lfpo.train.engine_settings import EngineSettings\n"
         "from lfpo.train.ray_cluster import connect\n"
         f"connect(EngineSettings(name='ray', address={address!r}))"
     )

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from golden_families import golden, golden_io
 from lfpo.base.errors import UserError
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, save_model
 from lfpo.models.experts import grouped_experts, grouped_product, routers
@@ -23,6 +22,7 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach, load_adapter, save_adapter, target_names
 from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives import make_objective
 from lfpo.objectives.router_balance import watched_routers
 from lfpo.rollout.denoise import rollout

@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.errors import UserError
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli import main
 from lfpo.cli.push import PushConfig, run_push
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach, factors
+from lfpo.models.settings import LoraSettings
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import SAMPLER

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 import tiny
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered
 from lfpo.models.lora import attach, factors, inject
 from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked
 from lfpo.rollout.denoise import rollout

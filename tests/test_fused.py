@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from benchmarks.measure import peak_memory
 from lfpo.base.rng import generator
-from lfpo.bench.measure import peak_memory
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, kernel_on, rectified_sum
-from lfpo.objectives.ops.rectified import printed_loss, rectified_loss
+from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
@@ -423,20 +423,16 @@ def test_without_gradients_each_chunk_runs_once():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("reading", ["rectified", "printed", "printed_through"])
-def test_lfpos_knobs_reach_its_loss(reading: str, shared: bool, llada: Path):
+def test_lfpos_knobs_reach_its_loss(shared: bool, llada: Path):
     """shared: the two policies have one head, as where it is not trained."""
     weights = {"positive_weight": 0.5, "negative_weight": 2.0}
-    knobs = {"reward_transform": "raw", "beta": 0.7, "reading": reading, **weights}
+    knobs = {"reward_transform": "raw", "beta": 0.7, **weights}
     objective, models, views, signal = step_of(llada, "lfpo", **knobs)
     if shared:
         models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head
     predictions = Predictions(views, models)
     z, z_ref, r = predictions.logits(), predictions.logits(OLD), predictions.at_targets(signal)
-    if reading == "rectified":
-        expected = rectified_loss(z, z_ref, predictions.labels_T, r, beta=0.7, **weights)
-    else:
-        expected = printed_loss(z, z_ref, r, beta=0.7, through=reading == "printed_through", **weights)
+    expected = rectified_loss(z, z_ref, predictions.labels_T, r, beta=0.7, **weights)
     with chunks_of(5 * z.shape[1]):
         loss, _ = objective.loss(Predictions(views, models), signal)
     torch.testing.assert_close(loss, expected.sum(), rtol=1e-10, atol=0)
@@ -473,8 +469,6 @@ def widest(products: Products, vocab_size: int) -> int:
         *((name, {}, "llada") for name in OBJECTIVES),
         *((name, {}, "dream") for name in ("lfpo", "agrpo")),
         ("lfpo", {"reward_transform": "raw"}, "llada"),
-        ("lfpo", {"reading": "printed"}, "llada"),
-        ("lfpo", {"reading": "printed_through", "negative_weight": 0.5}, "llada"),
     ],
 )
 def test_the_size_of_a_chunk_changes_no_objective(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from benchmarks.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
 from cuda_stand_in import cuda_stand_in
-from lfpo.bench.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
 from lfpo.models import load_model
 from lfpo.models.head import Precision, add_product, as_input, logits, precision_of, product
 from lfpo.rollout.denoise import rollout

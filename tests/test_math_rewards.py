@@ -368,7 +368,7 @@ THIRTEEN = [
         "13 square feet",
         "13\\text{ dollars per hour}",
         "13 km/h",
-        "13 pairs",
+        "13 apples",
         "13\\text{ m}",
     ),
     *("The answer is 13", "**Answer:** 13", "The final answer is $13$.", "Thus, the answer is 13 apples."),

@@ -46,6 +46,19 @@ def test_targets_by_hand():
     )
 
 
+def test_a_large_vocabulary_is_measured_at_every_eighth_target(monkeypatch: pytest.MonkeyPatch):
+    """Twenty targets, of which those of rollouts 0, 8 and 16 are measured."""
+    monkeypatch.setattr("lfpo.objectives.measures.LARGE_VOCABULARY", 3)
+    tables: Any = {CURRENT: Table({"_": "211"})}
+    predictions = Predictions(fully_masked(rollouts(["a"] * 8 + ["b"] * 12)), tables)
+    predictions.hidden(CURRENT)
+    good_T = (torch.arange(20) == 0).double() + (torch.arange(20) == 8).double()
+    found = measure_targets(predictions, good_T, neutral=0.5)
+    assert found["entropy/targets"][1] == 3
+    assert found["p_target/good"].tolist() == [0.5 + 0.25, 2.0]
+    assert found["p_target/bad"].tolist() == [0.25, 1.0]
+
+
 @pytest.mark.parametrize(("beta", "saturated"), [(0.5, 0.0), (1.0, 1.0)])
 def test_a_negative_is_saturated_when_pi_minus_is_nearly_sure_of_its_token(beta: float, saturated: float):
     """theta has odds 1:1:1, theta_old 1:9:1, so pi- gives b 9^(1 + beta): 27 of 29 at beta 1/2, 81 of 83 at 1."""
@@ -83,7 +96,7 @@ def test_measures_add_up_over_passes(name: str, llada: Path):
         torch.testing.assert_close(split[key], value, rtol=1e-5, atol=1e-7)
     if "kl/old" in whole:
         assert whole["kl/old"][0] > 0
-    expects_ratio = name not in ("lfpo", "wd1", "spg", "rldf", "stable_drl", "rejection")
+    expects_ratio = name not in ("lfpo", "wd1", "spg", "rldf", "stable_drl", "rejection", "dtm")
     assert ("ratio/mean" in whole) == expects_ratio
     assert ("negatives/saturated" in whole) == (name == "lfpo")
 

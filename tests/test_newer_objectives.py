@@ -23,12 +23,14 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import stratified_sizes, subset_masks
+from lfpo.objectives.masks import elbo_views, masked_views, stratified_sizes, subset_masks
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
+from lfpo.objectives.settings import Defaults
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, elbo_views, masked_views, shared_by_state, step_views
+from lfpo.objectives.step_views import shared_by_state, step_views
+from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
@@ -401,7 +403,7 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
     """As published, its old log-likelihood has masks of its own, so they say more about masks than about the policy."""
     objective, models, views, _ = step_of(llada, "stable_drl", shared_masks=shared)
     with torch.no_grad():
-        found = objective.prepare(views, lambda v, _: Predictions(v, models).logp(CURRENT))  # type: ignore[attr-defined]
+        found = objective.prepare(views, lambda v, _: Predictions(v, models).logp(CURRENT))
     assert (found.state < 3).all() and len(found) == 12
     weights = found.weight.max(-1).values
     assert bool((weights - 1 / 4).abs().max() < 1e-6) == shared
@@ -411,7 +413,7 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
 # What is checked at start.
 
 
-class Wanting:
+class Wanting(Defaults):
     """An objective that needs what no rollout gives."""
 
     needs = frozenset({"reveal_step", "logits"})
@@ -424,10 +426,10 @@ def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
         UserError, match=r"JustGRPO needs tokens revealed one at a time from left to right .*block_length"
     ):
         check_rollouts(JustGRPO(), sampler)
-    with pytest.raises(UserError, match="Wanting needs 'logits', which rollouts of this sampler do not give"):
-        check_rollouts(Wanting(), left_to_right)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="Wanting needs 'logits', which this engine does not give"):
+        check_rollouts(Wanting(), left_to_right, {"reveal_step"})  # type: ignore[arg-type]
     check_rollouts(JustGRPO(), left_to_right)
-    for name in sorted(set(OBJECTIVES) - {"justgrpo", "dtree_rpo"}):
+    for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
         check_rollouts(make_objective({"name": name}), sampler)
 
 

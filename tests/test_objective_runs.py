@@ -33,8 +33,6 @@ def assert_ranks_do_not_matter(name: str, model: Path, tmp_path: Path, **changes
     given += ["--learning_rate", "1e-3", "--eval_size", "1"]
     if name == "justgrpo":
         given += ["--sampler.block_length", "1"]
-    if name == "dtree_rpo":
-        given += ["--tree", "[2, 2]", "--num_generations", "4", "--optimizer_steps_per_iteration", "2"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     alone = [*ARGUMENTS, "--model", str(model), *given, "--max_steps", "2", "--output_dir"]
     assert main([*alone, str(whole)]) == 0

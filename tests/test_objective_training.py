@@ -67,12 +67,10 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
     "gdpo": {"num_iterations": 2},
     "stable_drl": {"block_length": 2, "num_iterations": 1},
     "mdpo": {"steps": 2},
-    "dtree_rpo": {"num_iterations": 2, "lambda_max": 0.1},
 }
 # Settings that an objective needs of its rollouts.
 ROLLOUTS: dict[str, dict[str, Any]] = {
     "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)},
-    "dtree_rpo": {"tree": [2, 2], "num_generations": 4},
 }
 
 
@@ -116,7 +114,7 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
     monkeypatch.setattr("lfpo.train.algorithm.accumulate_gradients", updated)
     trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2})
     for n, batch in enumerate(batches):
-        t, signal = batch.trajectory, trainer.objective.signal(batch.reward_B, batch.group_B)
+        t, signal = batch.trajectory, trainer.objective.signal(batch.reward_R, batch.group_R)
         assert len(signal.unique()) > 2
         expected = sorted(zip(torch.cat([t.prompt_ids, t.tokens], dim=1).tolist(), signal.tolist(), strict=True))
         first, second, third, fourth = steps[4 * n : 4 * n + 4]  # two passes of two blocks

@@ -66,7 +66,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 # Those that score what was revealed after the first EOS, and those that draw nothing.
 AFTER_EOS = {"unigrpo", "espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"}
-WITHOUT_DRAWS = {"trace_rl", "justgrpo", "cj_grpo", "egspo", "mdpo", "dtree_rpo"}
+WITHOUT_DRAWS = {"trace_rl", "justgrpo", "cj_grpo", "egspo", "mdpo"}
 PROMPTS = ["ab", "abbab", "a", "bb", "aba", "b"]
 
 
@@ -79,13 +79,12 @@ def mixed() -> Trajectory:
     t = rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0, steps=8)
     t.predicted_at, t.predicted_tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
     t.predicted_confidence = torch.full((6, 2, 8), 0.5)
-    t.node = torch.arange(6)[:, None].expand(-1, 3)  # each on a tree of its own
     return t
 
 
 def for_states(objective: Any, signal_B: torch.Tensor) -> torch.Tensor:
     """The signal of each rollout for each of its states, where the objective takes that."""
-    return signal_B[:, None].expand(-1, 2) if {"predictions", "tree"} & getattr(objective, "needs", set()) else signal_B
+    return signal_B[:, None].expand(-1, 2) if "predictions" in objective.needs else signal_B
 
 
 def made(name: str) -> Any:
@@ -96,7 +95,6 @@ def made(name: str) -> Any:
 def test_only_masked_tokens_of_the_completion_are_scored(name: str):
     t, width = mixed(), 5
     many = t.rows(torch.arange(6).repeat(20))
-    many.node = torch.arange(120)[:, None].expand(-1, 3)
     views = views_of(made(name), many)
     masked, padding = hidden(views), views.attention_mask == 0
     whole = torch.cat([many.prompt_ids, many.tokens], dim=1)[views.row]
@@ -107,7 +105,7 @@ def test_only_masked_tokens_of_the_completion_are_scored(name: str):
     assert not views.target[:, :width].any()
     assert not (views.target & ~masked).any()
     reached = many.reveal_step >= 0 if name in AFTER_EOS else many.counted
-    if name in ("mdpo", "dtree_rpo"):  # what counts there is up to the state: see their own tests
+    if name == "mdpo":  # what counts there is up to the state: see their own tests
         return
     assert not (views.target[:, width:] & ~reached[views.row]).any()
     assert torch.equal(views.weight != 0, views.target) and bool((views.weight >= 0).all())

@@ -13,13 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cuda_stand_in import GPU, cuda_stand_in
+from cuda_stand_in import cuda_stand_in
 from lfpo.base.config import build
 from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import EvalConfig, LikelihoodConfig
-from lfpo.eval.straightness import state_quality
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
@@ -33,49 +32,8 @@ from test_attention import varlen_reference
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
 
-def test_the_stand_in_refuses_what_cuda_would():
-    cpu = torch.arange(4.0)
-    with cuda_stand_in() as gpu:
-        there = cpu.to("cuda")
-        assert (there.device, there.is_cuda, cpu.is_cuda) == (GPU, True, False)
-        assert (
-            (there + 1).is_cuda and there[:2].is_cuda and there.view(2, 2).is_cuda and (there * torch.tensor(2)).is_cuda
-        )
-        assert not there.cpu().is_cuda and not torch.zeros(2).is_cuda
-        assert torch.zeros(2, device="cuda").is_cuda and torch.zeros_like(there).is_cuda
-        assert there[torch.tensor([0, 1])].is_cuda  # an index may be on the CPU
-        there[0:4] = cpu  # copies
-        there[torch.tensor([0, 1])] = torch.tensor(0.0)
-        index, mask, number = torch.arange(2, device="cuda"), there > 1, there.sum()
-        for mixture in (
-            lambda: there + cpu,
-            lambda: cpu + number,
-            lambda: torch.stack([number, torch.tensor(1.0)]),
-            lambda: cpu[index],
-            lambda: cpu[mask],
-            lambda: cpu.__setitem__(mask, 0),
-            lambda: there.__setitem__(mask, cpu),
-            lambda: there.index_put_((index,), cpu[:2]),
-            lambda: torch.cat([cpu, there]),
-            lambda: torch.where(there > 1, there, cpu),
-            lambda: there.numpy(),
-            lambda: torch.nn.functional.linear(there[None], cpu[None]),
-            lambda: torch.rand(2, device="cuda", generator=torch.Generator()),
-        ):
-            with pytest.raises(AssertionError):
-                mixture()
-        module = torch.nn.Linear(4, 2).to("cuda")
-        module(there).sum().backward()
-        assert module.weight.grad is not None and module.weight.grad.is_cuda
-        waits = gpu.waits
-        assert there[there > 1].sum().item() == 5
-        assert there.cpu().sum() == there.to("cpu").sum()
-        assert gpu.waits == waits + 4
-
-
 OTHERS: list[dict[str, Any]] = [
-    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo", "dtree_rpo"})),
-    {"objective": {"name": "dtree_rpo", "num_iterations": 2}, "tree": [2, 2], "num_generations": 4},
+    *({"objective": {"name": name}} for name in sorted({*OBJECTIVES} - {"lfpo", "justgrpo"})),
     {"objective": {"name": "justgrpo"}, "sampler": {"temperature": 1.0, "block_length": 1}},
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
     *({name: True, "bf16": bf16} for name in ("offload_reference", "padding_free") for bf16 in (False, True)),
@@ -156,17 +114,6 @@ def test_likelihoods():
     assert [b.logp for b in there] == pytest.approx([b.logp for b in here], rel=1e-5)
 
 
-def test_straightness():
-    def measured(device: str) -> list[float]:
-        model = load_model("embedded", device=device)
-        t = rollout(model, PROMPTS, SamplerConfig(gen_length=8), [1, 2, 3])
-        return state_quality(model, t, [True] * 3).straightness
-
-    here = measured("cpu")
-    with cuda_stand_in():
-        assert measured("cuda") == pytest.approx(here, rel=1e-4)
-
-
 def test_supervised_training(tmp_path: Path):
     settings = {"tasks": {"choice": 1}, "model": "embedded", "steps": 3, "batch_size": 8, "logging_steps": 1}
 
@@ -236,7 +183,7 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
     blocks = (torch.tensor([len(p) % 4 for p in prompts]) + (found[0].reveal_step >= 0).sum(-1)) // 4
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
     recording = forwards + 4 if edits else 0  # each forward asks where its edits are
-    assert waits == 3 + math.ceil(LOOKS * forwards) + recording  # three before the first forward
+    assert waits == 1 + math.ceil(LOOKS * forwards) + recording  # one before the first forward
 
 
 def test_how_often_clipping_waits_for_the_device():

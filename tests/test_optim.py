@@ -16,7 +16,8 @@ from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig, Optim
-from lfpo.train.optim import SMALL, TABLES, build_adamw, lr_at, moment_bytes
+from lfpo.train.optim import SMALL, build_adamw, lr_at, moment_bytes
+from lfpo.train.optimizer_state import TABLES
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig

@@ -11,11 +11,13 @@ import peers
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
+from lfpo.objectives.masks import masked_views
 from lfpo.objectives.ops.rectified import mix
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.spg import SPG
+from lfpo.objectives.step_views import step_views
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, fully_masked, masked_views, step_views
+from lfpo.objectives.views import Views, fully_masked
 from lfpo.objectives.wd1 import WD1
 from lfpo.train.algorithm import accumulate_gradients
 

@@ -7,25 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from dtree_rpo import DTreeRPO
 from torch.nn import functional as F
 
 import peers
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
-from lfpo.objectives.dtree_rpo import DTreeRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import gauss_legendre
+from lfpo.objectives.masks import elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.views import Views, elbo_views, masked_views, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.train.algorithm import accumulate_gradients
 

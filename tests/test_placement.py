@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.lora import attach, factors
 from lfpo.models.masked_lm import in_bfloat16
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import replay
 from lfpo.rollout.denoise import rollout

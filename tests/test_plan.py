@@ -18,21 +18,20 @@ from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
-from lfpo.base.engine_settings import EngineSettings
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.settings import LoraSettings
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.algorithm import optimizer_step
+from lfpo.runs.context import Context
+from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
-from lfpo.train.flops import Meter
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.plan.estimate import Estimate, estimate
 from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
 from lfpo.train.plan.tables import duration, readable
-from lfpo.train.plan.ways import Way, ways
-from lfpo.train.plan.whole_run import command, seconds, whole_run
+from lfpo.train.plan.ways import Way, command, seconds, ways, whole_run
 from lfpo.train.plan.work import count, forward_flops
 from lfpo.train.preflight import GIB, plan_line
 from lfpo.train.rl import LFPOTrainer
@@ -67,12 +66,12 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, spaced, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
     batches: list[Any] = []
-    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0)), CPU)
-    signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
+    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), CPU)
+    signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
 
     def step() -> None:
         optimizer_step(
-            trainer, trainer.objective, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {}
+            trainer, trainer.objective, batches[0], signal, Step(0, 0, 0, torch.arange(len(signal))), Context()
         )
 
     step()  # creates the optimiser's state
@@ -168,10 +167,7 @@ def test_splitting_divides_all_weights():
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_the_work_of_every_objective_is_counted(name: str):
-    tree = [2, 3] if name == "dtree_rpo" else []
-    work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False, tree)
-    if tree:
-        assert (work.views, work.unit) == ((2 + 6) / 6, 3)
+    work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False)
     if name == "mdpo":
         assert work.views == 8
     assert work.views > 0

@@ -15,15 +15,12 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
-from lfpo.report.comparison import frontier
 from lfpo.report.counts import histogram, reveal_map, reward_histograms
 from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.replay import highlight, playable, sudoku_grid
 from lfpo.runs.directory import Run
-from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
-
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+from written_runs import CODE, HOSTILE, policy_metrics, record, write_comparison, write_rows, write_run
 
 
 def data_of(page: str) -> dict:
@@ -256,27 +253,14 @@ def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match="a run of `lfpo sft`"):
         write_report(Run(folder))
     (tmp_path / "results.json").write_text('{"cells": []}')
-    with pytest.raises(UserError, match=r"results\.json: lacks .*tables"):
+    with pytest.raises(UserError, match=r"results\.json: lacks title, .*lfpo compare"):
         write_report(Run(tmp_path))
 
 
-def test_the_page_has_the_mean_of_each_point_of_a_frontier():
-    one, other = ([{"threshold": 0.5, "accuracy": a, "nfe": n}] for a, n in ((0.5, 2.0), (0.7, 3.0)))
-    assert frontier([one, other]) == {"threshold 0.5": {"accuracy": pytest.approx(0.6), "nfe": 2.5}}
-    assert frontier([[], []]) == {}
-
-
-def test_a_comparison_has_its_tables_with_ranks_and_means_over_seeds(tmp_path: Path):
-    (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
-    data = data_of(write_report(Run(tmp_path)).read_text())
+def test_a_comparison_has_its_table_and_curves(tmp_path: Path):
+    data = data_of((write_report(Run(write_comparison(tmp_path)))).read_text())
     assert data["kind"] == "comparison"
-    ranks = [entry["rank"] for row in data["tables"][0]["rows"] for entry in row]
-    assert ranks.count(1) == 1
-    (recipe,) = data["recipes"]
-    lfpo = recipe["objectives"][0]
-    cells = [c for c in json.loads((RESULTS / "results.json").read_text())["cells"] if c["objective"] == "lfpo"]
-    assert lfpo["label"] == "lfpo"
-    bands = [lfpo["curve"][k] for k in ("low", "accuracy", "high")]
-    assert all(low <= y <= high for low, y, high in zip(*bands, strict=True))
-    assert f"{100 * lfpo['final']['sampled']['accuracy']:.1f}" == data["tables"][0]["rows"][1][1]["text"].split()[0]
-    assert lfpo["curve"]["accuracy"][-1] == pytest.approx(sum(c["curve"][-1]["sampled"] for c in cells) / 3, abs=1e-4)
+    assert [row[0] for row in data["table"]["rows"]] == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
+    assert [curve["label"] for curve in data["curves"]] == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
+    assert data["curves"][1]["learning"]["mean"][-1] == pytest.approx(0.93)
+    assert "recipe: sudoku" in data["config"]

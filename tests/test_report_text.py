@@ -8,19 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
 from lfpo.report.charts import POLICY
 from lfpo.report.figures import _run_figures, write_figures
-from lfpo.report.simplex import cosine, velocities
 from lfpo.report.text import print_report, thinned
 from lfpo.runs.directory import Run
-from written_runs import write_run
-
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+from written_runs import write_comparison, write_run
 
 
 def printed(folder: Path, width: int) -> str:
@@ -69,11 +65,9 @@ def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):
     assert not any(part in text for part in ("kl/", "entropy/", "p_target", "ratio/", "negatives/"))
 
 
-def test_the_text_of_a_comparison_marks_the_best(tmp_path: Path):
-    (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
-    text = printed(tmp_path, 100)
-    assert "91.9 (+34.4) *" in text
-    assert "88.3 (+30.8) +" in text
+def test_the_text_of_a_comparison_is_its_table(tmp_path: Path):
+    text = printed(write_comparison(tmp_path), 160)
+    assert "minus lfpo" in text and "unigrpo" in text and "2 of 2" in text
 
 
 def test_the_text_has_the_notes_of_the_run(tmp_path: Path):
@@ -104,7 +98,7 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path,
     names = {p.name for p in paths}
     curves = {chart.title.lower().replace(" ", "-") for chart in POLICY}
     assert {"kl-to-theta_old", "entropy"} < curves
-    wanted = {"convergence", "steps-accuracy", "reveal-greedy", "simplex", *curves}
+    wanted = {"convergence", "steps-accuracy", "reveal-greedy", *curves}
     assert {f"{n}.{e}" for n in wanted for e in ("svg", "pdf")} <= names
     assert "Saturated negatives (%)" in (folder / "figures/saturated-negatives.svg").read_text()
     first = {p: p.read_bytes() for p in paths}
@@ -116,28 +110,11 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path,
     assert {p: p.read_bytes() for p in again} == {p: first[p] for p in again}
 
 
-def test_figures_of_earlier_comparisons_show_all_objectives(tmp_path: Path):
-    (tmp_path / "results.json").write_text((RESULTS / "results.json").read_text())
-    names = {p.name for p in write_figures(Run(tmp_path))}
-    assert {f"{n}.pdf" for n in ("convergence-sudoku", "simplex")} <= names
-    labels = {c["objective"] for c in json.loads((tmp_path / "results.json").read_text())["cells"]}
-    drawn = (tmp_path / "figures/convergence-sudoku.svg").read_text()
-    assert all(label in drawn for label in labels)
-
-
-def test_the_simplex_is_computed():
-    found = velocities(torch.tensor([0.0, 0.0, 0.0]))
-    third = 1 / 3
-    assert found["p"].tolist() == pytest.approx([third, third, third, 0])
-    assert found["u"].tolist() == [1, 0, 0, -1]
-    assert found["ce"].tolist() == pytest.approx([2 * third, -third, -third, 0])
-    # minus the gradient of |p - y|^2 is 2 (diag p - p p^T)(y - p) = 2/3 (y - p) at the centre, and only there parallel.
-    assert found["l2"].tolist() == pytest.approx([4 / 9, -2 / 9, -2 / 9, 0])
-    found = velocities(torch.tensor([0.1, 0.8, 0.1]).log())
-    assert (found["u"] - found["v"]).tolist() == pytest.approx([0.9, -0.8, -0.1, 0])
-    assert found["ce"].tolist() == pytest.approx([0.9, -0.8, -0.1, 0])
-    assert found["l2"].tolist() == pytest.approx([0.292, -0.384, 0.092, 0], abs=1e-6)
-    assert cosine(found["ce"], found["l2"]) == pytest.approx(0.945, abs=1e-3)
+def test_the_figure_of_a_comparison_shows_all_objectives(tmp_path: Path):
+    write_comparison(tmp_path)
+    assert {p.name for p in write_figures(Run(tmp_path))} == {"comparison.svg", "comparison.pdf"}
+    drawn = (tmp_path / "figures/comparison.svg").read_text()
+    assert all(label in drawn for label in ("base", "lfpo", "agrpo", "unigrpo", "rejection"))
 
 
 def test_shown_steps_fit_a_narrow_terminal_and_a_log(

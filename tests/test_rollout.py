@@ -19,13 +19,14 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import draw
-from lfpo.rollout.forward import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
+from lfpo.rollout.packing import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
 from lfpo.rollout.reveal.origin import origin_steps
 from lfpo.rollout.reveal.ranking import best
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
+from watched import Watch
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
@@ -340,14 +341,10 @@ def test_seeds_decide_the_noise(model: MaskedDiffusionLM):
     ],
 )
 def test_a_trajectorys_state_is_what_the_sampler_saw(model: MaskedDiffusionLM, settings: dict):
-    seen: list[tuple[int, int, list[int]]] = []
-
-    def watch(rows: torch.Tensor, states: torch.Tensor, clocks: torch.Tensor) -> None:
-        seen.extend(zip(rows.tolist(), clocks.tolist(), states.tolist(), strict=True))
-
-    result = rollout(model, PROMPTS, SamplerConfig(gen_length=12, **settings), [3, 4, 5, 6], observer=watch)
-    assert len(seen) == int(result.nfe.sum())
-    for row, clock, state in seen:
+    watch = Watch()
+    result = rollout(model, PROMPTS, SamplerConfig(gen_length=12, **settings), [3, 4, 5, 6], hook=watch)
+    assert len(watch.seen) == int(result.nfe.sum())
+    for row, clock, state in watch.seen:
         assert result.rows(torch.tensor([row])).state_before(torch.tensor([clock]))[0].tolist() == state
 
 

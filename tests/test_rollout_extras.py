@@ -13,7 +13,6 @@ from lfpo.models import load_model
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.kept import evenly_spaced_steps
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.tree import check_tree, node_values, tree_rollout
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46]]
 
@@ -72,63 +71,3 @@ def test_predictions_are_not_kept_with_a_cache(llada: Path):
     sampler = SamplerConfig(gen_length=8, block_length=4, cache="dual")
     with pytest.raises(UserError, match="whole predictions cannot be kept with sampler cache 'dual'"):
         rollout(load_model(llada), PROMPTS, sampler, [1, 2, 3], keep_steps=[0])
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"block_length": 2, "early_stop": "eos"}, {"block_length": 4, "cache": "dual"}]
-)
-def test_leaves_share_what_their_node_says_and_no_more(checkpoint: Path, settings: dict[str, Any]):
-    model = load_model(checkpoint)
-    sampler = SamplerConfig(gen_length=8, steps=8, temperature=1.0, **settings).for_length(8)
-    prompts, seeds = [p for p in PROMPTS for _ in range(6)], list(range(100, 118))
-    t = tree_rollout(model, prompts, sampler, seeds, [2, 3])
-    assert t.node is not None
-    assert t.node[6:12].tolist() == [[6, 6, 6], [6, 6, 7], [6, 6, 8], [6, 9, 9], [6, 9, 10], [6, 9, 11]]
-    states = t.state_before(torch.full((18,), 4))
-    for first in range(0, 18, 3):
-        assert bool((states[first : first + 3] == states[first]).all())
-        assert len({tuple(row) for row in t.tokens[first : first + 3].tolist()}) == 3
-    assert len({tuple(row) for row in states.tolist()}) == 6
-    if not settings.get("cache"):  # a cache is renewed where a level starts
-        whole = rollout(model, prompts[::6], sampler, seeds[::6])
-        for name in ("prompt_ids", "tokens", "reveal_step", "entropy", "scheduled_steps", "nfe", "queries"):
-            torch.testing.assert_close(getattr(t, name)[::6], getattr(whole, name))
-
-
-def test_shared_forwards_of_a_tree_run_once(llada: Path, monkeypatch: pytest.MonkeyPatch):
-    model, sampler = load_model(llada), SamplerConfig(gen_length=4, steps=4, temperature=1.0).for_length(4)
-    rows, hidden = [], model.hidden
-
-    def counted(ids: torch.Tensor, mask: Any, **how: Any) -> torch.Tensor:
-        rows.append(len(ids))
-        return hidden(ids, mask, **how)
-
-    monkeypatch.setattr(model, "hidden", counted)
-    tree_rollout(model, [PROMPTS[0]] * 6, sampler, list(range(6)), [2, 3])
-    assert rows == [1, 2, 2, 6]  # siblings also share their first forward
-
-
-@pytest.mark.parametrize(
-    ("tree", "settings", "said"),
-    [
-        ([2, 2, 2], {}, "3 levels, which do not divide the sampler's 8 steps"),
-        ([2, 2], {"steps": 16}, "16 steps for gen_length 8 have some that reveal none; lower sampler.steps"),
-        ([2, 2], {"steps": None, "threshold": 0.9}, "reveal rule 'threshold'"),
-        ([2, 2], {"alg": "origin"}, "reveal rule 'origin'"),
-        ([2, 2], {"rule": "origin"}, "reveal rule 'origin'"),
-        ([2, 2], {"early_stop": "both"}, "early_stop 'both'"),
-    ],
-)
-def test_a_tree_that_a_sampler_cannot_grow_is_one_sentence(tree: list[int], settings: dict[str, Any], said: str):
-    sampler = SamplerConfig(**({"gen_length": 8, "steps": 8} | settings)).for_length(8)
-    with pytest.raises(UserError, match=said) as caught:
-        check_tree(tree, sampler)
-    assert "\n" not in str(caught.value)
-    check_tree([2, 2], SamplerConfig(gen_length=8, steps=8).for_length(8))
-
-
-def test_values_of_nodes_by_hand():
-    rewards = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 1.0])
-    roots, inner = torch.tensor([0.375, 0.5]).repeat_interleave(4), torch.tensor([0.5, 0.25, 0, 1]).repeat_interleave(2)
-    assert node_values(rewards, [2, 2]).tolist() == torch.stack([roots, inner, rewards], 1).tolist()
-    assert node_values(rewards, [4]).tolist() == torch.stack([roots, rewards], 1).tolist()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import marshal
 import multiprocessing
 import os
@@ -17,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from lfpo.base.errors import UserError
-from lfpo.cli.command_line import main
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch, rungs
 from lfpo.rewards.sandbox.job import encode_job
 from lfpo.rewards.scoring import RewardFailed
 
@@ -458,29 +456,3 @@ def test_syntax_compliance():
     completions = ["x = 1", "```python\ndef f(:\n```", "", "x = '\\d'", "(" * 100_000, "\0", "a" * 2**20, "# nothing"]
     assert syntax_compliance([""] * 8, completions) == [1, 0, 0, 1, 0, 0, 0, 0]
     assert not parses("x = 1\n" * 100_000)
-
-
-# The benchmark
-
-
-def test_bench_sandbox_writes_rates_of_correct_programs(tmp_path, monkeypatch, capsys):
-    rung = Sandbox(unsafe="root").rung
-    arguments = [
-        "--verdicts",
-        "1",
-        "--repeats",
-        "1",
-        "--workers",
-        "2",
-        "--rungs",
-        f"[{rung}]",
-        "--output",
-        str(tmp_path),
-    ]
-    assert main(["bench", "sandbox", *arguments]) == 0
-    rows = json.loads((tmp_path / "sandbox.json").read_text())["rows"]
-    assert [row["case"] for row in rows] == ["two assertions", "with numpy", "unittest, together"]
-    assert all(row["rung"] == rung and row["verdicts_per_second"] > 0 and row["cpu_milliseconds"] > 0 for row in rows)
-    monkeypatch.setattr("lfpo.bench.sandbox.TESTS", ("assert add(1, 2) == 4",))
-    assert main(["bench", "sandbox", *arguments]) == 2
-    assert f"a right program failed on rung {rung}: test 0: AssertionError" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_weighted_parts_and_none():
         return [None if a is None else float(a == c) for a, c in zip(answer, completions, strict=True)]
 
     rewards = call(length, sometimes, weights=[0.5, 2.0], columns={"answer": [None, "bb"]})
-    assert rewards.reward_b.tolist() == [0.5, 3.0]
+    assert rewards.reward_B.tolist() == [0.5, 3.0]
     assert rewards.parts == {"length": [1.0, 2.0], "sometimes": [None, 1.0]}
 
 
@@ -37,13 +37,13 @@ def test_functions_get_only_what_they_name():
     def ids(completion_ids, prompts, completions):
         return [len(i) for i in completion_ids]
 
-    assert call(ids, columns={"other": [1, 2]}).reward_b.tolist() == [1.0, 2.0]
+    assert call(ids, columns={"other": [1, 2]}).reward_B.tolist() == [1.0, 2.0]
 
 
 def test_numpy_and_torch_numbers_are_numbers():
-    assert call(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_b.tolist() == [1.5, 2.0]
-    assert call(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_b.tolist() == [1.0, 2.0]
-    assert call(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_b.tolist() == [1.0, 0.0]
+    assert call(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_B.tolist() == [1.5, 2.0]
+    assert call(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_B.tolist() == [1.0, 2.0]
+    assert call(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_B.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_function_that_raises_does_not_affect_the_others():
         return [1.0, 2.0]
 
     rewards = call(broken, fine)
-    assert rewards.reward_b.tolist() == [1.0, 2.0]
+    assert rewards.reward_B.tolist() == [1.0, 2.0]
     assert rewards.parts == {"broken": [None, None], "fine": [1.0, 2.0]}
     assert rewards.failed.keys() == {"broken"}
     assert re.fullmatch(r"KeyError: 'x' \(test_scoring.py:\d+\)", rewards.failed["broken"])
@@ -113,7 +113,7 @@ def test_time_is_limited():
     assert rewards.failed == {"sleeps": "it ran for more than 0.2 s"}
     assert rewards.parts == {"sleeps": [None, None]}
     assert 0.2 <= seconds < 20
-    assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].reward_b.tolist() == [1.0, 2.0]
+    assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].reward_B.tolist() == [1.0, 2.0]
 
 
 def test_a_function_that_catches_all_exceptions_is_interrupted():
@@ -145,4 +145,4 @@ def test_a_subprocess_that_the_function_waits_for_is_killed(tmp_path):
 def test_outside_the_main_thread_the_time_limit_has_no_effect():
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(score, [lambda prompts, completions: [1.0]], [1.0], ["p"], ["a"], [[1]], {}, 0.5).result()
-    assert result.reward_b.tolist() == [1.0]
+    assert result.reward_B.tolist() == [1.0]

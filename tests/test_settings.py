@@ -7,13 +7,13 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lfpo.base.config import build
 from lfpo.base.errors import UserError
-from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.settings import check_settings, settings_class
+from lfpo.objectives import OBJECTIVES, check_settings, make_objective, settings
+from lfpo.train.config import LFPOConfig
 
 # Each is one mistake; the sentence that names it is on standard error.
 WITHOUT_TORCH = """
@@ -68,76 +68,43 @@ def test_a_mistake_in_any_key_is_found_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_settings_read_from_the_file_are_those_of_the_objective(name: str) -> None:
+def test_the_knobs_that_are_checked_are_those_of_the_objective(name: str) -> None:
     module, _, attribute = OBJECTIVES[name].partition(":")
-    imported = importlib.import_module(module)
-    real: Any = getattr(imported, attribute)
-    read: Any = settings_class(Path(str(imported.__file__)), attribute)
-    assert [(f.name, f.default) for f in dataclasses.fields(read)] == [
-        (f.name, f.default) for f in dataclasses.fields(real)
-    ]
-    for field in dataclasses.fields(real):
-        for wrong in (-7, 0, "nonsense"):
-            assert complaint(read, field.name, wrong) == complaint(real, field.name, wrong)
+    real = getattr(importlib.import_module(module), attribute)
+    assert issubclass(real, getattr(settings, attribute))
+    assert dataclasses.fields(real) == dataclasses.fields(getattr(settings, attribute))
+    assert "__post_init__" not in vars(real)
 
 
-def complaint(cls: Any, field: str, value: object) -> str:
-    try:
-        cls(**{field: value})
-    except (ValueError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def test_an_own_objective_is_checked_before_its_imports_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from __future__ import annotations\n"
+def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_knobs.py").write_text(
         "from dataclasses import dataclass\n"
-        "from typing import Literal\n"
-        "import a_module_that_takes_seconds\n"
-        "LEAST = 2\n"
-        "Kind = Literal['a', 'b']\n"
         "@dataclass(frozen=True)\n"
         "class Mine:\n"
         "    scale: float = 1.0\n"
-        "    kind: Kind = 'a'\n"
-        "    def __post_init__(self):\n"
-        "        if self.scale < LEAST:\n"
-        "            raise ValueError(f'scale {self.scale} must be at least {LEAST}')\n"
-        "    def loss(self):\n"
-        "        return a_module_that_takes_seconds.f()\n"
+        "    needs_base = True\n"
     )
     monkeypatch.chdir(tmp_path)
-    check_settings({"name": "mine:Mine", "scale": 3})
-    for settings, named in (
-        ({"scale": 1}, "objective: scale 1.0 must be at least 2"),
-        ({"kind": "c"}, "objective: kind: 'c' is not valid; valid: a, b"),
-        ({"scal": 1}, "did you mean 'scale'"),
-    ):
-        with pytest.raises(UserError, match=named):
-            check_settings({"name": "mine:Mine", **settings})
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts/limits.py").write_text("LEAST = 2\n")
-    (tmp_path / "parts/theirs.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from .limits import LEAST\n"
-        "@dataclass\n"
-        "class Theirs:\n"
-        "    scale: float = 1.0\n"
-        "    def __post_init__(self):\n"
-        "        if self.scale < LEAST:\n"
-        "            raise ValueError('too small')\n"
-        "@dataclass\n"
-        "class Checked:\n"
-        "    scale: float = 1.0\n"
-        "    def __post_init__(self):\n"
-        "        self.check()\n"
-        "    def check(self): ...\n"
-    )
-    with pytest.raises(UserError, match="objective: too small"):
-        check_settings({"name": "parts.theirs:Theirs"})
-    check_settings({"name": "parts.theirs:Checked"})  # is checked when it is made
+    check_settings({"name": "own_knobs:Mine", "scal": 3})
+    made = make_objective({"name": "own_knobs:Mine", "scale": 3})
+    # What it leaves out has the values of every objective.
+    assert made.needs_base and made.reads_old and made.needs == set() and made.at_progress(0.5) is made
+    assert type(made).__name__ == "Mine"
+    with pytest.raises(UserError, match="did you mean 'scale'"):
+        make_objective({"name": "own_knobs:Mine", "scal": 1})
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
         check_settings({"name": "nobodys:Mine"})
-    with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):
-        make_objective({"name": "lfop"})
+    for check in (check_settings, make_objective):
+        with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):
+            check({"name": "lfop"})
+        with pytest.raises(UserError, match=r"'dtree_rpo' was moved out of the package, to examples/objectives"):
+            check({"name": "dtree_rpo"})
+
+
+def test_settings_of_earlier_versions_are_told_or_left_out() -> None:
+    old = {"output_dir": "x", "refill": 0, "tree": [], "objective": {"name": "lfpo"}}
+    assert build(LFPOConfig, old) == LFPOConfig("x")
+    with pytest.raises(UserError, match="config: 'refill: 2' was removed, because it gained nothing"):
+        build(LFPOConfig, {**old, "refill": 2})
+    with pytest.raises(UserError, match=r"'tree: \[4, 4\]' was removed; give it as a knob"):
+        build(LFPOConfig, {**old, "tree": [4, 4]})

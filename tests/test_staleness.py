@@ -23,7 +23,6 @@ from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
-from lfpo.rollout.tree import tree_rollout
 from lfpo.runs.stopping import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
@@ -228,17 +227,12 @@ def test_ranks_keep_the_versions_that_the_loss_needs(fsdp: str, llada: Path, tmp
 
 
 def test_part_undoes_join(llada: Path):
-    """Prompts of different widths, kept predictions, and nodes of trees."""
+    """Prompts of different widths, and kept predictions."""
     model = load_model(llada)
-    one, two = [[5, 6, 7]] * 4, [[8]] * 4
-    for parts in (
-        [rollout(model, p, SAMPLER, [1, 2, 3, 4], keep_steps=[1, 3]) for p in (one, two)],
-        [tree_rollout(model, p, SAMPLER, [1, 2, 3, 4], [2, 2]) for p in (one, two)],
-    ):
-        whole = join(parts, model.pad_id)
-        assert whole.node is None or len(whole.node[:, -1].unique()) == 8  # no two prompts share a node
-        assert same(part(whole, 0, 4), parts[0])
-        assert same(part(whole, 4, 4), parts[1])
+    parts = [rollout(model, [p] * 4, SAMPLER, [1, 2, 3, 4], keep_steps=[1, 3]) for p in ([5, 6, 7], [8])]
+    whole = join(parts, model.pad_id)
+    assert same(part(whole, 0, 4), parts[0])
+    assert same(part(whole, 4, 4), parts[1])
 
 
 def test_a_checkpoint_of_other_prompts_is_one_sentence(llada: Path, tmp_path: Path):
@@ -266,7 +260,6 @@ def without_submit(args: LFPOConfig) -> Any:
     ("settings", "said"),
     [
         ({"engine": {"max_staleness": -1}}, "max_staleness -1 must not be negative"),
-        ({"engine": {"max_staleness": 1}, "refill": 1}, "'refill' does not work with 'engine.max_staleness'"),
         (
             {"old_policy": "sampler", "objective": {"name": "rejection"}},
             "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these",

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.rl import LFPOTrainer
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +11,15 @@ import torch
 from lfpo.base.batching import fill_by_tokens, left_pad, pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import rectified_loss
+from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.algorithm import accumulate_gradients, ema_update
+from lfpo.train.algorithm import accumulate_gradients, ema_update, equal_weights
+from small_runs import step_of
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -22,6 +28,14 @@ def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
     flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
     return flat
+
+
+def counted(function: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    def counting(*args: Any) -> Any:
+        calls["all"] += 1
+        return function(*args)
+
+    return counting
 
 
 @pytest.fixture
@@ -113,3 +127,31 @@ def test_left_padding():
     ids, mask = left_pad([[1, 2], [3]], pad_id=9)
     assert ids.tolist() == [[1, 2], [9, 3]]
     assert mask.tolist() == [[1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_policy_that_equals_theta_costs_no_forward(name: str, llada: Path, monkeypatch: pytest.MonkeyPatch):
+    """Under two names one model gives the gradient that two equal ones give, in fewer forwards."""
+    objective, models, views, signal = step_of(llada, name)
+    models[OLD] = models[CURRENT].frozen_copy()
+    assert equal_weights(models[OLD], models[CURRENT])
+    forwards = Counter[str]()
+    monkeypatch.setattr(Predictions, "_forward", counted(Predictions._forward, forwards))
+    found = []
+    for old in (models[OLD], models[CURRENT]):
+        forwards.clear()
+        loss, measures = accumulate_gradients(objective, {**models, OLD: old}, views, signal, update_tokens=10**6)
+        found.append((loss, gradients(models[CURRENT]), measures, forwards.total()))
+    (loss, gradient, measures, two), (shared_loss, shared_gradient, shared_measures, one) = found
+    assert shared_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(shared_gradient, gradient, rtol=1e-4, atol=1e-6)
+    assert shared_measures.keys() == measures.keys()
+    assert one < two or "kl/old" not in measures
+
+
+def test_weights_differ_after_a_step(llada: Path):
+    model = load_model(llada)
+    reference = model.frozen_copy()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[-1] += 1e-3
+    assert not equal_weights(reference, model)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base.config import to_dict, yaml_text
+from lfpo.compare.command import write_results
+from lfpo.compare.settings import Cell, CompareConfig, cell_folder
 from lfpo.train.config import LFPOConfig
 
 CODE = "```python\ndef area(r):\n    # a circle\n    return 3 * r ** 2\n```"
@@ -105,6 +107,33 @@ def write_run(
             ]
             write_rows(folder / f"eval/step-{step}.jsonl", rows)
     return folder
+
+
+def compared(objective: str, seed: int, frontier: list[float], curve: list[float]) -> dict[str, Any]:
+    """A cell of `lfpo compare` with these accuracies: at 1, 2, ... forwards, and at evaluations 5 TFLOPs apart."""
+    points = [{"threshold": 0.5 + 0.1 * i, "accuracy": a, "nfe": 1.0 + i} for i, a in enumerate(frontier)]
+    steps = [{"step": i, "flops": 5e12 * i, "rollouts": 8 * i, "accuracy": a, "nfe": 2.0} for i, a in enumerate(curve)]
+    what = {"objective": objective, "seed": seed, "version": "0", "forwards": 16}
+    return {**what, "frontier": points, "curve": steps, "flops": 5e12 * max(0, len(curve) - 1), "seconds": 1.0}
+
+
+def write_comparison(folder: Path) -> Path:
+    """What `lfpo compare` leaves of four objectives on two seeds."""
+    labels = ("lfpo", "agrpo", "unigrpo", "rejection")
+    config = CompareConfig("sudoku", str(folder), {label: {"name": label} for label in labels}, seeds=[1, 2])
+    for number, label in enumerate(labels):
+        for seed in config.seeds:
+            end = 0.9 - 0.1 * number + 0.02 * seed
+            cell = compared(label, seed, [end - 0.2, end, end + 0.01], [0.4, 0.6, end])
+            write_result(config, Cell(label, seed), cell)
+    write_result(config, Cell("base"), compared("base", 0, [0.3, 0.4, 0.5], []))
+    return write_results(config, {}).parent
+
+
+def write_result(config: CompareConfig, cell: Cell, result: dict[str, Any]) -> None:
+    folder = cell_folder(config, cell)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 def policy_metrics(step: int) -> dict[str, float | None]:

@@ -1,4 +1,6 @@
-"""Take the pictures of the report in this folder: python docs/images/screenshots.py RUN COMPARISON
+"""Take the pictures of the report in this folder, player.gif among them.
+
+    python docs/images/screenshots.py RUN COMPARISON
 
 RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `dev`
 and a Chromium.
@@ -14,8 +16,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lfpo.report.comparison import comparison_data
-from lfpo.report.data import is_comparison, run_data
+from lfpo.report.comparison import comparison_data, is_comparison
+from lfpo.report.data import run_data
 from lfpo.report.html import page as html_page
 from lfpo.runs.directory import Run
 
@@ -39,6 +41,10 @@ def main(run: Path, comparison: Path) -> None:
                 page.get_by_role("heading", name="Learning").evaluate("(e) => e.closest('section').scrollIntoView()")
             page.wait_for_timeout(500)  # colours fade in
             page.screenshot(path=HERE / f"{name}.png")
+            if name == "report-player":
+                with page.expect_download() as download:
+                    page.get_by_role("button", name="GIF").click()
+                download.value.save_as(HERE / "player.gif")
 
         picture("report-player", run, "light", 1200, 980, step=3)
         picture("report-straight", run, "dark", 1200, 1340)

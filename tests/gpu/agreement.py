@@ -37,7 +37,6 @@ SAMPLERS: list[dict[str, Any]] = [
 # What an objective needs of rollouts.
 ROLLOUTS: dict[str, dict[str, Any]] = {
     "justgrpo": {"sampler": {"temperature": 1.0, "block_length": 1}},
-    "dtree_rpo": {"tree": [2, 2], "num_generations": 4},
 }
 
 

@@ -16,9 +16,9 @@ from gpu.shapes import SMALL
 from lfpo.base.config import build
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.train.algorithm import optimizer_step
+from lfpo.runs.context import Context
+from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
-from lfpo.train.flops import Meter
 from lfpo.train.plan.estimate import CONTEXT, estimate
 from lfpo.train.rl import LFPOTrainer
 
@@ -115,12 +115,12 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
     batches: list[Any] = []
 
     def step() -> None:
-        signal = trainer.objective.signal(batches[0].reward_B, batches[0].group_B)
+        signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
         optimizer_step(
-            trainer, trainer.objective, batches[0], signal, torch.arange(len(signal)), (0, 0, 0), Meter(), {}
+            trainer, trainer.objective, batches[0], signal, Step(0, 0, 0, torch.arange(len(signal))), Context()
         )
 
-    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0)), device)
+    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), device)
     step()
     return Peaks(trainer, rollouts, peak(step, device))
 

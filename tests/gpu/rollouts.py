@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 
+from benchmarks.problem import BenchRolloutConfig
+from benchmarks.rollout import run_bench_rollout
 from cuda_stand_in import cuda_stand_in
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
 from gpu.shapes import SMALL, small_layout
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.measure import timed
-from lfpo.bench.problem import BenchRolloutConfig
-from lfpo.bench.rollout import run_bench_rollout
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS, random_prompts
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
+from lfpo.models.settings import LoraSettings
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -31,7 +30,7 @@ Cache = Literal["none", "prefix", "dual"]
 
 
 def utilisation(machine: Machine) -> list[Row]:
-    """`lfpo bench rollout` on four layers: model FLOP/s over those of one large product."""
+    """`python -m benchmarks rollout` on four layers: model FLOP/s over those of one large product."""
     shape: dict[str, Any] = machine.size(
         {"model": "llada-8b", "layers": 4, "n": 16, "prompt_length": 512, "gen_length": 256, "dtype": "bfloat16"},
         {"model": "small", "n": 4, "prompt_length": 24, "gen_length": 64},
@@ -39,7 +38,7 @@ def utilisation(machine: Machine) -> list[Row]:
     with small_layout(), tempfile.TemporaryDirectory() as folder:
         shape |= {"lora": 0, "compile": False}  # `full_size` has both
         config = BenchRolloutConfig(**shape, block_length=32, tokens_per_step=[4], repeats=1, output=folder)
-        results = json.loads(run_bench_rollout(config, Console(quiet=True)).read_text())
+        results = json.loads(run_bench_rollout(config).read_text())
     rows = []
     for found in results["rows"]:
         rows.append(measured(f"{found['mode']}: speed", found["tokens_per_second"], "tokens/s"))

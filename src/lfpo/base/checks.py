@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from lfpo.base.errors import UserError
 
 
 def at_least_one(knobs: Any, *names: str) -> None:
@@ -52,27 +48,3 @@ def time_limits(knobs: Any, *names: str) -> None:
     for name in names:
         if not getattr(knobs, name) >= 0:
             raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")
-
-
-def check_shares(tasks: Mapping[str, float]) -> None:
-    """Raise ValueError for a task's share of the examples that is not above 0."""
-    for task, share in tasks.items():
-        if not share > 0:
-            raise ValueError(
-                f"'tasks': the share {share} of {task!r} must be positive; leave out a task without examples"
-            )
-
-
-SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
-
-
-def check_model_name(name: str | Path) -> None:
-    """Raise UserError for a model that is not one of SHIPPED_MODELS, nor a folder, nor written like a hub id."""
-    text, path = str(name), Path(name).expanduser()
-    if text in SHIPPED_MODELS or path.is_dir():
-        return
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
-        raise UserError(
-            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded' or "
-            "'embedded-block'"
-        )

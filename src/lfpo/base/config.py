@@ -19,9 +19,7 @@ import yaml
 from lfpo.base.errors import UserError, nearest
 
 T = TypeVar("T")
-RECIPES = Path(__file__).parents[1] / "cli" / "recipes"  # YAML files, no code
-
-
+RECIPES = Path(__file__).parents[1] / "recipes"  # YAML files, no code
 PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to include, which are no runs by themselves
 
 
@@ -168,19 +166,24 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
 
     where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults).
     A nested dataclass takes missing keys from the default of its field. `cls` may list aliases of its fields,
-    `ALIASES = {"other_name": "field"}`, and names known from elsewhere that it does not take,
-    `REFUSED = {"name": "is ... (why, and what to do)"}`.
+    `ALIASES = {"other_name": "field"}`; names, or "name: value", that it does not take,
+    `REFUSED = {"name": "is ... (why, and what to do)"}`; and names that it took once,
+    `REMOVED = {"name": (value, "was removed; ...")}`, which are left out where they have the value without effect.
     Raises UserError, naming the key, for an unknown or missing key and a wrong value.
     """
     aliases: dict[str, str] = getattr(cls, "ALIASES", {})
     refused: dict[str, str] = getattr(cls, "REFUSED", {})
+    removed: dict[str, tuple[Any, str]] = getattr(cls, "REMOVED", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for given, value in values.items():
         name = aliases.get(given, given)
-        if given in refused:
-            raise UserError(f"{where}: {given!r} {refused[given]}")
+        without, why = removed.get(given, (None, refused.get(given) or refused.get(f"{given}: {value}")))
+        if given in removed and value == without:
+            continue
+        if why is not None:
+            raise UserError(f"{where}: '{given}{'' if given in refused else f': {value}'}' {why}")
         if name not in fields:
             raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases])}")
         if name in arguments:

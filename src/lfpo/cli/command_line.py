@@ -39,7 +39,6 @@ Share a model
 
 Check the machine
   doctor          show versions and devices, and check that lfpo works
-  bench NAME      measure rollout, update, precision or sandbox
 
 CONFIG is a YAML file or a shipped recipe.
 {recipes}

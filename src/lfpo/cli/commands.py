@@ -25,7 +25,7 @@ def train(rest: list[str]) -> None:
         trainer = LFPOTrainer(args=config)
         if "dry_run" in flags:
             if distributed.rank() == 0:
-                print(f"{trainer.checked}\nNothing was written. Without --dry_run the training begins.")
+                print(f"{trainer.about}\nNothing was written. Without --dry_run the training begins.")
             distributed.stop()
             return
         folder = trainer.train(resume="resume" in flags)
@@ -74,7 +74,7 @@ def dpo(rest: list[str]) -> None:
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
     """Raise UserError for a model folder or a task that does not exist, before torch is loaded, which takes seconds."""
-    from lfpo.base.checks import check_model_name
+    from lfpo.models.settings import check_model_name
     from lfpo.prompts.tasks import get_task
 
     check_model_name(model)
@@ -119,19 +119,15 @@ def lm_eval(rest: list[str]) -> None:
 
 
 def compare(rest: list[str]) -> None:
-    from lfpo.compare.settings import CompareConfig, pick_arms, pick_objectives
+    from lfpo.compare.settings import CompareConfig, pick_objectives
 
     if {"-h", "--help"} & set(rest):
         print(describe(CompareConfig, "compare", takes_file=True))
         return
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest, text_keys(CompareConfig))
-    if isinstance(overrides.get("arms"), dict):  # they may be picked too
-        values = merge(values, {"arms": overrides.pop("arms")})
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
-    if "only" in overrides:
-        values = pick_arms(values, overrides.pop("only"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
     from lfpo.compare.command import run_compare
 
@@ -220,12 +216,6 @@ def doctor(rest: list[str]) -> None:
     run_doctor()
 
 
-def bench(rest: list[str]) -> None:
-    from lfpo.bench.command import run_bench
-
-    run_bench(rest)
-
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "sft": sft,
@@ -240,7 +230,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "push": push,
     "plan": plan,
     "recipes": recipes,
-    "bench": bench,
     "demo": demo,
     "doctor": doctor,
 }

@@ -61,8 +61,7 @@ def row(name: str) -> tuple[str, str, str, str]:
     values = load_yaml(name)
     needs = re.search(r"^# Needs: (.*)\.$", (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert needs is not None, name
-    of_arms = [recipe for arm in values.get("arms", {}).values() for recipe in arm["recipes"]]
-    tasks = values.get("tasks") or list(dict.fromkeys(of_arms)) or [values["task"]]
+    tasks = values.get("tasks") or [values.get("task") or values["recipe"]]
     return (
         name.rpartition("/")[2],
         _model(values),

@@ -1,1 +1,1 @@
-"""Comparing objectives: the same base, rollouts and sampler for each, and the paper's tables from the results."""
+"""Comparing objectives on one task: the same recipe, seeds and evaluation for each, and one table and figure."""

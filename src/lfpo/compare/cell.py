@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,14 @@ from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
+from lfpo.base.version import VERSION
 from lfpo.compare.settings import frontier_sampler
-from lfpo.compare.store import pack
-from lfpo.eval.evaluate import EvalResult, evaluate
-from lfpo.eval.straightness import state_quality
+from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.prompts.tasks import DataTask, Row, Task, get_task
+from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
-
-STRAIGHT_PROBLEMS = 50
-VALIDATION_SEED = 7919
 
 
 def main(folder: Path) -> None:
@@ -36,12 +29,10 @@ def main(folder: Path) -> None:
     started = time.process_time()
     cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
-    curve_sampler = cell["curve_sampler"]
     if cell["train"]:
         from lfpo.train.rl import LFPOTrainer
 
-        during = dataclasses.replace(config, eval_samplers={curve_sampler: config.eval_samplers[curve_sampler]})
-        trainer = LFPOTrainer(args=during)
+        trainer = LFPOTrainer(args=config)
         trainer.train(resume=(Path(config.output_dir) / "config.yaml").exists())
         model, tokenizer = trainer.model, trainer.tokenizer
         metrics = Run(Path(config.output_dir)).read_metrics()
@@ -49,92 +40,51 @@ def main(folder: Path) -> None:
         use_threads(config.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
-    trained_in = time.process_time() - started
     result = {
-        "task": _task(config).name,
-        "forwards": _task(config).gen_length,
-        "curve": curve(metrics, curve_sampler, config),
+        **cell,
+        "version": VERSION,
+        "forwards": get_task(config.task or "").gen_length,
+        "curve": curve(metrics, cell["sampler"], config),
+        "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
-        **measure(model, tokenizer, config, cell),
-        "training_seconds": round(trained_in, 1),
         "seconds": round(time.process_time() - started, 1),
     }
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def measure(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]) -> dict[str, Any]:
-    """The frontier on the cell's problems, and for cells that are not for tuning the other eval samplers,
-    straightness and calibration."""
-    rows, sampler = problems(_task(config), cell), config.eval_samplers[cell["curve_sampler"]]
+def frontier(
+    model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]
+) -> list[dict[str, float]]:
+    """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold.
 
-    def under(one: SamplerConfig) -> dict[str, Any]:
-        return summary(_evaluate(model, tokenizer, config, one, rows, seed=config.seed), config)
-
-    found: dict[str, Any] = {
-        "problems": len(rows),
-        "frontier": [{"threshold": t, **under(frontier_sampler(sampler, t))} for t in cell["thresholds"]],
-    }
-    if not cell["tuning"]:
-        found["eval"] = {name: under(one) for name, one in config.eval_samplers.items()}
-        greedy = SamplerConfig(block_length=config.sampler.block_length)
-        decoded = _evaluate(model, tokenizer, config, greedy, rows[:STRAIGHT_PROBLEMS])
-        right = [c is True for c in decoded.correct]
-        found |= dataclasses.asdict(state_quality(model, decoded.trajectory, right, update_tokens=config.update_tokens))
-    return found
-
-
-def problems(task: Task | DataTask, cell: dict[str, Any]) -> Sequence[Row]:
-    """The problems of a cell: of the test split, which in a task in validation are its validation problems. A cell for
-    tuning on another task takes them from the training split."""
-    if cell["tuning"] and not (isinstance(task, Task) and task.validating):
-        return [task.row("train", i, seed=VALIDATION_SEED) for i in range(cell["problems"])]
-    return task.test_rows(cell["problems"])
-
-
-def summary(result: EvalResult, config: LFPOConfig) -> dict[str, Any]:
-    """An evaluation as the store keeps it. Raises UserError when a verdict is missing."""
-    if result.not_judged:
-        raise UserError(
-            f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on this "
-            "machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
-        )
-    return {
-        "accuracy": result.accuracy,
-        "nfe": round(result.mean_nfe, 4),
-        "steps": round(result.mean_steps, 4),
-        "correct": pack([c is True for c in result.correct]),
-    }
-
-
-def curve(metrics: list[dict[str, Any]], sampler: str, config: LFPOConfig) -> list[dict[str, float]]:
-    """Each evaluation during training, with the training seconds, FLOPs and rollouts up to that step."""
-    points, seconds, flops, rollouts = [], 0.0, 0.0, 0.0
-    for m in metrics:
-        seconds, flops = m.get("time/total", seconds), m.get("flops", flops)
-        if m["step"]:
-            rollouts += (config.prompts_per_iteration + m.get("refilled", 0.0)) * config.num_generations
-        if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
-            at = {"step": m["step"], "seconds": round(seconds, 2), "flops": flops, "rollouts": rollouts}
-            points.append({**at, "accuracy": accuracy})
+    Raises UserError when a verdict is missing.
+    """
+    task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
+    rows, points = task.test_rows(config.eval_size), []
+    for threshold in cell["thresholds"]:
+        sampler = frontier_sampler(config.eval_samplers[cell["sampler"]], threshold)
+        sampler = sampler.for_length(task.gen_length, model.block_length)
+        found = evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=config.seed)
+        if found.not_judged or found.accuracy is None:
+            raise UserError(
+                f"task {config.task!r}: {found.not_judged} of {len(found.correct)} completions cannot be judged on "
+                "this machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
+            )
+        points.append({"threshold": threshold, "accuracy": found.accuracy, "nfe": round(found.mean_nfe, 4)})
     return points
 
 
-def _task(config: LFPOConfig) -> Task | DataTask:
-    assert config.task is not None  # checked before any cell runs
-    return get_task(config.task)
-
-
-def _evaluate(
-    model: MaskedDiffusionLM,
-    tokenizer: Any,
-    config: LFPOConfig,
-    sampler: SamplerConfig,
-    rows: Sequence[Row],
-    seed: int = 0,
-) -> EvalResult:
-    task, engine = _task(config), as_it_is(model, config.rollout_tokens)
-    sampler = sampler.for_length(task.gen_length, model.block_length)
-    return evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=seed)
+def curve(metrics: list[dict[str, Any]], sampler: str, config: LFPOConfig) -> list[dict[str, float]]:
+    """Each evaluation during training, with the FLOPs and rollouts up to that step."""
+    points, flops, rollouts = [], 0.0, 0.0
+    for m in metrics:
+        flops = m.get("flops", flops)
+        if m["step"]:
+            rollouts += (config.prompts_per_iteration + m.get("refilled", 0.0)) * config.num_generations
+        if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
+            at = {"step": m["step"], "flops": flops, "rollouts": rollouts}
+            points.append({**at, "accuracy": accuracy, "nfe": m[f"eval/{sampler}/nfe"]})
+    return points
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.backbone import build_backbone
 from lfpo.models.family import Family
 from lfpo.models.key_map import Piece, pieces
 from lfpo.models.loading import (
@@ -30,7 +30,7 @@ from lfpo.models.loading import (
     token_ids,
 )
 from lfpo.models.lora import inject, load_adapter
-from lfpo.models.masked_lm import build_backbone
+from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 
 ADAPTER = "adapter_model.safetensors"

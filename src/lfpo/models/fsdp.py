@@ -22,8 +22,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import whole
+from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
-from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
+from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.placement import merged_adapter, narrow_matrices
 
 

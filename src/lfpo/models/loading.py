@@ -19,9 +19,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
-from lfpo.base.checks import SHIPPED_MODELS, check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
+from lfpo.models.backbone import build_backbone
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
 from lfpo.models.fsdp import allocate, shard
@@ -29,8 +29,9 @@ from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, part_of, piec
 from lfpo.models.llada import LLADA
 from lfpo.models.llada2 import LLADA2
 from lfpo.models.llada_moe import LLADA_MOE
-from lfpo.models.masked_lm import MaskedDiffusionLM, build_backbone
+from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.sdar import SDAR, SDAR_MOE
+from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import local, own_rows, write_shards
 
 FAMILIES: dict[str, Family] = {

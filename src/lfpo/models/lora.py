@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import write_json
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.adapters import switch_adapter
 from lfpo.models.experts import MATRICES, routers, without_sums
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.distributed import whole
 from lfpo.base.errors import UserError
 from lfpo.models.adapters import added, base_layer, use_adapter, wrapper_of
-from lfpo.models.attention import NAME as ATTENTION
-from lfpo.models.attention import FullPrecisionRope, Packed, key_mask
-from lfpo.models.experts import NAME as EXPERTS
-from lfpo.models.experts import without_autocast
+from lfpo.models.attention import Packed, key_mask
+from lfpo.models.backbone import placed_buffers, saved_buffers
 from lfpo.models.family import Family
 from lfpo.models.four_bit import dequantized, original_shape
 from lfpo.models.head import Precision, logits, precision_of
@@ -90,7 +87,7 @@ class MaskedDiffusionLM(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
-        kept = [(m, name, b) for _, m, name, b in _saved_buffers(self.backbone)]
+        kept = [(m, name, b) for _, m, name, b in placed_buffers(self.backbone)]
         super().to(*args, **kwargs)
         for module, name, buffer in kept:
             module._buffers[name] = buffer.to(module._buffers[name].device)  # type: ignore[union-attr]
@@ -343,45 +340,3 @@ def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextMa
     if not enabled:
         return contextlib.nullcontext()
     return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)
-
-
-def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
-    of any dtype, are not trained and not split."""
-    return [(f"{path}.{name}", buffer) for path, _, name, buffer in _saved_buffers(backbone)]
-
-
-def _saved_buffers(backbone: nn.Module) -> list[tuple[str, nn.Module, str, torch.Tensor]]:
-    """`saved_buffers` as (path of the module, module, name in it, value)."""
-    return [
-        (path, module, name, buffer)
-        for path, module in backbone.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    ]
-
-
-def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
-    """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
-    inv_freq buffer holds real values, on the CPU).
-
-    Raises UserError, beginning with `where`, for a missing field or a wrong value.
-    """
-    import transformers
-
-    try:
-        hf_config = family.hf_config(config)
-        hf_config.is_causal = False  # read by transformers when it builds the mask from padding
-        hf_config._attn_implementation = ATTENTION
-        hf_config._experts_implementation = EXPERTS
-        with torch.device("meta"):
-            backbone: Any = getattr(transformers, family.architecture)(hf_config)
-        # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
-        backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
-    except KeyError as error:
-        raise UserError(f"{where}: field {error} is missing") from error
-    except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{where}: a field has a wrong value ({reason})") from error
-    without_autocast(backbone)
-    return backbone

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
+from lfpo.base.plugins import dotted, resolve
+from lfpo.objectives import settings as knobs_by_class
 
 if TYPE_CHECKING:  # names and settings are checked before torch is loaded
     from lfpo.objectives.objective import Objective
@@ -30,8 +31,8 @@ OBJECTIVES: dict[str, str] = {
     "gdpo": "lfpo.objectives.gdpo:GDPO",
     "egspo": "lfpo.objectives.egspo:EGSPO",
     "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
-    "dtree_rpo": "lfpo.objectives.dtree_rpo:DTreeRPO",
     "mdpo": "lfpo.objectives.mdpo:MDPO",
+    "dtm": "lfpo.objectives.dtm:DTM",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 
@@ -39,17 +40,34 @@ OBJECTIVES: dict[str, str] = {
 def make_objective(settings: dict[str, Any]) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
     name, knobs = knobs_of(settings)
-    cls = resolve(name, OBJECTIVES, kind="objective", expected=type)
-    if not dataclasses.is_dataclass(cls):
+    cls: Any = resolve(name, OBJECTIVES, kind="objective", expected=type)
+    if not hasattr(cls, "__dataclass_fields__"):
         raise UserError(f"objective {name!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
-    return build(cast(Any, cls), knobs, "objective")
+    if not issubclass(cls, knobs_by_class.Defaults):  # one of your own gets what it leaves out
+        cls = type(cls.__name__, (cls, knobs_by_class.Defaults), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    return build(cls, knobs, "objective")
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise the UserError that `make_objective(settings)` would raise for a wrong name, key or value, without torch.
+
+    The knobs of an objective outside the package are checked when it is made.
+    """
+    name, knobs = knobs_of(settings)
+    module, attribute = dotted(name, OBJECTIVES, kind="objective")
+    if hasattr(knobs_by_class, attribute) and name in OBJECTIVES:
+        build(getattr(knobs_by_class, attribute), knobs, "objective")
+    elif importlib.util.find_spec(module.partition(".")[0]) is None:
+        resolve(name, OBJECTIVES, kind="objective")  # raises for a module that does not exist
 
 
 def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The objective's name, and the other settings. Raises UserError where there is no name."""
     if not isinstance(settings.get("name"), str):
         raise UserError(f"objective: key 'name' is missing; give one of {', '.join(OBJECTIVES)} or a dotted path")
+    if settings["name"] == "dtree_rpo":
+        raise UserError("objective 'dtree_rpo' was moved out of the package, to examples/objectives/dtree_rpo.py")
     return settings["name"], {k: v for k, v in settings.items() if k != "name"}
 
 
-__all__ = ["OBJECTIVES", "knobs_of", "make_objective"]
+__all__ = ["OBJECTIVES", "check_settings", "knobs_of", "make_objective"]

@@ -13,23 +13,23 @@ Advantage = Literal["mean", "zscore", "zscore_sample", "zscore_floored", "leave_
 LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 
-def group_means(rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+def group_means(reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
     """Mean reward of each rollout's own group, [B]."""
-    return _per_group_sum(rewards_B, group_B) / group_sizes(group_B)
+    return _per_group_sum(reward_R, group_R) / group_sizes(group_R)
 
 
-def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
+def group_sizes(group_R: torch.Tensor) -> torch.Tensor:
     """Number of rollouts in each rollout's own group, [B]."""
-    return group_B.bincount()[group_B]
+    return group_R.bincount()[group_R]
 
 
-def check_groups(group_B: torch.Tensor) -> None:
+def check_groups(group_R: torch.Tensor) -> None:
     """Raise UserError when a group has a single rollout."""
-    if int(group_sizes(group_B).min()) == 1:
+    if int(group_sizes(group_R).min()) == 1:
         raise UserError("advantages compare the rollouts of a prompt; num_generations must exceed 1")
 
 
-def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advantage) -> torch.Tensor:
+def group_advantages(reward_R: torch.Tensor, group_R: torch.Tensor, kind: Advantage) -> torch.Tensor:
     """How much better each rollout is than the others of its prompt, [B].
 
     "mean": reward minus group mean (d1, SPG, AGRPO). "zscore": that over the group's standard deviation, population
@@ -38,17 +38,17 @@ def group_advantages(rewards_B: torch.Tensor, group_B: torch.Tensor, kind: Advan
     ESPO), which is "mean" times G / (G - 1).
     Raises UserError when a group has a single rollout: there is nothing to compare.
     """
-    check_groups(group_B)
-    sizes = group_sizes(group_B)
-    centred = rewards_B - group_means(rewards_B, group_B)
+    check_groups(group_R)
+    sizes = group_sizes(group_R)
+    centred = reward_R - group_means(reward_R, group_R)
     if kind == "leave_one_out":
         return centred * sizes / (sizes - 1)
     if kind == "mean":
         return centred
-    deviation = (_per_group_sum(centred**2, group_B) / (sizes - int(kind == "zscore_sample"))).sqrt()
+    deviation = (_per_group_sum(centred**2, group_R) / (sizes - int(kind == "zscore_sample"))).sqrt()
     return centred / (deviation.clamp(min=LEAST_DEVIATION) if kind == "zscore_floored" else deviation + 1e-4)
 
 
-def _per_group_sum(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    size = int(group_B.max()) + 1
-    return values_B.new_zeros(size).index_add_(0, group_B, values_B)[group_B]
+def _per_group_sum(values_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+    size = int(group_R.max()) + 1
+    return values_B.new_zeros(size).index_add_(0, group_R, values_B)[group_R]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, listed, step_views
+from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class AGRPO:
+class AGRPO(settings.AGRPO):
     """PPO's clipped loss of the tokens revealed at M sampled steps, in the states the sampler saw. Probabilities are
     those that the sampler drew from: at its temperature, among the tokens that its top-k and top-p kept.
 
@@ -36,22 +33,7 @@ class AGRPO:
     positions is left out, so the gradient is exact for `remasking: random` only, which the authors use.
     """
 
-    mc_samples: int = 24
-    step_distribution: Literal["uniform", "entropy"] = "entropy"
-    num_iterations: int = 1
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.0
-    advantage: Advantage = "mean"
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "entropy"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "mc_samples", "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
+    needs = frozenset({"reveal_step", "entropy"})
 
     def check_sampler(self, sampler: SamplerConfig) -> None:
         """Raise UserError for samplers whose draws cannot be scored."""
@@ -59,9 +41,6 @@ class AGRPO:
             raise UserError("agrpo scores tokens as they were drawn; the sampler's temperature must be above 0")
         if sampler.cfg_scale:
             raise UserError("agrpo scores tokens as they were drawn, which guidance is not part of; set cfg_scale to 0")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         steps, weights = [], []

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives import settings
+from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, elbo_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class BGPO:
+class BGPO(settings.BGPO):
     """The mean over mc_samples masks of the mean over rollouts, weighted by their n scored tokens, of PPO's clipped
     loss with dual clip (see `policy_gradient.clipped_loss`) of the ratio 1 + d where A > 0, exp(d) elsewhere,
     d = e - e_old, e = n / (x C) times the sum of log p at a mask of x tokens, x uniform on 1 .. n, C = gen_length.
@@ -35,22 +31,6 @@ class BGPO:
     DARE computes 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and multiplies micro-batches by a factor that
     counts the fields of a batch instead of its rows; neither is kept. Its KL term, off by default, is left out.
     """
-
-    num_iterations: int = 1
-    mc_samples: int = 16
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    dual_clip: float | None = 3.0
-    advantage: Advantage = "zscore"
-    after_eos: bool = True
-    needs_base: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "mc_samples", "dual_clip")
-        not_negative(self, "epsilon", "epsilon_high")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """mc_samples views a rollout, S = mc_samples B, each a unit."""

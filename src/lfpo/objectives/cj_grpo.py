@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, listed, shared_by_state, step_views
+from lfpo.objectives.step_views import listed, shared_by_state, step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class CJGRPO:
+class CJGRPO(settings.CJGRPO):
     """The mean over scheduled steps i of the mean, over the tokens that step i revealed in all rollouts, of PPO's
     clipped loss plus beta times k3 to the base policy. A token is scored in the state before its own step.
 
@@ -32,25 +29,7 @@ class CJGRPO:
     The public codes take the means over a micro-batch; here they are over all rollouts of an optimiser step.
     """
 
-    num_iterations: int = 12
-    epsilon: float = 0.5
-    epsilon_high: float | None = None
-    dual_clip: float | None = None
-    beta: float = 0.04
-    advantage: Advantage = "mean"
-    after_eos: bool = True
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "dual_clip")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
+    needs = frozenset({"reveal_step"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view of each distinct step of a rollout, numbered by the step; T is the number of scored tokens."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.rng import generator
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
@@ -17,8 +15,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class CoupledGRPO:
+class CoupledGRPO(settings.CoupledGRPO):
     """PPO's clipped loss with, for each token, half the log-probability in the fully masked completion plus half a
     weighted one in whichever of two complementary masks hides it (weights 1/rho and 1/(1 - rho), rho the mask ratio).
 
@@ -31,30 +28,6 @@ class CoupledGRPO:
 
     Every pass draws new masks. In the public code two passes can share one, because of how its buffer is indexed.
     """
-
-    num_iterations: int = 2
-    min_ratio: float = 0.2
-    max_ratio: float = 0.8
-    epsilon: float = 0.5
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    advantage: Advantage = "leave_one_out"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-        in_unit_interval(self, "min_ratio", "max_ratio")
-        if not 0 < self.min_ratio <= self.max_ratio < 1:
-            raise ValueError(
-                f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be ordered, inside (0, 1)"
-            )
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         ratio = torch.empty(len(trajectory))

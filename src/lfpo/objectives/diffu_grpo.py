@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.rng import generator
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
@@ -17,8 +15,7 @@ from lfpo.objectives.views import Views, fully_masked
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class DiffuGRPO:
+class DiffuGRPO(settings.DiffuGRPO):
     """PPO's clipped loss with log p(o_k | prompt with some tokens masked, completion wholly masked) as likelihood.
 
     p_mask_prompt: chance of masking each prompt token; new masks for each of the num_iterations passes.
@@ -28,28 +25,9 @@ class DiffuGRPO:
     micro-steps. A rollout's mask does not depend on its row in the batch.
     """
 
-    num_iterations: int = 12
-    p_mask_prompt: float = 0.15
-    epsilon: float = 0.5
-    epsilon_high: float | None = None
-    beta: float = 0.04
-    advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        in_unit_interval(self, "p_mask_prompt")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)

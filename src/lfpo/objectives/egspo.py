@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, listed, step_views
+from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class EGSPO:
+class EGSPO(settings.EGSPO):
     """The mean over rollouts and their `steps` of
 
         [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta KL] / m, rho = exp(l - l_old),
@@ -38,27 +35,7 @@ class EGSPO:
     advantages need rewards of intermediate predictions, is left out.
     """
 
-    num_iterations: int = 1
-    steps: int = 8
-    epsilon: float = 0.2
-    epsilon_high: float | None = 0.5
-    beta: float = 0.04
-    exact_kl: bool = False
-    aggregation: Literal["sum", "mean"] = "sum"
-    advantage: Advantage = "mean"
-    after_eos: bool = True
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "entropy"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "steps")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
+    needs = frozenset({"reveal_step", "entropy"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""

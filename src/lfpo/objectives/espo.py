@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives import settings
+from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, coupled_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class ESPO:
+class ESPO(settings.ESPO):
     """The mean over rollouts of
 
         -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta (E - E_base)^2 / (2 n),
@@ -36,25 +33,6 @@ class ESPO:
     The public code stratifies x over the rows of a micro-batch, so a row's masks depend on its place there; here over
     the masks of a rollout. Its base policy moves up every 64 steps; here it stays where training started.
     """
-
-    num_iterations: int = 8
-    mc_samples: int = 2
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 1e-3
-    advantage: Advantage = "leave_one_out"
-    after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "mc_samples")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """2 mc_samples views a rollout, S = 2 mc_samples B; they form a unit, so that a pass has whole ELBOs."""

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import gauss_legendre, subset_masks
+from lfpo.objectives import settings
+from lfpo.objectives.masks import gauss_legendre, masked_views, subset_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class GDPO:
+class GDPO(settings.GDPO):
     """The mean over rollouts of
 
         -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3(E, E_base), rho = exp((E - E_old) / n),
@@ -36,25 +33,6 @@ class GDPO:
     In the public code old log-probabilities come from other masks than current ones, so the ratios of an unchanged
     policy spread from 0.67 to 1.41; here both use the same masks.
     """
-
-    num_iterations: int = 12
-    nodes: int = 3
-    epsilon: float = 0.5
-    epsilon_high: float | None = None
-    beta: float = 0.0
-    advantage: Advantage = "mean"
-    after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "nodes")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `nodes` views a rollout; they form a unit, so that a pass has whole ELBOs."""

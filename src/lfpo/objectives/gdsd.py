@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives import settings
+from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, coupled_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class GDSD:
+class GDSD(settings.GDSD):
     """The mean over rollouts of the sum over their masks of
 
         (clamp(S - S_old, log(1 - epsilon), log(1 + epsilon_high)) / n - psi A)^2,
@@ -39,29 +36,6 @@ class GDSD:
 
     As in `espo`, sizes of masks are stratified within a rollout, not over a micro-batch.
     """
-
-    num_iterations: int = 8
-    mc_samples: int = 2
-    psi: float = 10.0
-    epsilon: float = 4e-4
-    epsilon_high: float | None = None
-    beta: float = 1e-3
-    tlc: bool = False
-    advantage: Advantage = "leave_one_out"
-    after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "mc_samples")
-        not_negative(self, "psi", "epsilon", "epsilon_high", "beta")
-        if self.epsilon >= 1:
-            raise ValueError(f"epsilon {self.epsilon} must be below 1: the score is clamped to log(1 - epsilon)")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """2 mc_samples views a rollout, S = 2 mc_samples B; a mask and its complement form a unit."""

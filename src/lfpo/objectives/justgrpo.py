@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.models.roles import OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
@@ -18,8 +15,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class JustGRPO:
+class JustGRPO(settings.JustGRPO):
     """The mean over tokens k of -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), rho the ratio of
     p(y_k | prompt, y_<k shown, y_k and all that follow masked) to its value under theta_old.
 
@@ -32,20 +28,7 @@ class JustGRPO:
     is taken here. Both are the same in the first step on a batch. A group's deviation is the population form here.
     """
 
-    num_iterations: int = 1
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    advantage: Advantage = "zscore"
-    after_eos: bool = True
-    needs_base: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"left_to_right", "unedited"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
+    needs = frozenset({"left_to_right", "unedited"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view with one target for each token: S = T, the scored tokens of rollouts with an advantage."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.errors import UserError
 from lfpo.models.roles import BASE, OLD
+from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k2
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.objectives.step_views import shared_by_state
+from lfpo.objectives.views import Views, noised
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class MDPO:
+class MDPO(settings.MDPO):
     """The mean over trained steps s of
 
         sum over rollouts and masked k of conf_k [PPO's clipped loss C / |M| + beta k2 to the base policy] / sum of |M|,
@@ -42,17 +40,7 @@ class MDPO:
     rollout a rank, here a prompt's rollouts.
     """
 
-    num_iterations: int = 1
-    steps: int = 8
-    rewarded_steps: int | None = None
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.02
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "predictions"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "steps", "rewarded_steps")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
+    needs = frozenset({"reveal_step", "predictions"})
 
     @property
     def needs_base(self) -> bool:
@@ -62,19 +50,19 @@ class MDPO:
         if sampler.temperature == 0:
             raise UserError("mdpo needs sampler.temperature above 0: its probabilities are those of the drawn tokens")
 
-    def signal(self, rewards_BM: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        """A of each step [B, M], 0 where it is not trained. rewards_BM: of the predictions, in the order of steps."""
-        before = torch.cat([torch.zeros_like(rewards_BM[:, :1]), rewards_BM[:, :-1]], dim=1)
-        left = torch.arange(rewards_BM.shape[1]).flip(0).clamp(min=1)
-        later = rewards_BM.flip(1).cumsum(1).flip(1) - rewards_BM
-        later[:, -1] = rewards_BM[:, -1]
-        worth = rewards_BM - before + 1 + later / left
-        columns = [group_advantages(worth_B, group_B, "zscore_sample") for worth_B in worth.unbind(1)]
+    def signal(self, reward_RM: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """A of each step [B, M], 0 where it is not trained. reward_RM: of the predictions, in the order of steps."""
+        before = torch.cat([torch.zeros_like(reward_RM[:, :1]), reward_RM[:, :-1]], dim=1)
+        left = torch.arange(reward_RM.shape[1]).flip(0).clamp(min=1)
+        later = reward_RM.flip(1).cumsum(1).flip(1) - reward_RM
+        later[:, -1] = reward_RM[:, -1]
+        worth = reward_RM - before + 1 + later / left
+        columns = [group_advantages(worth_B, group_R, "zscore_sample") for worth_B in worth.unbind(1)]
         advantage = torch.stack(columns, dim=1)
-        size = torch.zeros(int(group_B.max()) + 1, advantage.shape[1], dtype=advantage.dtype)
-        size.index_add_(0, group_B, advantage.abs())
+        size = torch.zeros(int(group_R.max()) + 1, advantage.shape[1], dtype=advantage.dtype)
+        size.index_add_(0, group_R, advantage.abs())
         best = size.topk(min(self.steps, advantage.shape[1]), dim=1).indices
-        return advantage * torch.zeros_like(size).scatter_(1, best, 1.0)[group_B]
+        return advantage * torch.zeros_like(size).scatter_(1, best, 1.0)[group_R]
 
     def views(self, trajectory: Trajectory, signal_BM: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """The states before trained steps, numbered 0 .. M - 1; labels are the predictions, second weights conf."""

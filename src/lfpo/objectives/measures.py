@@ -13,6 +13,8 @@ from lfpo.objectives.predictions import Predictions
 Measures = dict[str, torch.Tensor]
 
 SATURATED = 0.95
+# Where a vocabulary has this many tokens, one of EVERY targets is measured: each costs two products with a head.
+LARGE_VOCABULARY, EVERY = 4096, 8
 
 
 def sum_and_count(values: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
@@ -26,7 +28,8 @@ def sum_and_count(values: torch.Tensor, where: torch.Tensor | None = None) -> to
 def measure_targets(
     predictions: Predictions, signal_T: torch.Tensor, *, neutral: float = 0.0, beta: float | None = None
 ) -> Measures:
-    """Measures at the T targets of one pass. No policy runs for them: only those are compared that the loss ran.
+    """Measures at the T targets of one pass, or at every eighth of them with a large vocabulary. No policy runs for
+    them: only those are compared that the loss ran.
 
     entropy/targets: entropy of theta's prediction, in nats.
     kl/old, kl/base: KL(theta || theta_old) and KL(theta || base), exact over the vocabulary, in nats.
@@ -38,12 +41,14 @@ def measure_targets(
     model = predictions.policies[CURRENT]
     names = ["entropy/targets", "p_target", *(f"kl/{p}" for p in others)]
     names += ["p_target_old"] * (OLD in others) + ["negatives/saturated"] * (OLD in others and beta is not None)
-    states = [predictions.hidden(policy) for policy in (CURRENT, *others)]
+    sampled = slice(None, None, EVERY if model.vocab_size >= LARGE_VOCABULARY else 1)
+    label_T, signal_T = predictions.labels_T[sampled], signal_T[sampled]
+    states = [predictions.hidden(policy)[sampled] for policy in (CURRENT, *others)]
     # A quarter of the logits that a loss holds at once: here each policy has logits and probabilities.
-    elements = CHUNK_ELEMENTS.get(predictions.labels_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4
+    elements = CHUNK_ELEMENTS.get(label_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4
     size = max(1, elements // model.vocab_size)
     columns: list[list[torch.Tensor]] = []
-    for y_T, *hidden_TD in zip(predictions.labels_T.split(size), *(h.split(size) for h in states), strict=True):
+    for y_T, *hidden_TD in zip(label_T.split(size), *(h.split(size) for h in states), strict=True):
         logp_TV, *other_TV = (
             predictions.policies[policy].head(h).float().log_softmax(-1)
             for policy, h in zip((CURRENT, *others), hidden_TD, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
@@ -87,5 +87,4 @@ def k3(logp: torch.Tensor, logp_other: torch.Tensor) -> torch.Tensor:
     return delta.exp() - delta - 1
 
 
-KL = Literal["k1", "k2", "k3"]
-KL_ESTIMATES: dict[KL, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

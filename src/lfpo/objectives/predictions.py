@@ -19,7 +19,8 @@ class Predictions:
     """Predictions at the T targets of some views, row by row.
 
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
-        "base" (where training started; the peers' reference model). Each runs at most once, when first needed.
+        "base" (where training started; the peers' reference model). Each runs at most once, when first needed. Where
+        the current model stands under a second name, too, its hidden states serve both.
     padding_free: run the views packed end to end, without padding (see MaskedDiffusionLM.packed_hidden).
     labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
         second_T: their weights.
@@ -34,10 +35,11 @@ class Predictions:
         self.weight_T = views.weight[views.target]
         self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
+        self.ran: list[str] = []  # policies that took a forward
 
     @property
     def used(self) -> list[str]:
-        """The policies that were run."""
+        """The policies whose hidden states the loss has read."""
         return list(self._hidden)
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
@@ -53,20 +55,27 @@ class Predictions:
         The body may run in bfloat16. The head does not: rounded logits would hide the small differences between
         policies that the losses are made of.
         """
-        if policy not in self._hidden:
-            model = self.policies[policy]
-            with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-                views = self.views
-                ids_SL, mask_SL, target_SL = views.input_ids, views.attention_mask, views.target
-                if views.structure.doubled:
-                    clean_SL = views.labels if views.clean is None else views.clean
-                    hidden = model.noised_hidden(ids_SL, clean_SL, mask_SL, structure=views.structure)
-                    self._hidden[policy] = hidden[target_SL]
-                elif self.padding_free:
-                    self._hidden[policy] = model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
-                else:
-                    self._hidden[policy] = model.hidden(ids_SL, mask_SL)[target_SL]
+        if policy in self._hidden:
+            return self._hidden[policy]
+        model = self.policies[policy]
+        # Without gradients here, the current policy's states would be of no use to the loss.
+        if policy != CURRENT and model is self.policies.get(CURRENT) and torch.is_grad_enabled():
+            self._hidden[policy] = self.hidden(CURRENT).detach()
+            return self._hidden[policy]
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            self._hidden[policy] = self._forward(model)
+        self.ran.append(policy)
         return self._hidden[policy]
+
+    def _forward(self, model: MaskedDiffusionLM) -> torch.Tensor:
+        views = self.views
+        ids_SL, mask_SL, target_SL = views.input_ids, views.attention_mask, views.target
+        if views.structure.doubled:
+            clean_SL = views.labels if views.clean is None else views.clean
+            return model.noised_hidden(ids_SL, clean_SL, mask_SL, structure=views.structure)[target_SL]
+        if self.padding_free:
+            return model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
+        return model.hidden(ids_SL, mask_SL)[target_SL]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one
 from lfpo.base.rng import generator
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(settings.Rejection):
     """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5).
 
     min_reward: rollouts with at least this reward are right. masks: masked copies of each, their ratios t stratified
         over (0, 1). num_iterations: passes through each batch, with new masks.
     """
 
-    min_reward: float = 1.0
-    masks: int = 2
-    num_iterations: int = 1
-    needs_base: ClassVar[bool] = False
-    reads_old: ClassVar[bool] = False
+    reads_old = False
 
-    def __post_init__(self) -> None:
-        at_least_one(self, "masks", "num_iterations")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """1 for right rollouts, 0 for the others."""
-        return (rewards_B >= self.min_reward).to(rewards_B.dtype)
+        return (reward_R >= self.min_reward).to(reward_R.dtype)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         right = signal_B.nonzero().flatten().tolist()

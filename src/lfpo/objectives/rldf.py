@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.rng import generator
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import KL, KL_ESTIMATES, clipped_loss
+from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised, shared_by_state
+from lfpo.objectives.step_views import shared_by_state
+from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory, weighted_indices
 
 
-@dataclass(frozen=True)
-class RLDF:
+class RLDF(settings.RLDF):
     """Token losses -A log p (one pass through a batch) or PPO's (several), plus beta times KL to the base policy, at
     the kept positions of `states` replayed states of each rollout.
 
@@ -41,33 +38,11 @@ class RLDF:
     default) and its selection of groups.
     """
 
-    num_iterations: int = 1
-    states: int = 4
-    temperature: float = 1.0
-    threshold: float = 0.6
-    aggregation: Literal["token", "sample"] = "token"
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    kl: KL = "k3"
-    advantage: Advantage = "zscore_floored"
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step", "confidence"})
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "states")
-        in_unit_interval(self, "threshold")
-        not_negative(self, "temperature", "epsilon", "epsilon_high", "beta")
+    needs = frozenset({"reveal_step", "confidence"})
 
     @property
     def reads_old(self) -> bool:
         return self.num_iterations > 1
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def step_scores(self, trajectory: Trajectory) -> list[torch.Tensor]:
         """For each row, the mean of -log p of what each of its distinct steps revealed, on the CPU."""

@@ -1,91 +1,458 @@
-"""Checks an objective's settings without importing its file, and so without loading torch.
+"""The knobs of every objective, checked before torch is loaded: each class is the base of the objective of its name.
 
-Of the file's text only the dataclass with its fields and its `__post_init__` is executed, and the imports and constants
-that these name.
+What a knob means stands in the docstring of the objective.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from lfpo.base.config import build
-from lfpo.base.plugins import dotted, resolve
-from lfpo.objectives import OBJECTIVES, knobs_of
+from lfpo.base.checks import at_least_one, in_unit_interval, not_negative, positive
+from lfpo.objectives.advantages import Advantage, group_advantages
 
+if TYPE_CHECKING:
+    import torch
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise the UserError that `make_objective(settings)` would raise for a wrong name, key or value.
+    from lfpo.objectives.views import Views
 
-    An own objective by dotted path is checked too where it is written like those of this package, with all its fields
-    in one dataclass; any other one is checked when it is made.
-    """
-    name, knobs = knobs_of(settings)
-    module, attribute = dotted(name, OBJECTIVES, kind="objective")
-    if module in sys.modules:
-        return  # make_objective costs nothing then
-    if name not in OBJECTIVES and importlib.util.find_spec(module.partition(".")[0]) is None:
-        resolve(name, OBJECTIVES, kind="objective")  # raises for a module that does not exist
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return
-    cls = settings_class(Path(spec.origin), attribute, module.rpartition(".")[0])
-    if cls is not None:
-        build(cast(Any, cls), knobs, "objective")
+KL = Literal["k1", "k2", "k3"]
 
 
-def settings_class(file: Path, name: str, package: str = "") -> type | None:
-    """A dataclass with the fields and `__post_init__` of the class `name` in a Python file of a package; None where the
-    file has no such dataclass, or the dataclass has base classes, or its `__post_init__` reads more of `self` than
-    fields and constants."""
-    statements = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
-    found = next((s for s in statements if isinstance(s, ast.ClassDef) and s.name == name), None)
-    if found is None or found.bases or not any("dataclass" in ast.unparse(d) for d in found.decorator_list):
-        return None
-    fields = [s for s in found.body if isinstance(s, ast.AnnAssign | ast.Assign)]
-    found.body = [*fields, *(s for s in found.body if _is_post_init(s))]
-    if _read_of_self(found) - set().union(*map(_bound, fields)):
-        return None
-    kept: list[ast.stmt] = [found]
-    wanted, before = _names(found), statements[: statements.index(found)]
-    for statement in reversed(before):
-        if isinstance(statement, ast.Import | ast.ImportFrom) and getattr(statement, "module", "") != "__future__":
-            # Without the future import annotations are evaluated here, where their names are known.
-            statement.names = [a for a in statement.names if (a.asname or a.name).partition(".")[0] in wanted]
-            kept = [statement, *kept] if statement.names else kept
-        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.FunctionDef) and _bound(statement) & wanted:
-            wanted |= _names(statement)
-            kept = [statement, *kept]
-    namespace: dict[str, Any] = {"__name__": f"settings of {file.stem}", "__package__": package}
-    code = compile(ast.Module(kept, type_ignores=[]), str(file), "exec", dont_inherit=True)
-    exec(code, namespace)
-    return cast(type, namespace[name])
+class Defaults:
+    """What an objective is where it does not say otherwise."""
+
+    num_iterations: int = 1
+    """How often each batch of rollouts is gone through (inner iterations), with new views each time."""
+
+    whole_groups: bool = False
+    """Whether the rollouts of a prompt stay in one block, in order."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the loss uses the policy that training started from. It is kept in memory only then."""
+        return False
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether the loss reads theta_old."""
+        return True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the objective needs of rollouts, names of lfpo.rollout.engine.GIVES or of an engine of your own, and of
+        states, names of lfpo.objectives.needs.OF_FULL_ATTENTION and UNEDITED; checked at start. With "predictions"
+        among them, `signal` takes rewards of several states of each rollout."""
+        return frozenset()
+
+    rewarded_steps: int | None = None
+    """With "predictions", at how many scheduled steps they are kept (None: all)."""
+
+    def at_progress(self, share: float) -> Self:
+        """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
+        return self
+
+    def check_sampler(self, sampler: Any) -> None:
+        """Raise UserError when rollouts sampled this way cannot be learned from."""
+
+    def prepare(self, views: Views, logp: Any) -> Views:
+        """The views that the passes of one optimiser step take instead, where weights or targets depend on what the
+        policies say or on rollouts of other ranks. Called on every rank, also with no views, without gradients, before
+        the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under a policy ("current"
+        or "old"), each call a forward of them."""
+        return views
 
 
-def _is_post_init(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.FunctionDef) and statement.name == "__post_init__"
+@dataclass(frozen=True)
+class Clipped(Defaults):
+    """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides). advantage:
+    its form (see lfpo.objectives.advantages)."""
+
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high")
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """The advantage of each rollout."""
+        return group_advantages(reward_R, group_R, self.advantage)
 
 
-def _read_of_self(statement: ast.stmt) -> set[str]:
-    """The attributes of `self` that a statement reads."""
-    found = [node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)]
-    return {node.attr for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"}
+@dataclass(frozen=True)
+class ClippedWithKL(Clipped):
+    """beta: weight of KL to the base policy."""
+
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "beta")
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
 
 
-def _names(statement: ast.stmt) -> set[str]:
-    """The names that a statement reads."""
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+@dataclass(frozen=True)
+class LFPO(Defaults):
+    """See lfpo.objectives.lfpo."""
+
+    beta: float = 0.3
+    timesteps: int = 4
+    states: Literal["stratified", "noised"] = "stratified"
+    reward_transform: Literal["centered", "raw"] = "centered"
+    clip: float = 1.0
+    deviation: Literal["batch", "one"] = "batch"
+    baseline: float = 1.0
+    num_iterations: int = 1
+    positive_weight: float = 1.0
+    negative_weight: float = 1.0
+    target_weight: Literal["equal", "p_old"] = "equal"
+
+    REFUSED: ClassVar[dict[str, str]] = {
+        "states: uniform": "was removed; write states: stratified",
+        "states: surprisal": "was removed; write states: stratified",
+        "states: entropy": "was removed; write states: stratified",
+        "deviation: group": "was removed; write deviation: batch, or one",
+        "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
+    }
+    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
+        "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
+        "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
+    }
+
+    def __post_init__(self) -> None:
+        positive(self, "beta", "clip")
+        at_least_one(self, "timesteps", "num_iterations")
+        not_negative(self, "positive_weight", "negative_weight")
+        if self.positive_weight + self.negative_weight == 0:
+            raise ValueError("positive_weight and negative_weight must not both be zero")
+        if not 0 <= self.baseline <= 1:
+            raise ValueError(f"baseline must be from 0 to 1, found {self.baseline:g}")
+        for name in ("clip", "deviation", "baseline") if self.reward_transform == "raw" else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(
+                    f"{name} {getattr(self, name)} has no effect with reward_transform 'raw'; "
+                    f"leave one of them out, or set {name} to {getattr(type(self), name)}"
+                )
 
 
-def _bound(statement: ast.Assign | ast.AnnAssign | ast.FunctionDef) -> set[str]:
-    """The names that a top-level statement binds."""
-    if isinstance(statement, ast.FunctionDef):
-        return {statement.name}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+@dataclass(frozen=True)
+class DiffuGRPO(ClippedWithKL):
+    """See lfpo.objectives.diffu_grpo."""
+
+    num_iterations: int = 12
+    p_mask_prompt: float = 0.15
+    epsilon: float = 0.5
+    beta: float = 0.04
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_unit_interval(self, "p_mask_prompt")
+
+
+@dataclass(frozen=True)
+class UniGRPO(ClippedWithKL):
+    """See lfpo.objectives.unigrpo."""
+
+    num_iterations: int = 4
+    diffusion_steps: int = 1000
+    min_step: int = 0
+    after_eos: bool = True
+    beta: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "min_step")
+        if self.diffusion_steps < self.min_step + 2:
+            raise ValueError(
+                f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
+            )
+
+
+@dataclass(frozen=True)
+class CoupledGRPO(ClippedWithKL):
+    """See lfpo.objectives.coupled_grpo."""
+
+    num_iterations: int = 2
+    min_ratio: float = 0.2
+    max_ratio: float = 0.8
+    epsilon: float = 0.5
+    beta: float = 0.01
+    advantage: Advantage = "leave_one_out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_unit_interval(self, "min_ratio", "max_ratio")
+        if not 0 < self.min_ratio <= self.max_ratio < 1:
+            raise ValueError(
+                f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be ordered, inside (0, 1)"
+            )
+
+
+@dataclass(frozen=True)
+class AGRPO(ClippedWithKL):
+    """See lfpo.objectives.agrpo."""
+
+    mc_samples: int = 24
+    step_distribution: Literal["uniform", "entropy"] = "entropy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples")
+
+
+@dataclass(frozen=True)
+class CJGRPO(ClippedWithKL):
+    """See lfpo.objectives.cj_grpo."""
+
+    num_iterations: int = 12
+    epsilon: float = 0.5
+    dual_clip: float | None = None
+    beta: float = 0.04
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "dual_clip")
+
+
+@dataclass(frozen=True)
+class ESPO(ClippedWithKL):
+    """See lfpo.objectives.espo."""
+
+    num_iterations: int = 8
+    mc_samples: int = 2
+    beta: float = 1e-3
+    advantage: Advantage = "leave_one_out"
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples")
+
+
+@dataclass(frozen=True)
+class GDSD(ClippedWithKL):
+    """See lfpo.objectives.gdsd."""
+
+    num_iterations: int = 8
+    mc_samples: int = 2
+    psi: float = 10.0
+    epsilon: float = 4e-4
+    beta: float = 1e-3
+    tlc: bool = False
+    advantage: Advantage = "leave_one_out"
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples")
+        not_negative(self, "psi")
+        if self.epsilon >= 1:
+            raise ValueError(f"epsilon {self.epsilon} must be below 1: the score is clamped to log(1 - epsilon)")
+
+
+@dataclass(frozen=True)
+class GDPO(ClippedWithKL):
+    """See lfpo.objectives.gdpo."""
+
+    num_iterations: int = 12
+    nodes: int = 3
+    epsilon: float = 0.5
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "nodes")
+
+
+@dataclass(frozen=True)
+class EGSPO(ClippedWithKL):
+    """See lfpo.objectives.egspo."""
+
+    steps: int = 8
+    epsilon_high: float | None = 0.5
+    beta: float = 0.04
+    exact_kl: bool = False
+    aggregation: Literal["sum", "mean"] = "sum"
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "steps")
+
+
+@dataclass(frozen=True)
+class RLDF(ClippedWithKL):
+    """See lfpo.objectives.rldf."""
+
+    states: int = 4
+    temperature: float = 1.0
+    threshold: float = 0.6
+    aggregation: Literal["token", "sample"] = "token"
+    beta: float = 0.01
+    kl: KL = "k3"
+    advantage: Advantage = "zscore_floored"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "states")
+        in_unit_interval(self, "threshold")
+        not_negative(self, "temperature")
+
+
+@dataclass(frozen=True)
+class MDPO(Defaults):
+    """See lfpo.objectives.mdpo."""
+
+    num_iterations: int = 1
+    steps: int = 8
+    rewarded_steps: int | None = None
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.02
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "steps", "rewarded_steps")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+
+
+@dataclass(frozen=True)
+class BGPO(Clipped):
+    """See lfpo.objectives.bgpo."""
+
+    mc_samples: int = 16
+    dual_clip: float | None = 3.0
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples", "dual_clip")
+
+
+@dataclass(frozen=True)
+class JustGRPO(Clipped):
+    """See lfpo.objectives.justgrpo."""
+
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+
+
+@dataclass(frozen=True)
+class TraceRL(Defaults):
+    """See lfpo.objectives.trace_rl."""
+
+    shrink: int = 8
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.01
+    min_accuracy: float = 0.2
+    max_accuracy: float = 0.8
+    num_iterations: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "shrink", "num_iterations")
+        not_negative(self, "epsilon", "epsilon_high", "beta")
+        in_unit_interval(self, "min_accuracy", "max_accuracy")
+        if self.min_accuracy > self.max_accuracy:
+            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+
+
+@dataclass(frozen=True)
+class SPG(Defaults):
+    """See lfpo.objectives.spg."""
+
+    bound: Literal["mix", "eubo", "elbo", "none"] = "mix"
+    beta: float = 1.5
+    mix: float = 0.5
+    num_masks: int = 2
+    block_length: int | None = 32
+    p_mask: float = 0.15
+    num_iterations: int = 4
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "beta", "num_masks", "block_length", "num_iterations")
+        in_unit_interval(self, "mix", "p_mask")
+
+
+@dataclass(frozen=True)
+class StableDRL(Defaults):
+    """See lfpo.objectives.stable_drl."""
+
+    num_iterations: int = 2
+    clip: float = 5.0
+    shared_masks: bool = False
+    beta: float = 1.5
+    mix: float = 0.5
+    num_masks: int = 2
+    block_length: int | None = 32
+    p_mask: float = 0.15
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations", "beta", "num_masks", "block_length")
+        in_unit_interval(self, "mix", "p_mask")
+        positive(self, "clip")
+
+
+@dataclass(frozen=True)
+class WD1(Defaults):
+    """See lfpo.objectives.wd1."""
+
+    num_iterations: int = 8
+    p_mask_prompt: float = 0.15
+    temperature: float = 1.0
+    advantage: Advantage = "mean"
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "num_iterations")
+        in_unit_interval(self, "p_mask_prompt")
+        positive(self, "temperature")
+
+
+@dataclass(frozen=True)
+class Rejection(Defaults):
+    """See lfpo.objectives.rejection."""
+
+    min_reward: float = 1.0
+    masks: int = 2
+    num_iterations: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "masks", "num_iterations")
+
+
+@dataclass(frozen=True)
+class DTM(Defaults):
+    """See lfpo.objectives.dtm."""
+
+    tilt: float = 1.0
+    control: float = 1.0
+    num_iterations: int = 4
+    block_length: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "tilt")
+        at_least_one(self, "num_iterations")
+        if self.block_length is not None:
+            at_least_one(self, "block_length")
+
+
+@dataclass(frozen=True)
+class VRPO(Defaults):
+    """See lfpo.objectives.vrpo."""
+
+    mc_samples: int = 4
+    beta: float = 0.2
+    after_eos: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mc_samples")
+        positive(self, "beta")

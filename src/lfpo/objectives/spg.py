@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import block_masks
+from lfpo.objectives import settings
+from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class SPG:
+class SPG(settings.SPG):
     """Policy gradient whose log-likelihood is an evidence lower bound (ELBO) where the advantage is positive and, where
     it is not, an upper bound (EUBO), a mixture of both, or the lower bound again.
 
@@ -34,24 +31,11 @@ class SPG:
     targets too. Different from the public code, no block is drawn twice before all blocks were drawn once.
     """
 
-    bound: Literal["mix", "eubo", "elbo", "none"] = "mix"
-    beta: float = 1.5
-    mix: float = 0.5
-    num_masks: int = 2
-    block_length: int | None = 32
-    p_mask: float = 0.15
-    num_iterations: int = 4
-    advantage: Advantage = "mean"
-    needs_base: ClassVar[bool] = False
-    reads_old: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
+    reads_old = False
+    needs = frozenset({"full_attention"})  # its masks leave later blocks masked
 
-    def __post_init__(self) -> None:
-        at_least_one(self, "beta", "num_masks", "block_length", "num_iterations")
-        in_unit_interval(self, "mix", "p_mask")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return group_advantages(reward_R, group_R, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return masked_views(trajectory, block_masks(self, trajectory, seeds, inner))

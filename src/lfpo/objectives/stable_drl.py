@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.checks import at_least_one, in_unit_interval, positive
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import Advantage, group_advantages
-from lfpo.objectives.masks import block_masks
+from lfpo.objectives import settings
+from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, masked_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class StableDRL:
+class StableDRL(settings.StableDRL):
     """-sum over rollouts of v A q, with q = E where A > 0 and mix U + (1 - mix) E elsewhere, E and U SPG's lower and
     upper bound a token, and v the softmax over an optimiser step's rollouts of min(E - E_old, log clip), a constant.
 
@@ -40,25 +37,10 @@ class StableDRL:
     The public code's softmax runs over the rows of one rank; here over all of the step, on all ranks.
     """
 
-    num_iterations: int = 2
-    clip: float = 5.0
-    shared_masks: bool = False
-    beta: float = 1.5
-    mix: float = 0.5
-    num_masks: int = 2
-    block_length: int | None = 32
-    p_mask: float = 0.15
-    advantage: Advantage = "mean"
-    needs_base: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"full_attention"})  # its masks leave later blocks masked
+    needs = frozenset({"full_attention"})  # its masks leave later blocks masked
 
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "beta", "num_masks", "block_length")
-        in_unit_interval(self, "mix", "p_mask")
-        positive(self, "clip")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return group_advantages(reward_R, group_R, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `prepare` takes

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.models.roles import OLD
+from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, group_means
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, step_views
+from lfpo.objectives.step_views import step_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class TraceRL:
+class TraceRL(settings.TraceRL):
     """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them. Of a
     position that several of these steps wrote to, the token after the last of them counts.
 
@@ -31,29 +29,14 @@ class TraceRL:
     The public code also counts truncated answers as wrong; here the reward function decides that.
     """
 
-    shrink: int = 8
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    min_accuracy: float = 0.2
-    max_accuracy: float = 0.8
-    num_iterations: int = 1
-    needs_base: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"reveal_step"})
+    needs = frozenset({"reveal_step"})
 
-    def __post_init__(self) -> None:
-        at_least_one(self, "shrink", "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-        in_unit_interval(self, "min_accuracy", "max_accuracy")
-        if self.min_accuracy > self.max_accuracy:
-            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """Z-scores of the rewards in their group; exactly 0 only for rollouts of prompts that are left out."""
-        mean = group_means(rewards_B, group_B)
+        mean = group_means(reward_R, group_R)
         slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
         kept = (mean >= self.min_accuracy - slack) & (mean <= self.max_accuracy + slack)
-        advantage = group_advantages(rewards_B, group_B, "zscore")
+        advantage = group_advantages(reward_R, group_R, "zscore")
         # A rollout at its group's mean keeps its KL term: its signal is not exactly 0.
         return torch.where(kept, torch.where(advantage == 0, 1e-12, advantage), 0.0)
 

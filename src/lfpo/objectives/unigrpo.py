@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.rng import generator
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
@@ -17,8 +15,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class UniGRPO:
+class UniGRPO(settings.UniGRPO):
     """PPO's clipped loss with log p(o_k | prompt, completion masked at ratio t) as likelihood of the masked tokens.
 
     num_iterations: mu passes; the ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula; its
@@ -31,30 +28,6 @@ class UniGRPO:
     The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
     log-probabilities over the masked tokens.
     """
-
-    num_iterations: int = 4
-    diffusion_steps: int = 1000
-    min_step: int = 0
-    after_eos: bool = True
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta", "min_step")
-        if self.diffusion_steps < self.min_step + 2:
-            raise ValueError(
-                f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
-            )
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-        return group_advantages(rewards_B, group_B, self.advantage)
 
     def step(self, first: int, inner: int) -> int:
         """t_n of pass `inner` (from 0), when the first pass has t_1 = first."""

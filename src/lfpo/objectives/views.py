@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
-from lfpo.base import distributed
 from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
 from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
@@ -162,118 +161,6 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     rows = trajectory.rows(row_S)
     target = rows.open_before(step_S) & rows.counted
     return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
-
-
-def listed(steps: Sequence[torch.Tensor], trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps listed for each row, as `step_views` takes them: their rows [S] and themselves [S]."""
-    row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
-    return row_S.to(trajectory.tokens.device), torch.cat([*steps]).to(trajectory.tokens.device)
-
-
-def step_views(
-    trajectory: Trajectory,
-    row_S: torch.Tensor,
-    step_S: torch.Tensor,
-    *,
-    last_S: torch.Tensor | None = None,
-    weight_S: torch.Tensor | None = None,
-    after_eos: bool = False,
-) -> Views:
-    """The states before given steps of given rows, numbered by step; targets are the scored positions that the step
-    wrote to, labels the tokens that it wrote there, also where they are edited later.
-
-    last_S: score what the steps from step_S to last_S wrote, with the tokens after the last (step_S unless given).
-    weight_S: of a view's targets (1 unless given). after_eos: whether tokens after the first EOS are scored.
-    """
-    rows, last_S = trajectory.rows(row_S), step_S if last_S is None else last_S
-    target = rows.written_by(step_S, last_S) & rows.scored(after_eos)
-    weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
-    return noised(
-        trajectory,
-        row_S,
-        rows.masked_before(step_S),
-        target,
-        shown_SC=rows.tokens_before(step_S),
-        label_SC=rows.written_until(last_S),
-        weight_SC=weight,
-        state_S=step_S,
-        after_eos=after_eos,
-    )
-
-
-def masked_views(
-    trajectory: Trajectory,
-    masked_MBL: torch.Tensor,
-    *,
-    weight_MB: torch.Tensor | None = None,
-    units: int = 1,
-    after_eos: bool = False,
-) -> Views:
-    """M views a rollout with given positions masked, numbered 0 .. M - 1; views without a target are left out.
-
-    Targets are the masked positions of the completion that are scored; those not scored are masked in every view.
-
-    masked_MBL: may have C columns (completion only) or P + C. weight_MB: of a view's targets (1 unless given).
-    units: how many units a rollout's views form: view m belongs to the rollout's unit m mod `units`.
-    after_eos: whether tokens after the first EOS are scored.
-    """
-    n_views, n_rows, width = masked_MBL.shape
-    device = masked_MBL.device
-    row_S = torch.arange(n_rows, device=device).repeat(n_views)
-    state_S = torch.arange(n_views, device=device).repeat_interleave(n_rows)
-    scored_SC = trajectory.scored(after_eos)[row_S]
-    length = scored_SC.shape[1]
-    masked_SL = masked_MBL.flatten(0, 1) | F.pad(~scored_SC, (width - length, 0))
-    views = noised(
-        trajectory,
-        row_S,
-        masked_SL,
-        masked_SL[:, width - length :] & scored_SC,
-        weight_SC=None if weight_MB is None else weight_MB.flatten()[:, None].expand(scored_SC.shape),
-        unit_S=row_S * units + state_S % units,
-        state_S=state_S,
-        after_eos=after_eos,
-    )
-    return views.select(views.target.any(-1).nonzero().flatten())
-
-
-def coupled_views(
-    trajectory: Trajectory, masked_DBC: torch.Tensor, *, weighted: bool, together: bool, after_eos: bool
-) -> Views:
-    """Two views for each of D masks of a rollout: the mask, and its complement, which together score every token once.
-
-    Weights are 1/2; `weighted`: (n + 1) / (2 x) with n scored tokens of which the view masks x, which makes the sum
-    over a mask's two views an estimate of the ELBO where x is uniform on 0 .. n.
-
-    together: all of a rollout's views form one unit; otherwise each mask and its complement do.
-    after_eos: whether tokens after the first EOS are scored.
-    """
-    scored_BC = trajectory.scored(after_eos)
-    masked_MBC = torch.cat([masked_DBC & scored_BC, ~masked_DBC & scored_BC])
-    weight_MB = torch.full(masked_MBC.shape[:2], 0.5, device=masked_MBC.device)
-    if weighted:
-        weight_MB *= (scored_BC.sum(-1) + 1) / masked_MBC.sum(-1).clamp(min=1)
-    units = 1 if together else len(masked_DBC)
-    return masked_views(trajectory, masked_MBC, weight_MB=weight_MB, units=units, after_eos=after_eos)
-
-
-def elbo_views(trajectory: Trajectory, masked_DBC: torch.Tensor, *, after_eos: bool) -> Views:
-    """A view and a unit for each of D masks of a rollout. A target's weight is n / (x C), with n scored tokens of which
-    the mask holds x, and C = gen_length. The weighted sum of log p is then an estimate of the ELBO over C if x is
-    uniform on 1 .. n; a view's weights sum to n / C."""
-    scored_BC = trajectory.scored(after_eos)
-    n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
-    weight_DB = n_B / (x_DB.clamp(min=1) * (trajectory.sampler.gen_length or masked_DBC.shape[-1]))
-    return masked_views(trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=after_eos)
-
-
-def shared_by_state(views: Views) -> Views:
-    """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
-    1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""
-    counts = torch.stack([views.state, views.target.sum(-1)], dim=1)
-    every = distributed.all_gather_tensor(counts)
-    total = torch.bincount(every[:, 0], weights=every[:, 1].double())
-    return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])
 
 
 def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.checks import at_least_one, positive
 from lfpo.models.roles import BASE
-from lfpo.objectives.masks import stratified_masks
+from lfpo.objectives import settings
+from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, elbo_views
+from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class VRPO:
+class VRPO(settings.VRPO):
     """The mean over pairs of -log sigmoid(beta [(e - e_base) of the chosen - (e - e_base) of the rejected completion]),
     with e the mean over mc_samples masks of n / (x C) times the sum of log p at a mask of x of its n scored tokens, x
     uniform on 1 .. n, C = gen_length. Policy and base policy share the masks. `lfpo dpo` trains it: rows 2p and 2p + 1
@@ -30,19 +27,11 @@ class VRPO:
     mc_samples: masks of each completion. after_eos: also score the padding after the first EOS; otherwise it is masked.
     """
 
-    mc_samples: int = 4
-    beta: float = 0.2
-    after_eos: bool = False
-    num_iterations: ClassVar[int] = 1
-    needs_base: ClassVar[bool] = True
+    needs_base = True
 
-    def __post_init__(self) -> None:
-        at_least_one(self, "mc_samples")
-        positive(self, "beta")
-
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """1 for each chosen and -1 for each rejected completion."""
-        return (1.0 - 2.0 * (torch.arange(len(rewards_B)) % 2)).to(rewards_B)
+        return (1.0 - 2.0 * (torch.arange(len(reward_R)) % 2)).to(reward_R)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         scored_BC = trajectory.scored(self.after_eos)

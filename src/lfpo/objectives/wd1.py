@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from lfpo.base.checks import at_least_one, in_unit_interval, positive
-from lfpo.objectives.advantages import Advantage, group_advantages, group_sizes
+from lfpo.objectives import settings
+from lfpo.objectives.advantages import group_advantages, group_sizes
 from lfpo.objectives.diffu_grpo import prompt_masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
@@ -17,8 +15,7 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class WD1:
+class WD1(settings.WD1):
     """Raise the one-step log-likelihood of the completion (see diffu_grpo) with weight softmax(A) and lower it with
     weight softmax(-A), both over the rollouts of a prompt; averaged over prompts.
 
@@ -27,29 +24,19 @@ class WD1:
     which holds one prompt's rollouts.
     """
 
-    num_iterations: int = 8
-    p_mask_prompt: float = 0.15
-    temperature: float = 1.0
-    advantage: Advantage = "mean"
-    needs_base: ClassVar[bool] = False
-    reads_old: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        in_unit_interval(self, "p_mask_prompt")
-        positive(self, "temperature")
+    reads_old = False
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
 
-    def signal(self, rewards_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """Group size times (softmax(A) - softmax(-A)): the mean over rollouts is then the mean over prompts."""
-        return self.weights(group_advantages(rewards_B, group_B, self.advantage), group_B)
+        return self.weights(group_advantages(reward_R, group_R, self.advantage), group_R)
 
-    def weights(self, advantage_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    def weights(self, advantage_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         scaled = advantage_B / self.temperature
-        return group_sizes(group_B) * (_group_softmax(scaled, group_B) - _group_softmax(-scaled, group_B))
+        return group_sizes(group_R) * (_group_softmax(scaled, group_R) - _group_softmax(-scaled, group_R))
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
@@ -65,8 +52,8 @@ class WD1:
         return float(len(views))
 
 
-def _group_softmax(x_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    size = int(group_B.max()) + 1
-    peak = torch.full((size,), -torch.inf, dtype=x_B.dtype).scatter_reduce(0, group_B, x_B, "amax")
-    powers = (x_B - peak[group_B]).exp()
-    return powers / torch.zeros(size, dtype=x_B.dtype).index_add_(0, group_B, powers)[group_B]
+def _group_softmax(x_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+    size = int(group_R.max()) + 1
+    peak = torch.full((size,), -torch.inf, dtype=x_B.dtype).scatter_reduce(0, group_R, x_B, "amax")
+    powers = (x_B - peak[group_R]).exp()
+    return powers / torch.zeros(size, dtype=x_B.dtype).index_add_(0, group_R, powers)[group_R]

@@ -141,8 +141,3 @@ def _settings(sampler: dict[str, Any]) -> dict[str, Any]:
     names = ["temperature", "alg" if sampler.get("alg") else "remasking"]
     names += [k for k, v in sampler.items() if k not in names and v != plain.get(k)]
     return {k: sampler[k] for k in names if k in sampler}
-
-
-def is_comparison(folder: Path) -> bool:
-    """Whether `lfpo compare` wrote this folder."""
-    return (folder / "results.json").exists()

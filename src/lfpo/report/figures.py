@@ -8,9 +8,8 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.report.charts import POLICY, SHARE, Chart, shown
-from lfpo.report.comparison_figures import comparison_figures
-from lfpo.report.data import is_comparison, run_data
-from lfpo.report.simplex import draw_simplex
+from lfpo.report.comparison import comparison_data, comparison_figure, is_comparison
+from lfpo.report.data import run_data
 from lfpo.report.style import COLOURS, STYLES
 from lfpo.runs.directory import Run
 
@@ -26,8 +25,7 @@ def write_figures(run: Run) -> list[Path]:
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     written = []
     with plt.rc_context(style):
-        made = comparison_figures(run.dir) if is_comparison(run.dir) else _run_figures(run_data(run))
-        for name, figure in made:
+        for name, figure in _figures(run):
             for ending in ("svg", "pdf"):
                 path = run.dir / "figures" / f"{name}.{ending}"
                 try:
@@ -41,6 +39,13 @@ def write_figures(run: Run) -> list[Path]:
     return written
 
 
+def _figures(run: Run) -> Iterator[tuple[str, Any]]:
+    if is_comparison(run.dir):
+        yield "comparison", comparison_figure(comparison_data(run.dir))
+        return
+    yield from _run_figures(run_data(run))
+
+
 def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "convergence", _convergence(data)
     if any("accuracy" in e["last"] for e in data["evaluations"]):
@@ -51,7 +56,6 @@ def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for chart in POLICY:
         if shown(chart, data["metrics"]):
             yield chart.title.lower().replace(" ", "-"), _chart(chart, data)
-    yield "simplex", draw_simplex()
 
 
 def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:

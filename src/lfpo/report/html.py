@@ -11,8 +11,8 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
-from lfpo.report.comparison import comparison_data
-from lfpo.report.data import is_comparison, run_data
+from lfpo.report.comparison import comparison_data, is_comparison
+from lfpo.report.data import run_data
 from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent

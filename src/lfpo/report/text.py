@@ -8,10 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lfpo.base.errors import UserError
 from lfpo.report.charts import POLICY, reward_parts, shown
-from lfpo.report.comparison import comparison_data
-from lfpo.report.data import is_comparison, run_data
+from lfpo.report.comparison import comparison_data, is_comparison
+from lfpo.report.data import run_data
 from lfpo.runs.directory import Run
 from lfpo.runs.display import reward_text, sparkline
 
@@ -107,19 +106,10 @@ def thinned(values: list[float], width: int) -> list[float]:
 
 
 def _print_comparison(data: dict[str, Any], console: Console) -> None:
-    if not data["tables"]:
-        raise UserError(f"{data['name']}: the comparison has no tables")
-    for result in data["tables"]:
-        table = Table(title=result["title"].replace("`", ""), caption=result["caption"], title_justify="left")
-        for i, name in enumerate(result["columns"]):
-            table.add_column(name, justify="right" if i else "left")
-        for row in result["rows"]:
-            table.add_row(*(_entry(e) for e in row))
-        console.print(table)
-
-
-def _entry(entry: dict[str, Any]) -> str:
-    """The best is bold with a star, the second underlined with a plus: files have no bold text."""
-    mark = {0: "", 1: " *", 2: " +"}[entry["rank"]]
-    style = {0: "", 1: "bold", 2: "underline"}[entry["rank"]]
-    return f"[{style}]{entry['text']}{mark}[/]" if style else entry["text"]
+    made = data["table"]
+    table = Table(title=data["title"], caption=made["caption"], title_justify="left")
+    for i, name in enumerate(made["columns"]):
+        table.add_column(name, justify="right" if i else "left")
+    for row in made["rows"]:
+        table.add_row(*row)
+    console.print(table)

@@ -13,47 +13,52 @@ MAX_LAYERS = 10
 
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`"))
 _BOLD = ("**", "__")
-_COMMAND = (
-    r"\\(?:text(?:bf|it|rm|sf|normal|up)?|math(?:rm|bf|it|sf|normal)|boldsymbol|bm|mbox|hbox|emph|underline|rm|bf)"
+_FONT = (
+    r"\\(text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
 )
-TEXT = re.compile(_COMMAND + r"\s*\{([^{}]*)\}")
-_WHOLE = re.compile(rf"(?:{_COMMAND}\s*)?\{{")
-_WORD = re.compile(r"[A-Za-z]")
-_LETTERS = re.compile(r"[A-Za-z]{2,}")
+_WHOLE = re.compile(rf"(?:{_FONT}\s*)?\{{")
+_IN_FONT = re.compile(rf"{_FONT}\s*\{{([^{{}}]*)\}}")
+TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` leaves, around words
+_ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
+_BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
 
-_SIGNS = {
-    "{,}": ",",
-    "\\$": " ",
-    "\\%": "",
-    "~": " ",
-    "°": "^\\circ ",
-    "×": "\\times ",  # noqa: RUF001
-    "÷": "\\div ",
-    "·": "\\cdot ",
-    "−": "-",  # noqa: RUF001 (the typeset minus sign is meant)
-    "π": "\\pi ",
-    "∞": "\\infty ",
-    "+\\infty": "\\infty",
-    "∪": "\\cup ",  # noqa: RUF001
-    "≤": "\\le ",
-    "≥": "\\ge ",
-    "<=": "\\le ",
-    ">=": "\\ge ",
-    "∈": "\\in ",
-}
 _THIN = r"(?:\{,\}|,?\s*\\!|\\,|[\u2009\u202f])"  # marks a group of three digits; a wider space separates two numbers
 _GROUPED = re.compile(rf"(?<![\d.])\d{{1,3}}(?:{_THIN}\s*\d{{3}})+(?!\d)")
-_RESPELLED = (
-    (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])"), ""),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\(le|ge)q(?:slant)?"), r"\\\1 "),
-    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-    (re.compile(r"\\q?quad(?![A-Za-z])|(?<!\\)\\[ ,;:!]"), " "),  # a double backslash ends a row of a matrix
-    (re.compile(r"(?<!\\)\\[()\[\]]|\$"), " "),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?(?:\s*[CF](?![A-Za-z]))?"), " "),
-    (re.compile(r"([)\]])\s*U\s*([(\[])"), r"\1\\cup \2"),
+_SIGNS = r"""
+    {,} , ° ^\circ × \times ÷ \div · \cdot π \pi ∞ \infty +\infty \infty ∪ \cup ± \pm ≈ \approx ∈ \in
+    ≤ \le ≥ \ge <= \le >= \ge \varnothing \emptyset
+""".split()  # noqa: RUF001, SIM905 (the typeset signs are meant)
+_SPELLINGS = (
+    (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
+    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])", ""),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(le|ge)q(?:slant)?", r"\\\1 "),
+    (r"\\lt(?![A-Za-z])", "<"),
+    (r"\\gt(?![A-Za-z])", ">"),
+    (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[ ,;:!]", " "),  # a double backslash ends a row of a matrix
+    (r"(?<!\\)\\[()\[\]]|\\?\$|~", " "),
+    (r"\{\s*\\(?:bf|it|rm|sf|tt)(?![A-Za-z])([^{}]*)\}", r"\\text{\1}"),
+    (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])(?!\s*\{)", " "),
+    (r"\\?%", r"\\text{percent}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?(?:\s*C(?![A-Za-z]))", r"\\text{degrees celsius}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?(?:\s*F(?![A-Za-z]))", r"\\text{degrees fahrenheit}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
+    (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
+    (
+        rf"\{{{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}\}}|^{_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}$",
+        r"\\frac{\1\3}{\2\4}",
+    ),
+    (r"\\begin\{array\}\s*\{[lcr| ]*\}|\\begin\{smallmatrix\}", r"\\begin{matrix}"),
+    (r"\\end\{(?:array|smallmatrix)\}", r"\\end{matrix}"),
+    (r"\](?=([^\[\](),]*[^\[\](),\s][^\[\](),]*),([^\[\](),]*[^\[\](),\s]\s*[\[\]]))", "("),  # ]1, 2[ is (1, 2)
+    (r"([\[(][^\[\](),]*[^\[\](),\s]\s*,[^\[\](),]*[^\[\](),\s]\s*)\[", r"\1)"),
 )
+_RESPELLED = [(re.compile(pattern), spelling) for pattern, spelling in _SPELLINGS]
+_IN_BASE = re.compile(
+    r"(?<=[\d)}])\s*(?:_\s*\{?\s*(?:\\text\{\s*)?|\(\s*|\\text\{\s*\(?\s*|\s)(?:in\s+)?(base\b[\s}-]*)?"
+    rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
+)
+_DIGITS_IN_BRACKETS = re.compile(r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)")
 
 _INTRODUCTION = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct|right)\s+)?(?:answer|option|choice)"
@@ -63,14 +68,18 @@ _INTRODUCTION = re.compile(
 
 
 def plain_latex(text: str) -> str:
-    """The text without delimiters, fonts, spacing commands, percent, degree and currency signs, and a full stop."""
+    """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled.
+
+    Words are left in `\\text{}`, also `percent` and `degrees` for their signs.
+    """
     text = unwrapped(text)
     text = _GROUPED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
-    for old, new in _SIGNS.items():
-        text = text.replace(old, new)
-    for pattern, replacement in _RESPELLED:
-        text = pattern.sub(replacement, text)
-    return _stripped(_SHORT_FRACTION.sub(_long_fraction, TEXT.sub(_without_font, text)))
+    for old, new in zip(_SIGNS[::2], _SIGNS[1::2], strict=True):
+        text = text.replace(old, f"{new} " if new[-1:].isalpha() else new)
+    for pattern, spelling in _RESPELLED:
+        text = pattern.sub(spelling, text)
+    text = _DIGITS_IN_BRACKETS.sub(r"\1", _IN_FONT.sub(_without_font, text))
+    return _stripped(_SHORT_FRACTION.sub(_long_fraction, _IN_BASE.sub(_base, text)))
 
 
 def unwrapped(text: str) -> str:
@@ -95,6 +104,9 @@ def unwrapped(text: str) -> str:
 
 def without_introduction(text: str) -> str:
     """The text without `the answer is`, `Option` and the like; without what encloses the rest."""
+    spoken = TEXT.match(text)  # `\\text{The answer is }13`
+    if spoken and _INTRODUCTION.fullmatch(spoken[1]):
+        return unwrapped(text[spoken.end() :])
     return unwrapped(text[found.end() :]) if (found := _INTRODUCTION.match(text)) else text
 
 
@@ -103,15 +115,24 @@ def _stripped(text: str) -> str:
 
 
 def _without_font(found: re.Match[str]) -> str:
-    """The content of a font command, unless it is a word. Letters in `\\text` are words: they may be units."""
-    words = _LETTERS if found[0].startswith(("\\math", "\\b")) else _WORD
-    return found[0] if words.search(found[1]) else f" {found[1]} "
+    """The content of a font command, or `\\text{}` around words. A single letter in `\\text` may be a unit."""
+    is_text = found[1].startswith("text") or found[1].endswith("box")
+    words = re.search("[A-Za-z]" if is_text else "[A-Za-z]{2}", found[2])
+    return f"\\text{{{found[2]}}}" if words else f" {found[2]} "
+
+
+def _base(found: re.Match[str]) -> str:
+    """`_8` for a base in any spelling, nothing for base ten. Without `_` and `base`, digits are not a base."""
+    if not found[1] and not found[0].lstrip().startswith("_"):
+        return found[0]
+    base = str(_BASES.index(found[2]) + 2) if found[2] in _BASES else found[2]
+    return "" if base == "10" else f"_{base}"
 
 
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\{[^{}]*\}|\w)\s*(\{[^{}]*\}|\w)")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9])")
 _SHORT_SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-_JOINING_SPACE = re.compile(r"(?<![\d.]) | (?![\d.])")
+_JOINING_SPACE = re.compile(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])")  # `1, 234` is a list
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 _OPTION = re.compile(r"\(([A-Za-z])\)")  # a multiple-choice option
 
@@ -131,7 +152,7 @@ def _long_fraction(found: re.Match[str]) -> str:
 
 
 def split_outside(text: str, separators: re.Pattern[str]) -> list[str]:
-    """Split at the matches of a pattern that are outside all brackets. An open interval `]1,2[` does not count."""
+    """Split at the matches of a pattern that are outside all brackets."""
     parts, depth, start, seen = [], 0, 0, 0
     for found in separators.finditer(text):
         depth += sum((c in "([{") - (c in ")]}") for c in text[seen : found.start()])

@@ -1,30 +1,48 @@
 """Grades mathematical answers: the marked answer must equal the reference as a number or as an expression.
 
-Numbers are compared exactly (`numbers.py`), other answers by their normalised LaTeX and then by math-verify, if it is
-installed.
+An answer is a name with a value (`x = 5`). Values are taken apart into lists, tuples, intervals and matrices; their
+elements are compared exactly as numbers, then by their spelling, then by math-verify, if it is installed.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from lfpo.rewards.algebra import may_decide
 from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse
-from lfpo.rewards.latex import canonical, plain_latex, split_outside, without_introduction
+from lfpo.rewards.latex import TEXT, canonical, plain_latex, split_outside, without_introduction
 from lfpo.rewards.numbers import to_number
-from lfpo.rewards.statements import COMMAS, EQUALS, UNIONS, statement
-from lfpo.rewards.symbolic import symbolic_available, symbolically_equal
+from lfpo.rewards.symbolic import readable, symbolic_available, symbolically_equal
+from lfpo.rewards.units import is_unit, measures, without_units
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
 MAX_SIDES = 5  # of `1 + 2 = 2 + 1 = 3`
+MAX_ELEMENTS = 50
 
-_CLOSING = {"(": ")", "[": "]"}
+_COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
 _ANY_COMMA = re.compile(",")
-_ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
+_EQUALS = re.compile(r"(?<![<>!:\\])=")
+_ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
+_UNIONS = re.compile(r"\\cup(?![A-Za-z])")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_OR = re.compile(r"\\text\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:cup|lor)(?![A-Za-z])")
+_CONJUNCTION = re.compile(r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))|;")
+_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
+_MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi varphi chi psi omega"
+    " ell Gamma Delta Theta Lambda Sigma Phi Psi Omega"
+).replace(" ", "|")
+_NAME = re.compile(
+    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?:{_GREEK}))\}}?"
+    r"(?:_(?:[A-Za-z0-9]+|\{[A-Za-z0-9]+\}))?'*(?:\^(?:-1|\{-1\})(?=\())?(?:\([^()=]*\))?"
+    r"|\([A-Za-z](?:,[A-Za-z])+\)"
+)
+_NAME_WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)+|[A-Za-z]{4,}")
 _TO_PYTHON = (
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
@@ -59,55 +77,180 @@ def _marked(completion: Any) -> str:
 
 def same_number(answer: str, gold: str) -> bool:
     """Whether both texts are numbers with the same value. Either may be named or computed: `x = 5`, `2 + 3 = 5`."""
-    if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
+    if not _comparable(answer, gold):
         return False
-    expected = to_number(statement(bare(gold)).value)
-    sides = _sides(statement(bare(answer)).value)
+    expected = to_number(statement(bare(gold))[1])
+    sides = _sides(statement(bare(answer))[1])
     read = to_number if len(sides) == 1 else _computed
     return expected is not None and all(read(side) == expected for side in sides)
 
 
-def _sides(value: str) -> list[str]:
-    """The sides of an equation; one for anything else. An equation is a right answer if every side of it is."""
-    sides = split_outside(value, EQUALS)
-    return sides if len(sides) <= MAX_SIDES else [""]
-
-
 def equivalent(answer: str, gold: str) -> bool:
     """Whether an answer, without its mark, is mathematically equal to the reference. Both are LaTeX or plain text."""
-    if not answer.strip() or len(answer) > MAX_CHARS or len(gold) > MAX_CHARS or not _balanced(answer):
+    if not _comparable(answer, gold):
         return False
     answer, gold = bare(answer), bare(gold)
     if not answer or not gold:
         return False
     if canonical(answer) == canonical(gold):
         return True
-    ours, theirs = statement(answer), statement(gold)
-    if ours.name and theirs.name and ours.name != theirs.name:
+    (name, ours), (named, theirs) = statement(answer), statement(gold)
+    if name and named and name != named:
         return False
-    if _same_value(ours.value, theirs.value):
+    if _same(ours, theirs):
         return True
-    both_equations = EQUALS.search(answer) and EQUALS.search(gold) and not (ours.name and theirs.name)
-    return bool(both_equations) and _same_by_algebra(answer, gold)
+    return len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name and _by_algebra(answer, gold)
 
 
-def _same_value(answer: str, gold: str) -> bool:
-    if canonical(answer) == canonical(gold):
-        return True
-    value, expected = to_number(answer), to_number(gold)
-    if expected is not None and value is not None:
-        return value == expected
-    if EQUALS.search(answer) and not EQUALS.search(gold):
-        sides = _sides(answer)
-        return len(sides) > 1 and all(
-            (expected is not None and _computed(s) == expected) or _same_value(s, gold) for s in sides
-        )
-    return _same_sets(answer, gold) or _same_by_algebra(answer, gold)
+def _comparable(answer: str, gold: str) -> bool:
+    """Whether both texts are of bounded length, the answer's braces are closed, and no measure is another one."""
+    if not answer.strip() or max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", answer):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            return False
+    ours, theirs = measures(answer), measures(gold)
+    return depth == 0 and (ours <= theirs or theirs <= ours)
 
 
 def bare(text: str) -> str:
     """The text without math delimiters, `the answer is` and a final full stop."""
     return plain_latex(without_introduction(plain_latex(text)))
+
+
+def statement(text: str) -> tuple[str, str]:
+    """(name, value) of `x = 5`, `AB = 5 cm`, `(a,b) = (2,4)`, `x = -2 or x = 1`, `-2 < x \\le 7`, `x \\in [1,2]`.
+
+    The name is empty if nothing is named. Inequalities in one name become intervals. `and`, `or` and `;` between
+    elements become commas. Units are dropped.
+    """
+    builder = _BUILDER.fullmatch(text)
+    ranges = [_interval(part) for part in _OR.split(builder[2] if builder else text)]
+    named = [part for part in ranges if part is not None]
+    names = {name for name, _ in named}
+    if len(named) == len(ranges) and len(names) == 1 and (not builder or builder[1] in names):
+        return "" if builder else named[0][0], "\\cup ".join(value for _, value in named)
+    elements = [_assigned(part) for part in split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)]
+    names = {name for name, _ in elements}
+    if not all(value for _, value in elements):
+        return "", text
+    if len(names) == 1 or (len(names) == 2 and elements[0][0] and not any(name for name, _ in elements[1:])):
+        return elements[0][0], ", ".join(value for _, value in elements)
+    return "", without_units(text)
+
+
+def _assigned(text: str) -> tuple[str, str]:
+    """(name, value) of `name = value`, `name \\in value` or a value."""
+    found = _ASSIGNS.search(text)
+    name = _name(text[: found.start()]) if found else ""
+    return name, without_units(text[found.end() :] if found and name else text)
+
+
+def _name(text: str) -> str:
+    """The name in one spelling: letters, a Greek letter, nouns, `f(x)`, a tuple of letters; empty for anything else."""
+    words = TEXT.sub(r"\1", text).strip()
+    if _NAME_WORDS.fullmatch(words) and not (is_unit(words) or is_unit(f"{words}s")):
+        return ""
+    name = canonical(text)
+    return name if _NAME.fullmatch(name) and name not in ("e", "i") else ""
+
+
+def _interval(text: str) -> tuple[str, str] | None:
+    """(name, interval) of `x > 5`, `5 < x`, `-2 \\le x < 7`; None for anything else."""
+    parts = [part.strip() for part in _RELATION.split(text)]
+    if len(parts) == 3:
+        rising = parts[1] in ("<", "\\le")
+        first, last = ("-\\infty", "\\infty") if rising else ("\\infty", "-\\infty")
+        strict = "<" if rising else ">"
+        parts = [first, strict, *parts] if _name(parts[0]) else [*parts, strict, last]
+    if len(parts) != 5 or not all(parts) or any("=" in part or "," in part for part in (parts[0], parts[4])):
+        return None
+    if parts[1] in (">", "\\ge"):
+        parts = [_FLIPPED.get(part, part) for part in reversed(parts)]
+    low, left, middle, right, high = parts
+    name = _name(middle)
+    if not {left, right} <= {"<", "\\le"} or not name or _name(low) or _name(high):
+        return None
+    return name, "(["[left != "<"] + f"{low},{high}" + ")]"[right != "<"]
+
+
+def _same(answer: str, gold: str) -> bool:
+    """Whether two values are equal: lists and unions in any order, tuples, intervals and matrices in their own."""
+    if canonical(answer) == canonical(gold):
+        return True
+    value, expected = to_number(answer), to_number(gold)
+    if value is not None and expected is not None:
+        return value == expected
+    if "\\approx" in answer and "\\approx" not in gold:
+        return _same_rounded(answer, gold)
+    if _EQUALS.search(answer) and not _EQUALS.search(gold):
+        sides = _sides(answer)
+        return len(sides) > 1 and all(
+            (expected is not None and _computed(s) == expected) or _same(s, gold) for s in sides
+        )
+    (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
+    if kind == "," and len(ours) == 1 and not their_kind:
+        return _same(ours[0], gold)
+    if not kind and not their_kind:
+        return _by_algebra(answer, gold)
+    if kind != their_kind or len(ours) != len(theirs) or len(ours) > MAX_ELEMENTS:
+        return False
+    if kind not in (",", "\\cup"):
+        return all(map(_same, ours, theirs))
+    for element in ours:
+        match = next((i for i, other in enumerate(theirs) if _same(element, other)), None)
+        if match is None:
+            return False
+        del theirs[match]
+    return True
+
+
+def _parts(text: str) -> tuple[str, list[str]]:
+    """(kind, elements) of a list, union, tuple, interval or matrix; ("", []) for a single value."""
+    text = text.strip()
+    if found := _MATRIX.fullmatch(text):
+        rows = [row.split("&") for row in found[3].strip().removesuffix("\\\\").split("\\\\")]
+        bars = "|" in (found[1], text[-1]) or found[2] == "v"
+        return f"matrix {bars} {[len(row) for row in rows]}", [cell for row in rows for cell in row]
+    if len(parts := split_outside(text, _UNIONS)) > 1:
+        return "\\cup", parts
+    if text.startswith("\\{") and text.endswith("\\}") and len(parts := split_outside(text[2:-2], _ANY_COMMA)) > 0:
+        return ",", parts
+    if len(parts := split_outside(text, _COMMAS)) > 1:
+        return ",", [value for part in parts for value in _signed(part)]
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and len(parts := split_outside(text[1:-1], _ANY_COMMA)) > 1:
+        return text[0] + text[-1], parts
+    return (",", values) if len(values := _signed(text)) > 1 else ("", [])
+
+
+def _signed(text: str) -> list[str]:
+    """`a + b` and `a - b` for `a \\pm b`; the text itself for anything else."""
+    found = _PLUS_MINUS.findall(text)
+    return [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+") for sign in "+-"] if len(found) == 1 else [text]
+
+
+def _same_rounded(answer: str, gold: str) -> bool:
+    """Whether `exact \\approx decimal` has the gold's value on a side, and the decimal is the exact value rounded."""
+    exact, _, decimal = answer.partition("\\approx")
+    value = to_number(decimal)
+    if not exact.strip() or value is None:
+        return not exact.strip() and _same(decimal, gold)
+    places = len(re.sub(r"\D", "", decimal.partition(".")[2]))
+    known = _computed(exact)
+    if known is not None:
+        rounds = abs(known - value) * 2 <= Fraction(1, 10**places)
+    else:
+        rounds = all(map(readable, (exact, decimal))) and symbolic_available()
+        rounds = rounds and symbolically_equal(exact, decimal.strip(), places)
+    return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
+
+
+def _sides(value: str) -> list[str]:
+    """The sides of an equation; one for anything else. An equation is a right answer if every side of it is."""
+    sides = split_outside(value, _EQUALS)
+    return sides if len(sides) <= MAX_SIDES else [""]
 
 
 def _computed(text: str) -> Fraction | None:
@@ -116,7 +259,7 @@ def _computed(text: str) -> Fraction | None:
         return value
     for pattern, replacement in _TO_PYTHON:
         text = pattern.sub(replacement, text)
-    if not _ARITHMETIC.fullmatch(text):
+    if not re.fullmatch(r"[0-9+\-*/() ]+", text):
         return None
     try:
         return evaluate(parse(text))
@@ -124,43 +267,5 @@ def _computed(text: str) -> Fraction | None:
         return None
 
 
-def _same_sets(answer: str, gold: str) -> bool:
-    """Whether two lists or unions have the same elements in any order, or two tuples or intervals the same ends.
-
-    Elements are the same if they are equal numbers or equal LaTeX.
-    """
-    for separator in (UNIONS, COMMAS):
-        ours, theirs = (split_outside(text, separator) for text in (answer, gold))
-        if len(ours) == len(theirs) > 1:
-            return Counter(map(_key, ours)) == Counter(map(_key, theirs))
-    return _key(answer) == _key(gold)
-
-
-def _key(text: str) -> object:
-    """Equal for equal numbers, and for tuples and intervals with the same brackets and equal elements."""
-    text = text.strip()
-    if (value := to_number(text)) is not None:
-        return value
-    if text[:1] in _CLOSING and text[-1:] in _CLOSING.values():
-        elements = split_outside(text[1:-1], _ANY_COMMA)
-        if len(elements) > 1:
-            numbers = [to_number(element) for element in elements]
-            return (
-                text[0] + text[-1],
-                *(canonical(e) if n is None else n for e, n in zip(elements, numbers, strict=True)),
-            )
-    return canonical(text)
-
-
-def _same_by_algebra(answer: str, gold: str) -> bool:
-    return may_decide(answer, gold) and symbolic_available() and symbolically_equal(gold, answer)
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for i, character in enumerate(text):
-        if character in "{}" and text[i - 1 : i] != "\\":
-            depth += 1 if character == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
+def _by_algebra(answer: str, gold: str) -> bool:
+    return readable(answer) and readable(gold) and symbolic_available() and symbolically_equal(gold, answer)

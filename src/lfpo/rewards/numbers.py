@@ -1,4 +1,4 @@
-"""Parses numbers as people write them: `1,234.50`, `$18`, `50%`, `3/4`, `\\frac{3}{4}`, `5 \\text{ cm}`, `1.2e3`."""
+"""Parses numbers as people write them: `1,234.50`, `$18`, `50%`, `3/4`, `\\frac{3}{4}`, `0.\\overline{3}`, `1.2e3`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ MAX_CHARS = 100
 MAX_EXPONENT = 50
 
 _UNSIGNED = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)"
-_SIGN = r"[-+]?\s*"
-_ARGUMENT = rf"(?:\{{\s*({_SIGN}{_UNSIGNED})\s*\}}|(\d))"
-_LATEX_FRACTION = rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}"
+_ARGUMENT = rf"(?:\{{\s*([-+]?\s*{_UNSIGNED})\s*\}}|(\d))"
 _DECIMAL = re.compile(
     rf"({_UNSIGNED})(?:e([-+]?\d{{1,3}})|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{{?([-+]?\d{{1,3}})\}}?)?"
 )
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _RATIO = re.compile(rf"(?:(\d+)\s+)?({_UNSIGNED})\s*/\s*({_UNSIGNED})")
-_FRACTION = re.compile(rf"(\d*)\s*{_LATEX_FRACTION}")
-
-_CURRENCY = "€£¥"
+_FRACTION = re.compile(rf"(\d*)\s*\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}")
 
 
 def to_number(text: str) -> Fraction | None:
@@ -32,22 +29,22 @@ def to_number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_CHARS:
         return None
-    text = without_units(TEXT.sub(r" \1 ", plain_latex(text)).replace("%", ""))
-    sign = 1
-    for _ in range(2):  # -$5 and $-5
-        if text[:1] and text[0] in "+-":
-            if sign == -1:
-                return None
-            sign, text = -1 if text[0] == "-" else 1, text[1:].strip()
-        text = text.lstrip(_CURRENCY).rstrip(_CURRENCY).strip()
-    value = _unsigned(text)
-    return None if value is None else sign * value
+    text = without_units(TEXT.sub(r" \1 ", plain_latex(text)))
+    found = re.fullmatch(r"([-+]?)[\s€£¥]*([-+]?)(.*?)[\s€£¥]*", text, re.DOTALL)  # -$5 and $-5
+    if found is None or (found[1] and found[2]):
+        return None
+    value = _unsigned(found[3].strip())
+    return value if value is None or "-" not in found[1] + found[2] else -value
 
 
 def _unsigned(text: str) -> Fraction | None:
     if found := _DECIMAL.fullmatch(text):
         exponent = int(found[2] or found[3] or 0)
         return _decimal(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if found := _REPEATING.fullmatch(text):
+        digits = found[3] or found[4]
+        repeated = Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(found[2]))
+        return _decimal(f"{found[1] or 0}.{found[2]}") + repeated
     if found := _RATIO.fullmatch(text):
         return _ratio(found[1], found[2], found[3])
     if found := _FRACTION.fullmatch(text):
@@ -64,5 +61,4 @@ def _ratio(whole: str | None, above: str, below: str) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    digits = "".join(text.replace(",", "").split())
-    return Fraction(digits.removesuffix("."))
+    return Fraction("".join(text.replace(",", "").split()).removesuffix("."))

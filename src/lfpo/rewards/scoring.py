@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,14 +29,14 @@ RewardFunction = Callable[..., Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Rewards:
-    """The rewards of b completions.
+    """The rewards of B completions.
 
-    reward_b: float64 tensor [b] on the CPU, the weighted sum of the parts; a None counts as 0.
-    parts: function name -> its b rewards, None where the function does not apply or failed.
+    reward_B: float64 tensor [B] on the CPU, the weighted sum of the parts; a None counts as 0.
+    parts: function name -> its B rewards, None where the function does not apply or failed.
     failed: function name -> one line with the reason why it returned no rewards for this batch.
     """
 
-    reward_b: torch.Tensor
+    reward_B: torch.Tensor
     parts: dict[str, list[float | None]]
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -77,7 +78,7 @@ def score(
         raise UserError(
             f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
         )
-    reward_b = torch.zeros(len(completions), dtype=torch.float64)
+    reward_B = torch.zeros(len(completions), dtype=torch.float64)
     parts: dict[str, list[float | None]] = {}
     failed: dict[str, str] = {}
     for function, weight in zip(functions, weights, strict=True):
@@ -97,9 +98,28 @@ def score(
             failed[name] = last_line(error)
         else:
             values = checked(returned, name, len(completions))
-        reward_b += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
+        reward_B += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
         parts[name] = values
-    return Rewards(reward_b, parts, failed)
+    return Rewards(reward_B, parts, failed)
+
+
+def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:
+    """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
+
+    Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
+    turns the sum of all ranks' counts into metrics.
+    """
+    from lfpo.base import distributed
+
+    metrics: dict[str, float] = {}
+    for function in functions:
+        counting: Any = inspect.unwrap(function)
+        if (counts := getattr(counting, "counts", None)) is not None:
+            total: Counter[str] = sum(distributed.gather(Counter(counts)), Counter())
+            counts.clear()
+            name = reward_name(function)
+            metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+    return metrics
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The script that the child process of `symbolic.py` runs: for each JSON line [gold, answer] it writes true or false.
+"""The script of `symbolic.py`'s child process: for each JSON line [gold, answer, decimals] it writes true or false.
 
 It is run as a file, so that it starts without torch. Text is parsed by latex2sympy's grammar. math-verify's parser for
 plain expressions is not used, because sympy's `parse_expr` evaluates its input as Python.
@@ -29,11 +29,10 @@ def main() -> None:
         # The signal's default action kills this process, also inside a C call such as 9**9**9, where no Python handler
         # runs. It counts CPU time, so that a verdict does not depend on the load of the machine.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        gold, answer = (
-            math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in json.loads(line)
-        )
-        # Twelve decimals, so that a decimal approximation of 1/3 or pi is wrong.
-        equal = math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
+        *texts, decimals = json.loads(line)
+        gold, answer = (math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in texts)
+        # With twelve decimals, an approximation of 1/3 or pi is wrong.
+        equal = math_verify.verify(gold, answer, float_rounding=decimals, timeout_seconds=None)
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(bool(equal)), flush=True)
 

@@ -9,6 +9,7 @@ depend on the other rows of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,14 +17,16 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import misfit
+from lfpo.rollout.cached import ApproximateCache
 from lfpo.rollout.draw import draw
 from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.forward import BlockForward, rows_in_flight
+from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
+from lfpo.rollout.packing import rows_in_flight
 from lfpo.rollout.reveal.rule import TOKENS, Revealed, Rule, Step
 from lfpo.rollout.reveal.schedule import reveal_counts
-from lfpo.rollout.rows import ActiveRows, block_sizes, finished_trajectory, join, unstarted
+from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.stored_blocks import StoredBlocks
 from lfpo.rollout.trajectory import Trajectory
@@ -32,7 +35,6 @@ DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
 # Steps between two looks for finished rows, by device: on a GPU, looking waits for all queued work.
 LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
-Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 Finished = Callable[[list[int], Trajectory], None]
 
 
@@ -44,7 +46,7 @@ def rollout(
     seeds: Sequence[int],
     *,
     rollout_tokens: int = 16384,
-    observer: Observer | None = None,
+    hook: Hook | None = None,
     finished: Finished | None = None,
     share_first: bool = True,
     compiled: bool = False,
@@ -56,10 +58,9 @@ def rollout(
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
-        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.forward). It bounds memory
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.packing). It bounds memory
         and never changes a result beyond rounding.
-    observer: called before each forward with the unfinished rows' indices [b] int64 (on the CPU), their completions so
-        far [b, C] int64 and their clocks [b] int64.
+    hook: called after each forward, before the rows change (see lfpo.rollout.rows.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
     share_first: rows with the same prompt share their first forward. False is for measuring what that saves.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
@@ -77,7 +78,7 @@ def rollout(
     sampler = fill_lengths(sampler, model, DEFAULT_LENGTH)
     assert sampler.gen_length is not None
     check_prompts(prompts, model, sampler.gen_length)
-    kept = None
+    hooks: list[Hook] = [] if hook is None else [hook]
     if keep_steps:
         if sampler.cache != "none":
             raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
@@ -85,85 +86,38 @@ def rollout(
             raise UserError(
                 "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
             )
-        kept = KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device)
-    edits = EditRecord(len(prompts)) if sampler.edits else None
-    ended = denoise(
-        model,
-        unstarted(prompts, seeds, sampler, model),
-        prompts,
-        sampler,
-        rollout_tokens=rollout_tokens,
-        observer=observer,
-        finished=finished,
-        share_first=share_first,
-        compiled=compiled,
-        kept=kept,
-        edits=edits,
-        store_blocks=store_blocks,
-    )
-    return _trajectory(ended, sampler, model, kept, edits)
-
-
-@torch.no_grad()
-def denoise(
-    model: MaskedDiffusionLM,
-    every: ActiveRows,
-    prompts: Sequence[Sequence[int]],
-    sampler: SamplerConfig,
-    *,
-    until: int | None = None,
-    rollout_tokens: int,
-    observer: Observer | None = None,
-    finished: Finished | None = None,
-    share_first: bool = True,
-    compiled: bool = False,
-    kept: KeptPredictions | None = None,
-    edits: EditRecord | None = None,
-    store_blocks: bool = True,
-) -> ActiveRows:
-    """Denoise rows from where they stand to their end, or to the scheduled step `until`; returns them, in any order.
-
-    every: the rows, of prompts `prompts`, numbered by `row`. until: rows that reach this step are done too; a schedule
-        must reveal something at every step. kept: takes predictions. edits: takes edits; needed if the sampler edits.
-        The other arguments are those of `rollout`.
-    """
+        hooks.append(KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device))
+    if sampler.edits:
+        hooks.append(EditRecord(len(prompts)))
+    every, whole = unstarted(prompts, seeds, sampler, model), bool(keep_steps)
     stores = bool(model.block_length) and store_blocks
     # Longest first: memory is highest at the start, and rows of similar length run together.
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
-    passes = 2 if sampler.cfg_scale else 1  # nfe counts both forwards of guidance
     pace = Pace(
         rule,
         sampler,
         counts.tolist(),
-        every.seed.tolist(),
-        (every.nfe // passes).tolist(),
+        seeds,
         [block_sizes(len(prompt), sampler, model) for prompt in prompts],
         stops=sampler.stops_at_eos or bool(model.block_length),
         stores=stores,
     )
-    forward: BlockForward | StoredBlocks
+    how: dict[str, Any] = {"share_first": share_first, "compiled": compiled, "rollout_tokens": rollout_tokens}
+    forward: Forward
     if stores:
-        forward = StoredBlocks(model, sampler, prompts, share_first, compiled, rollout_tokens=rollout_tokens)
+        forward = StoredBlocks(model, sampler, prompts, **how)
+    elif sampler.cache != "none":
+        forward = ApproximateCache(model, sampler, prompts, pace=pace, **how)
     else:
-        forward = BlockForward(
-            model,
-            sampler,
-            prompts,
-            share_first,
-            compiled,
-            pace,
-            rollout_tokens=rollout_tokens,
-            shown=every.tokens,
-            whole=kept is not None,
-        )
+        forward = Forward(model, sampler, prompts, whole=whole, **how)
     columns = every.tokens.shape[1]
     # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
     most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(pace.blocks)
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     look_every = LOOK_EVERY.get(model.device.type, 1)
-    asks = look_every == 1 or until is not None or not pace.exact  # must the device be asked which rows are finished?
+    asks = look_every == 1 or not pace.exact  # must the device be asked which rows are finished?
     step = last_finish = 0
     was_training = model.training
     model.eval()
@@ -173,14 +127,9 @@ def denoise(
         if waiting and room > 0:
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, every.select(entering)])
-        if observer is not None:
-            live = ~active.done
-            observer(active.row[live].cpu(), active.tokens[live].clone(), active.clock[live].clone())
         hidden = forward.hidden(active, row_ids)
-        _step(model, active, hidden, sampler, rule, counts, kept, edits, pace.masked(row_ids), stores=stores)
+        _step(model, active, hidden, sampler, rule, counts, hooks, pace.masked(row_ids), whole=whole, stores=stores)
         pace.advance(row_ids)
-        if until is not None:
-            active.done |= active.clock >= until
         step += 1
         ended: list[bool] = []
         if not asks:
@@ -191,7 +140,7 @@ def denoise(
             stay = [i for i, over in enumerate(ended) if not over]
             done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
-                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, kept, edits))
+                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, hooks))
             active, row_ids = active.select(stay), [row_ids[i] for i in stay]
             forward.keep(stay)
             last_finish = step
@@ -201,20 +150,16 @@ def denoise(
                 "must reveal at least one eligible position of every row that has any"
             )
     model.train(was_training)
-    return join(done)
+    return _trajectory(join(done), sampler, model, hooks)
 
 
 def _trajectory(
-    ended: ActiveRows,
-    sampler: SamplerConfig,
-    model: MaskedDiffusionLM,
-    kept: KeptPredictions | None,
-    edits: EditRecord | None,
+    ended: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, hooks: Sequence[Hook]
 ) -> Trajectory:
     trajectory, row_B = finished_trajectory(ended, sampler, model), ended.row.sort().values
-    if edits is not None:
-        trajectory = edits.added_to(trajectory, row_B)
-    return trajectory if kept is None else kept.added_to(trajectory, row_B)
+    for hook in hooks:
+        trajectory = hook.added_to(trajectory, row_B)
+    return trajectory
 
 
 def fill_lengths(sampler: SamplerConfig, model: MaskedDiffusionLM, default: int) -> SamplerConfig:
@@ -254,17 +199,17 @@ def _step(
     sampler: SamplerConfig,
     rule: Rule,
     counts: torch.Tensor,
-    kept: KeptPredictions | None,
-    edits: EditRecord | None,
+    hooks: Sequence[Hook],
     count: int,
     *,
+    whole: bool,
     stores: bool,
 ) -> None:
     """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
     change, and rows whose forward stored a block only become ready for the next one.
 
-    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or of the
-        whole completion if predictions are kept.
+    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or, if
+        `whole`, of the whole completion; then tokens are drawn at all masked positions.
     count: the positions to draw at, or an upper bound.
     stores: whether a forward that stores the finished block comes between two blocks.
     """
@@ -274,8 +219,8 @@ def _step(
     in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
     masked = (active.tokens == model.mask_id) & alive[:, None]
     eligible = in_block & masked
-    drawn = eligible if kept is None else masked
-    count = count if kept is None else drawn.numel()
+    drawn = masked if whole else eligible
+    count = drawn.numel() if whole else count
     revealed = None
     if sampler.edits:
         # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
@@ -304,18 +249,19 @@ def _step(
         confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
         reveal = torch.where(confident[:, None], eligible, reveal)
         at_step = torch.where(confident, active.block_step, at_step)
-    if kept is not None:
-        kept.keep(active, masked, token, confidence, active.clock + at_step - active.block_step)
+    edit = None if edit is None or revealed is None else edit & revealed.editable
+    at = active.clock + torch.where(alive, at_step - active.block_step, 0)
+    drawn_now = Drawing(alive, masked, token, confidence, entropy, at, edit)
+    for hook in hooks:
+        hook(active, drawn_now)
 
-    active.clock += torch.where(alive, at_step - active.block_step, 0)  # steps that reveal nothing
+    active.clock = at  # over steps that reveal nothing
     active.block_step = torch.where(alive, at_step, active.block_step)
     active.tokens = torch.where(reveal, token, active.tokens)
     active.confidence = torch.where(reveal, confidence.float(), active.confidence)
     active.entropy = torch.where(reveal, entropy.float(), active.entropy)
     active.reveal_step = torch.where(reveal, active.clock[:, None], active.reveal_step)
-    if edits is not None and revealed is not None:
-        edit = torch.zeros_like(masked) if edit is None else edit & revealed.editable
-        edits.record(active, edit, token, confidence, entropy)
+    if edit is not None:
         active.tokens = torch.where(edit, token, active.tokens)
     active.nfe += alive * (2 if sampler.cfg_scale else 1)
     active.clock += alive

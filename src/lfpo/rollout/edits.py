@@ -1,16 +1,87 @@
-"""The edits of a rollout: revealed tokens that the sampler replaced, as they are recorded while it runs."""
+"""Rollouts whose sampler edits revealed tokens (SamplerConfig.editing_threshold), and how they are recorded."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import torch
 
-from lfpo.rollout.rows import ActiveRows
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.rows import ActiveRows, Drawing, Hook
+from lfpo.rollout.trajectory import Trajectory, per_position
 
 
-class EditRecord:
+@dataclass(kw_only=True)
+class EditedTrajectory(Trajectory):
+    """B rollouts with E edits at most. `with_edits` has W = C + E columns: first those of the positions, then those of
+    the edits.
+
+    revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens`
+    are what the edits have left.
+    edit_position, edit_step, edit_token [B, E] int64: the edits of a row in the order of steps: the position, 0 to
+    C - 1, the scheduled step and the new token. Rows with fewer than E edits end in position 0, step -1.
+    edit_confidence, edit_entropy [B, E] float32: `confidence` and `entropy` of the new token.
+    """
+
+    revealed: torch.Tensor
+    edit_position: torch.Tensor
+    edit_step: torch.Tensor
+    edit_token: torch.Tensor
+    edit_confidence: torch.Tensor
+    edit_entropy: torch.Tensor
+
+    def with_edits(self, name: str) -> torch.Tensor:
+        edits = getattr(self, f"edit_{name.removeprefix('reveal_')}")
+        return torch.cat([getattr(self, name), edits], dim=1)
+
+    def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
+        return torch.cat([value_BC, value_BC.gather(1, self.edit_position)], dim=1)
+
+    def _at_positions(self, number_BE: torch.Tensor) -> torch.Tensor:
+        """The largest of the numbers, -1 or more, of each position's edits, [B, C] int64; -1 where there are none."""
+        return torch.full_like(self.tokens, -1).scatter_reduce(1, self.edit_position, number_BE, "amax")
+
+    @property
+    def last_step(self) -> torch.Tensor:
+        """The reveal step of each position, or that of its last edit, [B, C] int64."""
+        return torch.maximum(self.reveal_step, self._at_positions(self.edit_step))
+
+    def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
+        step_BW = self.with_edits("reveal_step")
+        now_BC, now_BE = ((step_BW >= first_B[:, None]) & (step_BW <= last_B[:, None])).split(
+            [self.tokens.shape[1], self.edit_step.shape[1]], dim=1
+        )
+        return now_BC | (self._at_positions(now_BE.long()) > 0)
+
+    def _held_before(self, step_BC: torch.Tensor) -> torch.Tensor:
+        """Which of the written tokens, in the order of `with_edits`, each position held when step_BC[b, c] began,
+        [B, C] int64; at masked positions the one that is revealed there."""
+        length = self.tokens.shape[1]
+        before_BE = (self.edit_step >= 0) & (self.edit_step < step_BC.gather(1, self.edit_position))
+        number_E = torch.arange(before_BE.shape[1], device=before_BE.device)
+        latest_BC = self._at_positions(torch.where(before_BE, number_E, -1))
+        return torch.where(latest_BC >= 0, length + latest_BC, torch.arange(length, device=step_BC.device))
+
+    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        held_BC = self._held_before(per_position(step_B).expand(self.tokens.shape))
+        return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, held_BC)
+
+    @property
+    def final_confidence(self) -> torch.Tensor:
+        return self.with_edits("confidence").gather(1, self._held_before(self.last_step + 1))
+
+    def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
+        return self.tokens_before(last_B + 1)
+
+    def in_rounds(self) -> EditedTrajectory:
+        """As that of Trajectory, for edit_step too."""
+        if self.structure.block_length is None:
+            return self
+        reveal_step, edit_step = self._rounds().split([self.tokens.shape[1], self.edit_step.shape[1]], dim=1)
+        return dataclasses.replace(self, reveal_step=reveal_step, edit_step=edit_step)
+
+
+class EditRecord(Hook):
     """The edits of B rows, numbered by `ActiveRows.row`."""
 
     def __init__(self, rows: int):
@@ -18,25 +89,15 @@ class EditRecord:
         self.numbers: list[torch.Tensor] = []  # [5, n] int64: row, position, step, old token, new token
         self.scores: list[torch.Tensor] = []  # [2, n] float32: confidence and entropy of the new token
 
-    def record(
-        self,
-        active: ActiveRows,
-        edit: torch.Tensor,
-        token: torch.Tensor,
-        confidence: torch.Tensor,
-        entropy: torch.Tensor,
-    ) -> None:
-        """Record one forward's edits, before the rows change.
-
-        edit [A, C] bool: the positions whose tokens are replaced by `token`. confidence, entropy: of the new tokens. On
-        a GPU this waits for the device.
-        """
+    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+        """Record one forward's edits. On a GPU this waits for the device."""
+        edit = torch.zeros_like(drawn.masked) if drawn.edit is None else drawn.edit
         row_N, column_N = edit.nonzero().unbind(-1)
         at = (row_N, column_N)
         self.numbers.append(
-            torch.stack([active.row[row_N], column_N, active.clock[row_N], active.tokens[at], token[at]])
+            torch.stack([active.row[row_N], column_N, drawn.at[row_N], active.tokens[at], drawn.token[at]])
         )
-        self.scores.append(torch.stack([confidence[at], entropy[at]]).float())
+        self.scores.append(torch.stack([drawn.confidence[at], drawn.entropy[at]]).float())
 
     def added_to(self, trajectory: Trajectory, row_B: torch.Tensor) -> Trajectory:
         """The trajectory of finished rows, given their numbers, with their edits."""
@@ -56,8 +117,8 @@ class EditRecord:
         def padded(value_N: torch.Tensor, fill: int = 0) -> torch.Tensor:
             return value_N.new_full(shape, fill).index_put((place_N, column_N), value_N)
 
-        return dataclasses.replace(
-            trajectory,
+        return EditedTrajectory(
+            **{f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)},
             revealed=_before_first(trajectory.tokens, place_N, position_N, old_N),
             edit_position=padded(position_N),
             edit_step=padded(step_N, -1),

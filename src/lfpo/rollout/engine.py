@@ -12,7 +12,6 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.denoise import Finished, rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
-from lfpo.rollout.tree import tree_rollout
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
 # are fields of Trajectory.
@@ -23,8 +22,11 @@ GIVES = {
     "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
     "edits": "the edits of revealed tokens",
     "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
-    "tree": "rollouts that branch (tree: [4, 4] and num_generations: 16)",
 }
+
+
+# theta_old's is the number of iterations that it was trained for; weights that are evaluated have another name.
+Version = int | str
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,7 @@ class Request:
 
     prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
     seeds: B integers; the noise of row i is a function of seeds[i].
-    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept. tree: how the
-        rows of a prompt branch; empty where they do not.
+    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -42,7 +43,6 @@ class Request:
     sampler: SamplerConfig
     generations: int = 1
     keep_steps: Sequence[int] = ()
-    tree: Sequence[int] = ()
 
     def units(self, rows: int) -> list[Request]:
         """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
@@ -61,9 +61,9 @@ class Engine(Protocol):
     """
 
     gives: Collection[str]
-    version: int
+    version: Version
 
-    def update(self, version: int, policy: MaskedDiffusionLM) -> None:
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         """From here on sample from `policy`, whose weights are called `version`. A collective."""
         ...
 
@@ -91,7 +91,7 @@ class Engine(Protocol):
 class Ticket:
     """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
 
-    version: int
+    version: Version
     work: Any
 
 
@@ -118,6 +118,7 @@ class LocalEngine:
 
     prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
     rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
+    run: samples a unit; called as `run_unit` is.
     """
 
     gives: Collection[str] = GIVES
@@ -129,13 +130,14 @@ class LocalEngine:
         rollout_tokens: int,
         compiled: bool = False,
         rows_per_unit: int = 0,
+        run: Callable[..., Trajectory] | None = None,
     ):
-        self.prepared, self.rows_per_unit = prepared, rows_per_unit
+        self.prepared, self.rows_per_unit, self.run = prepared, rows_per_unit, run or run_unit
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
         self.policy: MaskedDiffusionLM | None = None
-        self.version = 0
+        self.version: Version = 0
 
-    def update(self, version: int, policy: MaskedDiffusionLM) -> None:
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         self.version, self.policy = version, policy
 
     def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
@@ -144,7 +146,7 @@ class LocalEngine:
         with self.prepared(self.policy) as model:
             for unit in request.units(self.rows_per_unit):
                 parts.append(
-                    run_unit(
+                    self.run(
                         model,
                         unit,
                         rollout_tokens=self.rollout_tokens,
@@ -189,13 +191,6 @@ def run_unit(
     finished: Finished | None = None,
 ) -> Trajectory:
     """The trajectories of a request whose rows are sampled together, as `rollout` gives them."""
-    if unit.tree:
-        trajectory = tree_rollout(
-            model, unit.prompts, unit.sampler, unit.seeds, unit.tree, rollout_tokens=rollout_tokens, compiled=compiled
-        )
-        if finished is not None:
-            finished(list(range(len(trajectory))), trajectory)
-        return trajectory
     return rollout(
         model,
         unit.prompts,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from lfpo.rollout.rows import ActiveRows
+from lfpo.prompts.encoding import decode_completions
+from lfpo.prompts.tasks import Row
+from lfpo.rewards import Rewards
+from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -22,7 +26,7 @@ def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
     return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
 
 
-class KeptPredictions:
+class KeptPredictions(Hook):
     """The predictions of B rows at M chosen scheduled steps.
 
     The prediction at a step is the token drawn at every masked position of the state before the step, beside the tokens
@@ -36,20 +40,14 @@ class KeptPredictions:
         self.confidence = torch.zeros((rows, len(steps), length), device=device)
         self.made = torch.zeros((rows, len(steps)), dtype=torch.bool, device=device)
 
-    def keep(
-        self, active: ActiveRows, masked: torch.Tensor, token: torch.Tensor, confidence: torch.Tensor, at: torch.Tensor
-    ) -> None:
-        """Keep one forward's predictions for the chosen steps from a row's last reveal up to its next one.
-
-        active: the rows before the reveal. masked, token, confidence [A, C]: the masked positions and what was drawn
-        there. at [A] int64: the scheduled step of the next reveal.
-        """
+    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+        """Keep one forward's predictions for the chosen steps from a row's last reveal up to its next one."""
         since = active.reveal_step.amax(-1) + 1
-        met = (self.step_M >= since[:, None]) & (self.step_M <= at[:, None]) & ~active.done[:, None]
+        met = (self.step_M >= since[:, None]) & (self.step_M <= drawn.at[:, None]) & ~active.done[:, None]
         place_N, step_N = met.nonzero().unbind(-1)
         row_N = active.row[place_N]
-        self.tokens[row_N, step_N] = torch.where(masked, token, active.tokens)[place_N]
-        self.confidence[row_N, step_N] = torch.where(masked, confidence, 0.0).float()[place_N]
+        self.tokens[row_N, step_N] = torch.where(drawn.masked, drawn.token, active.tokens)[place_N]
+        self.confidence[row_N, step_N] = torch.where(drawn.masked, drawn.confidence, 0.0).float()[place_N]
         self.made[row_N, step_N] = True
 
     def added_to(self, trajectory: Trajectory, row_B: torch.Tensor) -> Trajectory:
@@ -62,3 +60,22 @@ class KeptPredictions:
             predicted_tokens=tokens,
             predicted_confidence=self.confidence[row_B],
         )
+
+
+def score_predictions(
+    t: Trajectory, rows: Sequence[Row], tokenizer: Any, score: Callable[..., Rewards], failed: dict[str, str]
+) -> tuple[torch.Tensor, int]:
+    """Rewards of the predictions kept at M steps [B, M], and how many completions were scored for them: the distinct
+    ones of each row. score: see `collect`. Functions that fail are added to `failed`."""
+    assert t.predicted_tokens is not None
+    found: dict[tuple[int, ...], int] = {}
+    which = [
+        [found.setdefault((b, *ids), len(found)) for ids in steps]
+        for b, steps in enumerate(t.predicted_tokens.tolist())
+    ]
+    own = [rows[b] for b, *_ in found]
+    tokens = [list(ids) for _, *ids in found]
+    cut = [ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in tokens]
+    rewards = score(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), cut)
+    failed.update(rewards.failed)
+    return rewards.reward_B[torch.tensor(which)], len(own)

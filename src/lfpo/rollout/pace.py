@@ -21,21 +21,19 @@ class Pace:
         sampler: SamplerConfig,
         counts: Sequence[int],
         seeds: Sequence[int],
-        forwards: Sequence[int],
         sizes: Sequence[Sequence[int]],
         *,
         stops: bool,
         stores: bool = False,
     ):
-        """counts: reveal_schedule(sampler). seeds, forwards, sizes: of each row, its seed, the forwards it has had, and
-        the masked positions of each block at its start. stops: whether rows stop at EOS. stores: whether each block but
-        the last is followed by a forward that stores it."""
+        """counts: reveal_schedule(sampler). seeds, sizes: of each row, its seed, and the positions of each block.
+        stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last."""
         assert sampler.block_length
         self.sampler, self.size = sampler, sampler.block_length
         self.blocks = [len(row) for row in sizes]
         self.known = rule.plan is not None and not sampler.stops_at_confidence
         self.exact = self.known and not stops
-        self.forwards = list(forwards)
+        self.forwards = [0] * len(seeds)
         self.age = [-1] * len(seeds)  # forwards since all keys and values of a row were computed
         self.steps: list[list[tuple[int, int]]] = []
         if self.known:

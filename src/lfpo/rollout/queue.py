@@ -16,6 +16,7 @@ from lfpo.base.files import read_json, write_json
 from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import AsyncEngine, Request, Ticket
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join, part
@@ -65,7 +66,9 @@ class RolloutQueue:
 
     def version(self, batch: int) -> int:
         """The version of the weights that a batch in the queue is sampled by."""
-        return self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+        version = self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+        assert isinstance(version, int)  # those with names are evaluated, and not queued
+        return version
 
     def versions(self) -> set[int]:
         """Those of all batches in the queue."""
@@ -79,7 +82,7 @@ class RolloutQueue:
     def _take(self, batch: int, finished: Finished | None) -> Trajectory:
         ticket = self.tickets[batch]
         trajectory = self.engine.result(ticket, finished)
-        self.sampled[batch] = ticket.version, trajectory
+        self.sampled[batch] = self.version(batch), trajectory
         del self.tickets[batch]
         return trajectory
 
@@ -107,8 +110,10 @@ class RolloutQueue:
         if not folder.exists():
             return
         for number, found in read_json(folder / INDEX).items():
-            whole = Trajectory(
-                **load_file(_file(folder, int(number))),
+            tensors = load_file(_file(folder, int(number)))
+            kind = EditedTrajectory if "edit_step" in tensors else Trajectory
+            whole = kind(
+                **tensors,
                 sampler=build(SamplerConfig, found["sampler"], str(folder / INDEX)),
                 mask_id=found["mask_id"],
                 eos_id=found["eos_id"],

@@ -8,18 +8,19 @@ import torch
 
 from lfpo.prompts.encoding import token_texts
 from lfpo.rollout.collect import Batch
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.trajectory import Trajectory
 
 
-def rollout_records(batch: Batch, signal_b: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON object for each of this rank's rollouts. signal_b: what the loss took instead of their rewards, [b]."""
+def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
+    """One JSON object for each of this rank's rollouts. signal_B: what the loss took instead of their rewards, [B]."""
     rewards = batch.rewards
     return [
         {
             **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
             "rewards": {name: values[b] for name, values in rewards.parts.items()},
-            "reward": float(rewards.reward_b[b]),
-            "r": float(signal_b[b].mean()),
+            "reward": float(rewards.reward_B[b]),
+            "r": float(signal_B[b].mean()),
         }
         for b, row in enumerate(batch.rows)
     ]
@@ -41,13 +42,13 @@ def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: 
         "scheduled_steps": int(t.scheduled_steps[b]),
         "nfe": int(t.nfe[b]),
     }
-    return record if t.revealed is None else {**record, "edits": _edited(t, b, tokenizer)}
+    return {**record, "edits": _edited(t, b, tokenizer)} if isinstance(t, EditedTrajectory) else record
 
 
-def _edited(t: Trajectory, b: int, tokenizer: Any) -> dict[str, list[list[Any]]]:
+def _edited(t: EditedTrajectory, b: int, tokenizer: Any) -> dict[str, list[list[Any]]]:
     """The tokens that each edited position of row b held, as `completion_record` gives them."""
     one = t.rows(torch.tensor([b], device=t.tokens.device)).to("cpu")
-    assert one.revealed is not None and one.edit_token is not None
+    assert isinstance(one, EditedTrajectory)
     place = one.at_writes(torch.arange(one.tokens.shape[1])[None])
     token = torch.cat([one.revealed, one.edit_token], dim=1)
     columns = (place, one.with_edits("reveal_step"), token, one.with_edits("confidence"))

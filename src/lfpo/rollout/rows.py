@@ -84,6 +84,36 @@ class ActiveRows:
         return ActiveRows(**{name: value[at] for name, value in tensor_fields(self).items()})
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """What a forward of the A rows in flight drew, and what is about to happen with it.
+
+    alive [A] bool: rows for which the forward counts; the others are finished, or only store a block.
+    masked [A, C] bool: the masked positions of alive rows.
+    token [A, C] int64, confidence, entropy [A, C] float64: what was drawn, 0 where nothing was.
+    at [A] int64: the scheduled step of the reveal. edit [A, C] bool: revealed positions that take the drawn token.
+    """
+
+    alive: torch.Tensor
+    masked: torch.Tensor
+    token: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+    at: torch.Tensor
+    edit: torch.Tensor | None
+
+
+class Hook:
+    """Looks at every forward of a rollout, and may add what it found to the trajectory."""
+
+    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+        """Called after the draw, before the rows change. It may set `active.seed`, for the forwards that follow."""
+
+    def added_to(self, trajectory: Trajectory, row_B: torch.Tensor) -> Trajectory:
+        """The trajectory of finished rows, given their numbers [B], with what was found."""
+        return trajectory
+
+
 def join(parts: Sequence[ActiveRows]) -> ActiveRows:
     """The rows of all parts, in order."""
     columns = [tensor_fields(p) for p in parts]

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair
-from lfpo.models.structure import Structure
-from lfpo.rollout.forward import PIECE_TOKENS, cache_capacity, cut, device_index, held, run_window
-from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.cached import CacheRunner
+from lfpo.rollout.packing import cut, device_index
+from lfpo.rollout.rows import ActiveRows, first_offset
 
 Prompt = tuple[int, ...]
 
@@ -36,73 +35,35 @@ class Start:
         return Start({i: (k.clone(), v.clone()) for i, (k, v) in self.layers.items()}, self.hidden.clone())
 
 
-class StoredBlocks:
+class StoredBlocks(CacheRunner):
     """Runs the model for the rows in flight, and holds the keys and values of their finished blocks.
 
     share_first: the first forward of a prompt is run once for all its rollouts, whenever they enter.
     compiled: run the forwards of blocks through torch.compile, padded to few shapes; first forwards are not compiled.
-    Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
 
-    def __init__(
-        self,
-        model: MaskedDiffusionLM,
-        sampler: SamplerConfig,
-        prompts: Sequence[Sequence[int]],
-        share_first: bool,
-        compiled: bool,
-        *,
-        rollout_tokens: int,
-    ):
-        assert sampler.block_length
-        self.model, self.sampler, self.block_length = model, sampler, sampler.block_length
-        self.structure = Structure(self.block_length)
-        self.prompts: list[Prompt] = [tuple(p) for p in prompts]
-        self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
-        self.share_first, self.compiled = share_first, compiled
-        self.started: set[int] = set()
+    def __init__(self, *what: Any, **how: Any):
+        super().__init__(*what, **how)
         self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
         self.starts: dict[Prompt, Start] = {}  # of prompts that have such rollouts
-        totals = [len(p) + completion_columns(sampler, model) for p in prompts]
-        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens, stores=True))
-        self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
-
-    def keep(self, index: list[int]) -> None:
-        """Drop what is stored of all rows in flight but those at these places."""
-        self.cache.keep(device_index(index, self.model.device))
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Hidden states [A, block_length, D] of the active blocks, in a list; meaningless for rows that are storing.
-
-        row_ids: active.row as a list, so that the device need not be asked. Updates active.queries.
-        """
-        width = self.width = max(len(self.prompts[r]) for r in row_ids)
-        skip = self.longest - width
-        ids = torch.cat([active.prompt_ids[:, skip:], active.tokens], dim=1)
-        mask = torch.cat([active.prompt_mask[:, skip:], torch.ones_like(active.tokens)], dim=1)
-        entering = [i for i, r in enumerate(row_ids) if r not in self.started]
-        self.started.update(row_ids)
-        self.cache.fit(*held(self.cache, len(row_ids), ids.shape[1], self.compiled))
+        """As that of Forward; meaningless for rows that are storing."""
+        ids, mask, fresh = self._inputs(active, row_ids)
+        entering = [i for i, new in enumerate(fresh) if new]
+        self._fit(ids)
         block = torch.minimum(active.block, active.blocks - 1) - active.storing.long()
-        start = width - active.offset + block * self.block_length
-        end = start + self.block_length
+        start = self.width - active.offset + block * self.block_length
         computed = torch.full_like(start, self.block_length)
         found = self._enter(entering, row_ids, ids, mask) if entering else None
-        if len(entering) < len(row_ids):
-            # All rows take part, so that the cache is read and written in place. Rows that are entering read and write
-            # its scratch column only.
-            if entering:
-                start = start.index_fill(0, device_index(entering, self.model.device), ids.shape[1] + 1)
-            seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
-            states = run_window(self.model, self.cache, ids, seen, start, self.block_length, self.compiled)
-            found = states if found is None else states.index_copy(0, device_index(entering, self.model.device), found)
-        assert found is not None
         if entering:
             index = device_index(entering, self.model.device)
-            prompt_tokens = mask[index, :width].sum(-1) - active.offset[index]
+            prompt_tokens = mask[index, : self.width].sum(-1) - active.offset[index]
             computed = computed.index_add(0, index, prompt_tokens)
         active.queries += torch.where(active.done, 0, computed)
-        return [found]
+        end = start + self.block_length
+        seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
+        return [self._windows(ids, seen, start, self.block_length, entering, found)]
 
     def _enter(
         self, entering: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor

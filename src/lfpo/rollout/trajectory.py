@@ -1,9 +1,9 @@
 """Trajectories: a lossless record of what the sampler did, as final tokens and the step that revealed each.
 
 The state before scheduled step t shows every completion token revealed earlier and masks the rest. No states are
-stored. A revealed token stays as it is, unless the sampler edits (SamplerConfig.editing_threshold). Then the
-trajectory also holds the tokens as they were revealed, and each edit: its position, its step and the new token. A step
-*writes* the tokens that it reveals and those that it puts in the place of others.
+stored. A revealed token stays as it is, unless the sampler edits: then the trajectory is an EditedTrajectory (see
+lfpo.rollout.edits), which overrides what differs. A step *writes* the tokens that it reveals, and those that it puts in
+the place of others.
 """
 
 from __future__ import annotations
@@ -46,15 +46,6 @@ class Trajectory:
     predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
         and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
         drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
-    node [B, levels + 1] int64: for each node of a tree that the rollout goes through, from the root to its leaf, the
-        first rollout that does (see lfpo.rollout.tree).
-
-    Only where the sampler edits:
-    revealed [B, C] int64: the tokens as they were revealed. reveal_step, confidence and entropy are theirs; `tokens`
-        are what the edits have left.
-    edit_position, edit_step, edit_token [B, E] int64: the edits of a row in the order of steps: the position, 0 to
-        C - 1, the scheduled step and the new token. Rows with fewer than E edits end in position 0, step -1.
-    edit_confidence, edit_entropy [B, E] float32: `confidence` and `entropy` of the new token.
     """
 
     prompt_ids: torch.Tensor
@@ -73,13 +64,6 @@ class Trajectory:
     predicted_at: torch.Tensor | None = None
     predicted_tokens: torch.Tensor | None = None
     predicted_confidence: torch.Tensor | None = None
-    node: torch.Tensor | None = None
-    revealed: torch.Tensor | None = None
-    edit_position: torch.Tensor | None = None
-    edit_step: torch.Tensor | None = None
-    edit_token: torch.Tensor | None = None
-    edit_confidence: torch.Tensor | None = None
-    edit_entropy: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -123,79 +107,48 @@ class Trajectory:
         return self.reveal_step >= 0 if after_eos else self.counted
 
     def with_edits(self, name: str) -> torch.Tensor:
-        """A field of every written token, [B, C + E]: first reveal_step, confidence or entropy of each position, then
-        edit_step, edit_confidence or edit_entropy of each edit. [B, C] where the sampler does not edit."""
-        own, edits = getattr(self, name), getattr(self, f"edit_{name.removeprefix('reveal_')}")
-        return own if edits is None else torch.cat([own, edits], dim=1)
+        """A field of every written token, [B, W]: reveal_step, confidence or entropy. W is C without edits."""
+        value: torch.Tensor = getattr(self, name)
+        return value
 
     def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
         """The values of the positions of every written token, in the order of `with_edits`."""
-        if self.edit_position is None:
-            return value_BC
-        return torch.cat([value_BC, value_BC.gather(1, self.edit_position)], dim=1)
-
-    def _at_positions(self, number_BE: torch.Tensor) -> torch.Tensor:
-        """The largest of the numbers, -1 or more, of each position's edits, [B, C] int64; -1 where there are none."""
-        assert self.edit_position is not None
-        return torch.full_like(self.tokens, -1).scatter_reduce(1, self.edit_position, number_BE, "amax")
+        return value_BC
 
     @property
     def last_step(self) -> torch.Tensor:
-        """The step that wrote each final token, [B, C] int64: its reveal step, or that of its last edit."""
-        if self.edit_step is None:
-            return self.reveal_step
-        return torch.maximum(self.reveal_step, self._at_positions(self.edit_step))
+        """The step that wrote each final token, [B, C] int64."""
+        return self.reveal_step
 
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which completion positions were masked when step_B[b] began, [B, C] bool. step_B: one a row, or [B, C], one a
         position."""
-        step_BC = _per_position(step_B)
+        step_BC = per_position(step_B)
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
     def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
         were edited at that step or later. step_B: as for `masked_before`."""
-        return self.masked_before(step_B) | (self.last_step >= _per_position(step_B))
+        return self.masked_before(step_B) | (self.last_step >= per_position(step_B))
 
     def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
         """Positions that the steps first_B[b] to last_B[b], both included, wrote to, [B, C] bool."""
-        if self.edit_step is None:
-            return (self.reveal_step >= first_B[:, None]) & (self.reveal_step <= last_B[:, None])
-        step_BW = self.with_edits("reveal_step")
-        now_BC, now_BE = ((step_BW >= first_B[:, None]) & (step_BW <= last_B[:, None])).split(
-            [self.tokens.shape[1], self.edit_step.shape[1]], dim=1
-        )
-        return now_BC | (self._at_positions(now_BE.long()) > 0)
-
-    def _held_before(self, step_BC: torch.Tensor) -> torch.Tensor:
-        """Which of the written tokens, in the order of `with_edits`, each position held when step_BC[b, c] began,
-        [B, C] int64; at masked positions the one that is revealed there."""
-        assert self.edit_position is not None and self.edit_step is not None
-        length = self.tokens.shape[1]
-        before_BE = (self.edit_step >= 0) & (self.edit_step < step_BC.gather(1, self.edit_position))
-        number_E = torch.arange(before_BE.shape[1], device=before_BE.device)
-        latest_BC = self._at_positions(torch.where(before_BE, number_E, -1))
-        return torch.where(latest_BC >= 0, length + latest_BC, torch.arange(length, device=step_BC.device))
+        return (self.reveal_step >= first_B[:, None]) & (self.reveal_step <= last_B[:, None])
 
     def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The tokens that the revealed positions held when step_B[b] began, [B, C] int64; at masked positions the token
         that is revealed there. step_B: as for `masked_before`."""
-        if self.revealed is None or self.edit_token is None:
-            return self.tokens
-        held_BC = self._held_before(_per_position(step_B).expand(self.tokens.shape))
-        return torch.cat([self.revealed, self.edit_token], dim=1).gather(1, held_BC)
+        return self.tokens
 
     @property
     def final_confidence(self) -> torch.Tensor:
         """`confidence` of the final tokens, [B, C] float32: when they were written."""
-        if self.edit_step is None:
-            return self.confidence
-        return self.with_edits("confidence").gather(1, self._held_before(self.last_step + 1))
+        return self.confidence
 
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor | None:
-        """The tokens after step last_B[b], [B, C] int64, to label what the steps until then wrote; None where the
-        sampler does not edit, so that these are the final tokens."""
-        return None if self.revealed is None else self.tokens_before(last_B + 1)
+        """The tokens after step last_B[b], [B, C] int64, to label what the steps until then wrote; None where nothing
+        is edited, so that these are the final tokens."""
+        return None
 
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
@@ -218,14 +171,18 @@ class Trajectory:
         return (block_BC <= last_B[:, None]) | (self.structure.block_length is None)
 
     def in_rounds(self) -> Trajectory:
-        """The same rollouts, with each block's steps counted by themselves: reveal_step and edit_step are the number of
-        earlier steps that wrote something in the position's block. Round r is the r-th such step of every block. One
-        forward in the doubled layout replays a round, because no block sees another one's noised tokens.
+        """The same rollouts, with each block's steps counted by themselves: reveal_step is the number of earlier steps
+        that wrote something in the position's block. Round r is the r-th such step of every block. One forward in the
+        doubled layout replays a round, because no block sees another one's noised tokens.
 
         Itself where there are no blocks.
         """
         if self.structure.block_length is None:
             return self
+        return dataclasses.replace(self, reveal_step=self._rounds()[:, : self.tokens.shape[1]])
+
+    def _rounds(self) -> torch.Tensor:
+        """The round of each written token, in the order of `with_edits`; -1 where its step is."""
         # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
         step_BW = self.with_edits("reveal_step")
         size = step_BW.amax() + 1
@@ -234,9 +191,7 @@ class Trajectory:
         start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * size
         distinct = (start_BW + step_BW)[step_BW >= 0].unique()
         rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
-        round_BW, length = torch.where(step_BW >= 0, rank_BW, -1), self.tokens.shape[1]
-        edit_step = None if self.edit_step is None else round_BW[:, length:]
-        return dataclasses.replace(self, reveal_step=round_BW[:, :length], edit_step=edit_step)
+        return torch.where(step_BW >= 0, rank_BW, -1)
 
     def scored_steps(self, after_eos: bool = False) -> torch.Tensor:
         """The step of every written token, in the order of `with_edits`; -1 at positions that are not `scored`."""
@@ -265,32 +220,25 @@ class Trajectory:
         return means
 
 
-def _per_position(step_B: torch.Tensor) -> torch.Tensor:
+def per_position(step_B: torch.Tensor) -> torch.Tensor:
     """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
     return step_B[:, None] if step_B.dim() == 1 else step_B
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
     """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
-    common number.
-
-    Nodes of trees, which name rollouts by their numbers, name them by their new ones.
-    """
+    common number."""
     width = max(p.prompt_ids.shape[1] for p in parts)
-    edits = max(0 if p.edit_step is None else p.edit_step.shape[1] for p in parts)
-    before = [sum(len(q) for q in parts[:i]) for i in range(len(parts))]
+    edits = max(p.with_edits("reveal_step").shape[1] - p.tokens.shape[1] for p in parts)
 
-    def fitted(name: str, value: torch.Tensor, first: int) -> torch.Tensor:
-        if name == "node":
-            return value + first
+    def fitted(name: str, value: torch.Tensor) -> torch.Tensor:
         if name.startswith("edit_"):
             return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 
     joined: dict[str, Any] = {
-        name: torch.cat([fitted(name, getattr(p, name), first) for p, first in zip(parts, before, strict=True)])
-        for name in tensor_fields(parts[0])
+        name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
     }
     return dataclasses.replace(parts[0], **joined)
 
@@ -300,12 +248,10 @@ def part(whole: Trajectory, first: int, count: int) -> Trajectory:
     own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
-    node = None if own.node is None else own.node - first
     fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
-    if own.edit_step is not None:
-        edits = int((own.edit_step >= 0).sum(-1).max())
-        fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
-    return dataclasses.replace(own, **fields, node=node)
+    edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
+    fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
+    return dataclasses.replace(own, **fields)
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
@@ -318,11 +264,6 @@ def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tenso
     sizes = torch.diff(edges)
     offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
     return (edges[:-1] + offsets)[sizes > 0]
-
-
-def uniform_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """k distinct indices of 0 .. length-1 (all if length < k), uniformly without replacement, ascending int64."""
-    return torch.randperm(length, generator=rng)[:k].sort().values
 
 
 def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Algorithm 1 of the LFPO paper (arXiv 2603.01563), from top to bottom. Every objective runs through these lines.
 
-Letters of shapes: B rollouts of an iteration on all ranks, b of them on this rank; C completion tokens; S views (noised
+Letters of shapes: R rollouts of an iteration on all ranks, B of them on this rank; C completion tokens; S views (noised
 inputs) of L = P + C tokens; T targets, the positions that the loss looks at.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.tensor_files import local
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
 from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
@@ -29,71 +30,58 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.router_balance import watched_routers
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
-from lfpo.runs.stopping import StopRequests
-from lfpo.train.average import Average
-from lfpo.train.config import LFPOConfig
+from lfpo.runs.context import Context
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import step_if_finite
+
+if TYPE_CHECKING:
+    from lfpo.train.rl import LFPOTrainer
 
 T = TypeVar("T")  # a pass
 
 
-class Learner(Protocol):
-    """What Algorithm 1 works on. policies: CURRENT is theta, OLD is theta_old (see lfpo.models.roles).
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step: the rollouts of a block in one inner iteration.
 
-    state: counters; "seconds" and "flops" of training are added to here. average: the average of theta, if one is kept.
+    block: numbers of its rollouts among all R, int64. number: of the block. meter, measures: of the whole iteration;
+    what this rank computes is added to them.
     """
 
-    args: LFPOConfig
-    objective: Objective
-    policies: dict[str, MaskedDiffusionLM]
-    optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
-    stop: StopRequests
-    progress: Progress
-    average: Average | None
-
-    def sample_and_score(self, iteration: int) -> Batch:
-        """This rank's rollouts of theta_old, or of an earlier version of it, and their rewards."""
-
-    def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
-        """In the block, the policy OLD has the weights that the loss takes for theta_old."""
-
-    def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
-        """Set the learning rate of one optimiser step, and return it."""
-
-    def count_skipped(self, iteration: int) -> None:
-        """Count an update that was not applied."""
-
-    def log_rollouts(self, iteration: int, batch: Batch, signal_b: torch.Tensor) -> None:
-        """Write an iteration's rollouts to the run directory."""
+    iteration: int
+    inner: int
+    number: int
+    block: torch.Tensor
+    meter: Meter = field(default_factory=Meter)
+    measures: Measures = field(default_factory=dict)
 
 
-def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
+def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str, Any]:
     """One iteration; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only."""
-    args, objective, policies = learner.args, learner.objective, learner.policies
-    if hasattr(objective, "at_progress"):
-        objective = objective.at_progress(iteration / args.max_steps)
+    args, policies = trainer.args, trainer.policies
+    objective = trainer.objective.at_progress(iteration / args.max_steps)
     # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them. With max_staleness
     # they were sampled ahead, from an earlier theta_old.
     started = time.perf_counter()
-    with learner.stop.at_once():
-        batch = learner.sample_and_score(iteration)  # tokens, reveal_step [b, C]; of all ranks: reward_B, group_B
-    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others, of some for each state.
-    signal_B = signal_of(objective, batch, args.tree)
-    signal_b = batch.of_rank(signal_B)
+    with context.stop.at_once():
+        batch = trainer.sample_and_score(iteration, context)  # tokens, reveal_step [B, C]; of all ranks: reward_R
+    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
+    signal_R = signal_of(objective, batch.reward_R, batch.predicted_RM, batch.group_R)
+    signal_B = batch.of_rank(signal_R)
 
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
     update_started = time.perf_counter()
     measures: Measures = {}
-    meter = Meter(sum(rollout_flops(policies[OLD], t) for t in (batch.trajectory, *batch.replaced)))
-    whole = args.num_generations if args.tree else 1  # rollouts of a tree stay in one block
-    order = torch.randperm(len(signal_B) // whole, generator=generator(args.seed, iteration, "blocks"))
+    meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
+    whole = args.num_generations if objective.whole_groups else 1  # rollouts that stay in one block
+    order = torch.randperm(len(signal_R) // whole, generator=generator(args.seed, iteration, "blocks"))
     parts = [] if batch.unscored else order.tensor_split(args.optimizer_steps_per_iteration)
     blocks = [(part[:, None] * whole + torch.arange(whole)).flatten() for part in parts]
-    with learner.old_policy(iteration, batch):
+    with trainer.old_policy(iteration, batch):
         steps = [
-            optimizer_step(learner, objective, batch, signal_b, block, (iteration, inner, number), meter, measures)
+            optimizer_step(
+                trainer, objective, batch, signal_B, Step(iteration, inner, number, block, meter, measures), context
+            )
             for inner in range(objective.num_iterations)
             for number, block in enumerate(blocks)
         ]
@@ -103,73 +91,73 @@ def iterate(learner: Learner, iteration: int) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the clock must not stop while the GPU still works
     now = time.perf_counter()
-    learner.state["seconds"] += now - started
-    learner.state["flops"] += distributed.sum_number(meter.flops)
-    learner.log_rollouts(iteration, batch, signal_b)
+    trainer.state["seconds"] += now - started
+    trainer.state["flops"] += distributed.sum_number(meter.flops)
+    trainer.log_rollouts(iteration, batch, signal_B, context)
     names = ("loss", "grad_norm", "learning_rate")
     means = {name: sum(step[name] for step in steps) / (len(steps) or math.nan) for name in names}
     return {
         "step": iteration + 1,
         **batch.metrics,
-        "r": float(signal_B.mean()),
+        "r": float(signal_R.mean()),
         **means,
         **means_over_ranks(measures),
-        "skipped_updates": learner.state["skipped"],
+        "skipped_updates": trainer.state["skipped"],
         "time/update": now - update_started,
-        "time/total": learner.state["seconds"],
-        "flops": learner.state["flops"],
+        "time/total": trainer.state["seconds"],
+        "flops": trainer.state["flops"],
     }
 
 
 def optimizer_step(
-    learner: Learner,
+    trainer: LFPOTrainer,
     objective: Objective,
     batch: Batch,
-    signal_b: torch.Tensor,
-    block: torch.Tensor,
-    at: tuple[int, int, int],
-    meter: Meter,
-    measures: Measures,
+    signal_B: torch.Tensor,
+    step: Step,
+    context: Context,
 ) -> dict[str, float]:
-    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
-
-    block: numbers of its rollouts among all B, int64. at: iteration, inner iteration, number of the block.
-    meter, measures: what this rank computes is added to them.
-    """
-    args, policies, (iteration, inner, number) = learner.args, learner.policies, at
-    mine = batch.mine(block)
+    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied."""
+    args, policies = trainer.args, trainer.policies
+    if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
+        policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
+    mine = batch.mine(step.block)
+    trajectory = batch.trajectory
+    signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    filler = fully_masked(batch.trajectory.rows(mine.new_zeros(1)))
-    views, signal = filler.select(mine[:0]), signal_b[:1]
+    views = filler = None
+    if args.fsdp or not len(mine):
+        filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
+        views = filler.select(mine[:0])
     if len(mine):
-        signal = signal_b[mine]
-        seeds = [key(batch.seeds[b], iteration) for b in mine.tolist()]
-        views = views_of(objective, batch.trajectory.rows(mine), signal, seeds, inner)
+        seeds = [key(batch.seeds[b], step.iteration) for b in mine.tolist()]
+        views = views_of(objective, trajectory.rows(mine), signal_B, seeds, step.inner)
+    assert views is not None
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
-    done, of = inner * args.optimizer_steps_per_iteration + number + 1, args.optimizer_steps_per_iteration
-    learner.progress.begin(f"update {done} of {of * objective.num_iterations}")
+    of = args.optimizer_steps_per_iteration
+    context.progress.begin(f"update {step.inner * of + step.number + 1} of {of * objective.num_iterations}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
         views,
-        signal,
+        signal_B,
         update_tokens=args.update_tokens,
         padding_free=args.padding_free,
-        meter=meter,
+        meter=step.meter,
         filler=filler if args.fsdp else None,
-        progress=learner.progress,
+        progress=context.progress,
     )
-    add_measures(measures, measured)
+    add_measures(step.measures, measured)
     # The step.
-    lr = learner.set_learning_rate(iteration, inner, number)
-    loss, norm, stepped = step_if_finite(learner.optimizer, policies[CURRENT], loss, args.max_grad_norm)
+    lr = trainer.set_learning_rate(step.iteration, step.inner, step.number)
+    loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
     if not stepped:
-        learner.count_skipped(iteration)
+        trainer.count_skipped(step.iteration)
     else:
-        learner.state["skipped_in_a_row"] = 0
-        if learner.average is not None:
-            learner.average.update()
+        trainer.state["skipped_in_a_row"] = 0
+        if trainer.average is not None:
+            trainer.average.update()
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 
@@ -194,9 +182,8 @@ def accumulate_gradients(
     meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
     progress: its phase counts the passes.
     """
-    if hasattr(objective, "prepare"):
-        size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
-        views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
+    size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
+    views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
     pieces = [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
     pieces = [piece for piece in pieces if piece.target.any()]
     normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
@@ -219,7 +206,7 @@ def accumulate_gradients(
             continue
         add_measures(measures, {**measured, **balance})
         if meter is not None:
-            for policy in predictions.used:
+            for policy in predictions.ran:
                 meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
     return loss_sum, measures
 
@@ -265,6 +252,14 @@ def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]
     if filler is None:
         return weighted
     return weighted + [(filler, 0.0)] * (max(distributed.gather(len(pieces))) - len(pieces))
+
+
+@torch.no_grad()
+def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> bool:
+    """Whether theta_old equals theta on all ranks, so that both predict the same. A collective."""
+    pairs = zip(own_parameters(reference), own_parameters(model), strict=True)
+    differ = any(old.dtype != new.dtype or not torch.equal(local(old).to(new.device), local(new)) for old, new in pairs)
+    return not distributed.sum_number(float(differ))
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
-from lfpo.train.optim import restore, state_of
+from lfpo.train.optimizer_state import restore, state_of
 
 CARD = "README.md"
 

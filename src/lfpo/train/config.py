@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_limits
 from lfpo.base.config import check_types
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.errors import nearest
-from lfpo.base.lora_settings import LoraSettings
-from lfpo.objectives.settings import check_settings
+from lfpo.models.settings import LoraSettings
+from lfpo.objectives import check_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
+from lfpo.train.engine_settings import EngineSettings
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -38,24 +37,21 @@ class LFPOConfig:
         limit).
     reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
         past reward_timeout (0: it runs in the training process, without a limit).
+    keep_going: begin to train although a reward function raised when it was called once at start.
     eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
         such prompt is an error at start.
 
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
-    tree: how a prompt's rollouts branch: [4, 4] starts 4 of them and branches each into 4 after half of the sampler's
-        steps; num_generations is the product ([]: they do not branch; see lfpo.rollout.tree).
-    refill: rounds of sampling in which each prompt whose rollouts all earn the same is replaced by a fresh one (0:
-        none). The replaced rollouts count in flops and reward.
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
-        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.base.engine_settings).
+        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.train.engine_settings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
-        lfpo.base.lora_settings).
+        lfpo.models.settings).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast.
     head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs
@@ -107,12 +103,11 @@ class LFPOConfig:
     reward_weights: list[float] | None = None
     reward_timeout: float = 1800.0
     reward_memory: float = 0.0
+    keep_going: bool = False
 
     max_steps: int = 40
     prompts_per_iteration: int = 16
     num_generations: int = 8
-    tree: list[int] = field(default_factory=list)
-    refill: int = 0
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
@@ -158,6 +153,10 @@ class LFPOConfig:
     report_to: list[str] = field(default_factory=list)
 
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
+    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
+        "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
+        "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
+    }
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -177,13 +176,7 @@ class LFPOConfig:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
-        not_negative(self, "eval_size", "eval_steps", "refill")
-        self._check_tree()
-        if self.refill and self.engine.max_staleness:
-            raise ValueError(
-                "'refill' does not work with 'engine.max_staleness': which groups to replace is known when a batch is "
-                "scored, and its prompts were sampled before; leave one of them out"
-            )
+        not_negative(self, "eval_size", "eval_steps")
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
@@ -222,24 +215,6 @@ class LFPOConfig:
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
         return bool(self.eval_steps and self.eval_samplers) and (step % self.eval_steps == 0 or step == self.max_steps)
-
-    def _check_tree(self) -> None:
-        if not self.tree:
-            return
-        if self.refill:
-            raise ValueError(
-                "'refill' does not work with 'tree', whose rollouts are compared edge by edge, not as a group"
-            )
-        if min(self.tree) < 1 or math.prod(self.tree) != self.num_generations:
-            raise ValueError(
-                f"'tree' {self.tree} has {math.prod(self.tree)} leaves; set 'num_generations' to that, found "
-                f"{self.num_generations}"
-            )
-        if self.prompts_per_iteration < self.optimizer_steps_per_iteration:
-            raise ValueError(
-                f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} is larger than the "
-                f"{self.prompts_per_iteration} prompts_per_iteration, whose trees are not split"
-            )
 
 
 def check_split(args: Any) -> None:

@@ -28,13 +28,13 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.checkpoint import Part
 from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.examples import sampled_length, train_on_examples
 from lfpo.train.flops import Meter
 from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
-from lfpo.train.run import TrainingRun
 from lfpo.train.setup import check_ranks, load_policies
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
@@ -66,17 +66,13 @@ class DPOTrainer:
         self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
         self.optimizer = adamw_of(self.model, config)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
-        self.note: Callable[[str], None] = print
+        self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
 
     @property
     def total_steps(self) -> int:
         return self.args.max_steps
 
-    def attach(self, run: TrainingRun) -> None:
-        self.note = run.note
-        self.note(f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}")
-
-    def iterate(self, step: int) -> dict[str, Any]:
+    def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, started, meter = self.args, time.perf_counter(), Meter()
         lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
@@ -99,7 +95,7 @@ class DPOTrainer:
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         if not stepped:
             self.state["skipped"] += 1
-            self.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += distributed.sum_number(meter.flops)
         means, done = means_over_ranks(measures), step + 1
@@ -117,7 +113,7 @@ class DPOTrainer:
         return bool(every and self.held_out) and (step % every == 0 or step == self.args.max_steps)
 
     @torch.no_grad()
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """On held-out pairs, with the same masks each time: eval/preference_accuracy, the share of pairs whose chosen
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""

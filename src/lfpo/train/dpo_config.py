@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, check_shares, not_negative, positive, time_limits
+from lfpo.base.checks import at_least_one, not_negative, positive, time_limits
 from lfpo.base.config import check_types
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.config import Optim, check_optimiser, check_precision, check_split
+from lfpo.train.sft_config import check_shares
 
 
 @dataclass

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lfpo.base.engine_settings import ENGINES
 from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import gathered
 from lfpo.models.placement import sampling
 from lfpo.rollout.engine import Engine, LocalEngine
+from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
+from lfpo.train.engine_settings import ENGINES
 
 
 def make_engine(args: LFPOConfig) -> Engine:
@@ -22,8 +23,8 @@ def make_engine(args: LFPOConfig) -> Engine:
     return engine
 
 
-def local_engine(args: LFPOConfig) -> LocalEngine:
-    """Rollouts in the trainer's own processes."""
+def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
+    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
 
     def ready(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
         trained = any(p.requires_grad for p in policy.parameters())  # theta, which is evaluated, stays on the device
@@ -34,6 +35,7 @@ def local_engine(args: LFPOConfig) -> LocalEngine:
         rollout_tokens=args.rollout_tokens,
         compiled=args.rollout_compile,
         rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
+        run=run,
     )
 
 

@@ -66,5 +66,5 @@ def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float],
     if own:
         texts = [result.completions[i] for i in mine]
         scored = source.score(own, texts, [ids[i] for i in mine], weights, timeout)
-        total = math.nan if scored.failed else float(scored.reward_b.sum())
+        total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)

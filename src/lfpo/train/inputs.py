@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.checks import check_model_name
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
+from lfpo.models.settings import check_model_name
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task

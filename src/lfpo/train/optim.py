@@ -1,8 +1,8 @@
-"""AdamW, its state in checkpoints, and the learning rate schedule, for supervised and reinforcement training.
+"""AdamW, one step of it, and the learning rate schedule, for supervised and reinforcement training.
 
 Learning rates are per optimiser step. Moments take 8 bytes a parameter in float32 and about 2 in 8 bits, where each
 block of 256 numbers shares a float32 scale (arXiv 2110.02861).
-Functions raise UserError where bitsandbytes is missing or cannot serve, and where a saved state does not fit.
+Functions raise UserError where bitsandbytes is missing or cannot serve.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from lfpo.train.config import Optim
 # bitsandbytes' constants.
 SMALL = 4096  # tensors with fewer numbers keep float32 moments
 BLOCK = 256  # numbers that share a scale
-TABLES = ("qmap1", "qmap2")  # state fields with the values of the 256 codes, equal for all tensors
 
 
 def build_adamw(
@@ -70,49 +69,6 @@ def adamw_of(model: nn.Module, args: Any) -> torch.optim.Optimizer:
 def moment_bytes(optim: Optim) -> float:
     """Bytes that both moments of one parameter take."""
     return 2 * (1 + 4 / BLOCK) if "8bit" in optim else 8
-
-
-def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state to save: NUMBER.FIELD -> tensor, for each parameter that has stepped, numbered over all groups."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        f"{number}.{name}": torch.as_tensor(value)
-        for number, p in enumerate(parameters)
-        for name, value in optimizer.state.get(p, {}).items()
-        if name not in TABLES
-    }
-
-
-def restore(optimizer: torch.optim.Optimizer, state: dict[int, dict[str, torch.Tensor]], where: object) -> None:
-    """Load saved state, parameter number -> field -> tensor; hyperparameters keep their current values.
-
-    where: the file, for the message. Raises UserError when another kind of optimiser saved the state.
-    """
-    groups = optimizer.param_groups
-    plain = isinstance(optimizer, torch.optim.AdamW)
-    known = {"step", "exp_avg", "exp_avg_sq"} if plain else {"step", "state1", "state2", "absmax1", "absmax2"}
-    if any(not fields.keys() <= known for fields in state.values()):
-        raise _another(where)
-    if plain:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        return
-    # bitsandbytes' load_state_dict would put paged moments on the GPU, so fill the buffers that init_state makes.
-    places = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
-    for number, fields in state.items():
-        g, i, p = places[number]
-        optimizer.init_state(groups[g], p, g, i)  # type: ignore[attr-defined]
-        mine = optimizer.state[p]
-        if fields.keys() != mine.keys() - set(TABLES):
-            raise _another(where)
-        for name, value in fields.items():
-            if name == "step":
-                mine[name] = int(value)
-            else:
-                mine[name].copy_(value)
-
-
-def _another(where: object) -> UserError:
-    return UserError(f"{where}: holds the moments of another optimiser; resume with the 'optim' it was saved with")
 
 
 def step_if_finite(

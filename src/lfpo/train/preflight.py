@@ -17,7 +17,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.needs import rewards_for
+from lfpo.objectives.needs import signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
@@ -59,7 +59,7 @@ def preflight(
     if prompts.left_out:
         source = source.without(prompts.left_out)
     failed = distributed.together(
-        lambda: check_rewards(source, tokenizer, reward_weights, args.reward_timeout) if distributed.rank() == 0 else []
+        lambda: check_rewards(source, tokenizer, reward_weights, args) if distributed.rank() == 0 else []
     )[0]
     needed, free = distributed.together(
         lambda: check_disk(
@@ -94,10 +94,9 @@ def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> No
     predictions: kept predictions of each rollout.
     """
     n, prompts = args.num_generations, args.prompts_per_iteration
-    reward_B = torch.zeros(prompts * n, dtype=torch.float64)
-    predicted_BM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
-    group_B = torch.arange(prompts).repeat_interleave(n)
-    objective.signal(rewards_for(objective, reward_B, predicted_BM, args.tree), group_B)
+    reward_R = torch.zeros(prompts * n, dtype=torch.float64)
+    predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
+    signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
 
 
 def check_prompts(
@@ -144,21 +143,20 @@ def check_prompts(
     return Lengths(len(trained) + len(held_out), longest, left_out)
 
 
-def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], timeout: float) -> list[str]:
+def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], args: LFPOConfig) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts.
 
-    Raises UserError for a result that no batch could use: not a list, of another length, or with a value that is
-    neither a finite number nor None. Returns a sentence for each function that failed, which a real completion may not
-    make it do.
+    Raises UserError for a function that raised or ran too long, and for a result that no batch could use: not a list,
+    of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
+    raise; returns a sentence for each that did.
     """
     rows = [source.train_row(i) for i in (0, 0, 1, 1)]
     ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
-    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, timeout)
-    return [
-        f"reward function {name!r} failed on a stand-in completion: {why}; where it fails on real ones, their rewards "
-        "are None"
-        for name, why in scored.failed.items()
-    ]
+    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, args.reward_timeout)
+    failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
+    if failed and not args.keep_going:
+        raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
+    return failed
 
 
 def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, keep: int) -> tuple[float, float]:
@@ -201,7 +199,7 @@ def planned(args: LFPOConfig, longest: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from lfpo.train.plan.whole_run import EFFICIENCY
+    from lfpo.train.plan.ways import EFFICIENCY
 
     device = distributed.device()
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -217,8 +215,7 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
     from lfpo.train.plan.estimate import estimate
     from lfpo.train.plan.shapes import model_config
     from lfpo.train.plan.tables import duration
-    from lfpo.train.plan.ways import Way
-    from lfpo.train.plan.whole_run import whole_run
+    from lfpo.train.plan.ways import Way, whole_run
 
     try:
         config = model_config(args.model)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.environment import versions
 from lfpo.base.errors import ProcessLost, UserError
+from lfpo.train.engine_settings import EngineSettings
 
 START = 1800.0  # seconds for all workers to load what they need
 HEAD = 20.0  # seconds without an answer after which the head of the cluster is lost

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from lfpo.base.errors import UserError
-from lfpo.rollout.engine import Request
+from lfpo.rollout.engine import Request, Version
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.ray_cluster import START, cause, check_head, first_line, import_ray
 
@@ -28,7 +28,7 @@ class Job:
     done: the trajectories so far, by the unit's number.
     """
 
-    version: int
+    version: Version
     weights: Any
     units: Sequence[Request]
     done: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
@@ -72,7 +72,7 @@ class Dispatcher:
         self.loop: Future[None] | None = None
         self.ending = False  # the loop has found nothing more to do
 
-    def submit(self, version: int, weights: Any, units: Sequence[Request]) -> Job:
+    def submit(self, version: Version, weights: Any, units: Sequence[Request]) -> Job:
         """Take the units of a job, and hand out as many as there are free workers."""
         job = Job(version, weights, units)
         with self.changed:

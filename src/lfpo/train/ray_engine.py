@@ -23,7 +23,7 @@ from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.rollout.denoise import Finished
-from lfpo.rollout.engine import GIVES, Request, Ticket, run_unit, shifted
+from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit, shifted
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import ready_to_sample
@@ -44,7 +44,8 @@ class RayEngine:
     gives: Collection[str] = GIVES
 
     def __init__(self, args: LFPOConfig):
-        self.args, self.settings, self.version = args, args.engine, 0
+        self.args, self.settings = args, args.engine
+        self.version: Version = 0
         self.pad_id, self.device = 0, distributed.device()
         self.weights: Any = None  # a reference to the newest weights in the object store
         self.measured: dict[str, float] = {}
@@ -53,7 +54,7 @@ class RayEngine:
         distributed.together(lambda: self._start() if distributed.rank() == 0 else None)
         self.dispatcher = Dispatcher(self.actors, args.engine.unit_timeout)
 
-    def update(self, version: int, policy: MaskedDiffusionLM) -> None:
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         started = time.perf_counter()
         weights = weights_of(policy)  # a collective under FSDP
         self.version, self.pad_id = version, policy.pad_id
@@ -147,7 +148,7 @@ class Worker:
     def __init__(self, args: LFPOConfig):
         self.args = dataclasses.replace(args, fsdp=False, fsdp_size=0, offload_reference=False)
         self.policy: MaskedDiffusionLM | None = None
-        self.version = -1
+        self.version: Version = -1
         self.ready = contextlib.ExitStack()
 
     def start(self) -> dict[str, str]:
@@ -161,7 +162,7 @@ class Worker:
                 matrix.data = matrix.data.to(torch.bfloat16)  # the only copy, in the precision that products have
         return versions()
 
-    def sample(self, version: int, weights: Weights, unit: Request) -> Trajectory:
+    def sample(self, version: Version, weights: Weights, unit: Request) -> Trajectory:
         """The trajectory of a unit, on the CPU, sampled with these weights."""
         if self.policy is None:
             self.start()

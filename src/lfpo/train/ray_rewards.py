@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.engine_settings import EngineSettings
 from lfpo.base.environment import versions
 from lfpo.base.errors import UserError
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked, last_line
+from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.ray_cluster import (
     Cluster,
     check_head,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
-from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
@@ -24,12 +24,12 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
-from lfpo.rollout.engine import AsyncEngine
+from lfpo.rollout.engine import AsyncEngine, Request
 from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.records import rollout_records
+from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
-from lfpo.runs.stopping import StopRequests
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
 from lfpo.train.checkpoint import Part
@@ -38,12 +38,11 @@ from lfpo.train.engines import make_engine
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import adamw_of, set_scheduled_lr
 from lfpo.train.preflight import check_groups, preflight
-from lfpo.train.run import TrainingRun, run_trainer
+from lfpo.train.run import run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
 from lfpo.train.versions import Versions
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
-EVALUATED = -2  # the version of the weights evaluated after 0 iterations, minus n after n; those of rollouts are >= 0
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
 
@@ -97,7 +96,7 @@ class LFPOTrainer:
         self.optimizer = adamw_of(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
-        self.source, self.checked = preflight(
+        self.source, self.about = preflight(
             args,
             self.source,
             self.policies,
@@ -113,20 +112,14 @@ class LFPOTrainer:
 
             functions = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=functions)
-        check_rollouts(
-            self.objective, self.sampler, args.tree, self.engine.gives, trained_block=self.model.block_length
-        )
+        check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
         self.queue = self._queue()
         ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
         self.versions = Versions(own_parameters(self.reference)) if ahead else None
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
-        # Set by the run that this trainer becomes part of.
-        self.run = Run(Path(args.output_dir).expanduser(), silent=True)
-        self.stop = StopRequests()
-        self.progress = Progress()
-        self.note: Callable[[str], None] = print
-        self.keep: Callable[[], str] = lambda: "nothing is saved"
+        # The run directory, to read from; what is written goes through the run's context.
+        self.run = Run(Path(args.output_dir).expanduser(), silent=distributed.rank() != 0)
 
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run.
@@ -136,9 +129,9 @@ class LFPOTrainer:
         with self.closing:
             return run_trainer(self, resume=resume, display=display)
 
-    def iterate(self, iteration: int) -> dict[str, Any]:
-        """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics."""
-        metrics = iterate(self, iteration)
+    def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
+        """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics. context: of the run, if any."""
+        metrics = iterate(self, iteration, context or Context())
         if self.queue is not None:
             self.queue.forget(iteration)  # only now: a checkpoint before it still needs the batch
             if self.versions is not None:
@@ -164,10 +157,8 @@ class LFPOTrainer:
             pad_id=self.model.pad_id,
         )
 
-    # What Algorithm 1 asks of its learner (see lfpo.train.algorithm.Learner).
-
-    def sample_and_score(self, iteration: int) -> Batch:
-        """Scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
+    def sample_and_score(self, iteration: int, context: Context) -> Batch:
+        """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
         args = self.args
         if self.queue is None or self.queue.missing(iteration):
@@ -177,20 +168,15 @@ class LFPOTrainer:
             self.engine,
             self.reference,
             self.tokenizer,
-            self.sampler,
+            Request([], [], self.sampler, args.num_generations, self.keep_steps),
             iteration=iteration,
             n_prompts=args.prompts_per_iteration,
-            n_generations=args.num_generations,
             seed=args.seed,
-            reward_weights=self.reward_weights,
-            reward_timeout=args.reward_timeout,
-            keep_steps=self.keep_steps,
-            tree=args.tree,
-            refill=args.refill,
+            score=partial(self.source.score, weights=self.reward_weights, timeout=args.reward_timeout),
             queue=self.queue,
-            progress=self.progress,
+            progress=context.progress,
         )
-        self._count_failures(batch.failed, iteration)
+        self._count_failures(batch.failed, iteration, context)
         return batch
 
     def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
@@ -215,11 +201,11 @@ class LFPOTrainer:
                 f"{iteration + 1}); lower learning_rate, then --resume goes on from the last checkpoint"
             )
 
-    def log_rollouts(self, iteration: int, batch: Batch, signal_b: torch.Tensor) -> None:
+    def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""
         if self.args.log_completions:
-            records = distributed.gather_to_first(rollout_records(batch, signal_b, self.tokenizer))
-            self.run.write_rows(f"rollouts/step-{iteration + 1}.jsonl", [row for part in records for row in part])
+            records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
+            context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", [row for part in records for row in part])
 
     # What a run asks of its trainer (see lfpo.train.run.Trainer).
 
@@ -240,29 +226,26 @@ class LFPOTrainer:
     def stop_on(self) -> set[str]:
         return {"no_reward", *self.args.stop_on}
 
-    def attach(self, run: TrainingRun) -> None:
-        self.run, self.stop, self.note, self.keep = run.folder, run.stop, run.note, run.keep
-        self.progress = run.progress
-        self.note(self.checked)
-
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Held-out results of theta, or of its average, under each eval sampler; the first few completions are kept in
         the run."""
         if not self.source.eval_rows:
             return {}
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            return self._evaluate(step)
+            return self._evaluate(step, context)
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _evaluate(self, step: int, context: Context) -> dict[str, float]:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
-        self.engine.update(EVALUATED - step, self.model)
+        self.engine.update(f"theta after {step}", self.model)
         for name, sampler in self.eval_samplers.items():
-            self.progress.begin(f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems")
+            context.progress.begin(
+                f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems"
+            )
             found, kept = held_out(
                 self.source,
                 self.engine,
@@ -272,12 +255,12 @@ class LFPOTrainer:
                 reward_weights=self.reward_weights,
                 reward_timeout=self.args.reward_timeout,
                 seed=self.args.seed,
-                progress=self.progress,
+                progress=context.progress,
             )
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
             records += [{"sampler": name, **record} for record in kept]
         if self.args.log_completions:
-            self.run.write_rows(f"eval/step-{step}.jsonl", records)
+            context.folder.write_rows(f"eval/step-{step}.jsonl", records)
         return metrics | {"time/eval": time.perf_counter() - started}
 
     def export(self) -> MaskedDiffusionLM:
@@ -287,17 +270,16 @@ class LFPOTrainer:
             self.average = None
         return self.model
 
-    def _count_failures(self, failed: dict[str, str], iteration: int) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row save and stop."""
+    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
+        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
         failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
         for name, times in failing.items():
             if times == 1:
-                self.note(
+                context.note(
                     f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
-                raise UserError(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}; "
-                    f"{self.keep()}"
+                raise CannotGoOn(
+                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
                 )

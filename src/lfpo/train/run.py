@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
+from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
@@ -39,6 +40,7 @@ class Trainer(Protocol):
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
+    about: what to show before it starts.
     """
 
     args: Any
@@ -47,6 +49,7 @@ class Trainer(Protocol):
     tokenizer: Any
     optimizer: torch.optim.Optimizer
     state: dict[str, Any]
+    about: str
 
     @property
     def reference(self) -> MaskedDiffusionLM | None: ...
@@ -61,16 +64,13 @@ class Trainer(Protocol):
     def stop_on(self) -> Collection[str]:
         """Rules of lfpo.runs.health that end the run when they begin to hold."""
 
-    def attach(self, run: TrainingRun) -> None:
-        """Take the run that this trainer is now part of."""
-
-    def iterate(self, step: int) -> dict[str, Any]:
+    def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Results on held-out data after `step` iterations, as metrics."""
 
     def export(self) -> MaskedDiffusionLM:
@@ -104,31 +104,32 @@ class Silent:
 class TrainingRun:
     """The run of one trainer: its folder, log, checkpoints and end.
 
-    folder: the run directory, silent on all ranks but 0. stop: requests to stop. note(text): shows a line to the user.
+    context: what it gives to the trainer. folder, stop, progress, note: those of the context.
     """
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Shows | None):
-        self.trainer, self.args, self.progress = trainer, trainer.args, Progress()
+        self.trainer, self.args = trainer, trainer.args
+        progress = Progress()
         path = Path(self.args.output_dir)
         # Rank 0 decides for all: a launcher on another machine may have started the others.
         restarted = distributed.gather(distributed.launched() and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
         if distributed.rank() == 0:
-            self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
+            folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
             self.display: Shows = display or Display(
-                trainer.total_steps, progress=self.progress, evaluates_after=trainer.evaluates_after
+                trainer.total_steps, progress=progress, evaluates_after=trainer.evaluates_after
             )
         else:
-            self.folder = Run(path.expanduser(), silent=True)
+            folder = Run(path.expanduser(), silent=True)
             self.display = Silent()
         distributed.barrier()
-        self.note: Callable[[str], None] = self.display.note
-        self.stop = StopRequests()
+        self.context = Context(folder, StopRequests(), progress, self.display.note)
+        self.folder, self.stop, self.progress, self.note = folder, self.context.stop, progress, self.display.note
         self.health = Health()
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
         self.unlogged: dict[str, Any] | None = None
-        trainer.attach(self)
+        self.note(trainer.about)
 
     def train(self) -> Path:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model.
@@ -144,17 +145,19 @@ class TrainingRun:
                 try:
                     if self.done == 0 and trainer.evaluates_after(0):
                         with self.stop.at_once():
-                            before = trainer.evaluate(0)
+                            before = trainer.evaluate(0, self.context)
                         self.log({"step": 0, **before})
                     elif self.unlogged is not None:
                         self.finish(self.unlogged)
                     for step in range(self.done, total):
-                        metrics = trainer.iterate(step)
+                        metrics = trainer.iterate(step, self.context)
                         self.done = step + 1
                         self.finish(metrics)
                         self.stop.check()
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
+                except CannotGoOn as error:
+                    raise UserError(f"{error}; {self.keep()}") from None
             self.progress.end()
             return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=self._card())
 
@@ -163,7 +166,7 @@ class TrainingRun:
         self.unlogged = metrics
         if self.trainer.evaluates_after(self.done):
             with self.stop.at_once():
-                metrics = {"step": self.done, **metrics, **self.trainer.evaluate(self.done)}
+                metrics = {"step": self.done, **metrics, **self.trainer.evaluate(self.done, self.context)}
         self.log(metrics)
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}
@@ -174,7 +177,7 @@ class TrainingRun:
         if self.done % self.args.save_steps == 0 or self.done == self.trainer.total_steps:
             self.save()
         if ends:
-            raise UserError(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}; {self.keep()}")
+            raise CannotGoOn(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}")
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""

@@ -205,5 +205,5 @@ def samplers(
         evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
-    check_rollouts(objective, sampler, args.tree, trained_block=block_length)
+    check_rollouts(objective, sampler, trained_block=block_length)
     return sampler, evaluated

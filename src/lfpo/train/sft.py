@@ -32,11 +32,11 @@ from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.runs.context import Context
 from lfpo.train.algorithm import equal_passes
 from lfpo.train.checkpoint import Part
 from lfpo.train.examples import sampled_length, train_on_examples
 from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
-from lfpo.train.run import TrainingRun
 from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft_config import LossWeight, SFTConfig
 
@@ -78,17 +78,13 @@ class SFTTrainer:
         self.draw = _example_source(config, self.tokenizer, self.model)
         self.optimizer = adamw_of(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
-        self.note: Callable[[str], None] = print
+        self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
 
     @property
     def total_steps(self) -> int:
         return self.args.steps
 
-    def attach(self, run: TrainingRun) -> None:
-        self.note = run.note
-        self.note(f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}")
-
-    def iterate(self, step: int) -> dict[str, Any]:
+    def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
         lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
@@ -110,7 +106,7 @@ class SFTTrainer:
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         losses.append(loss)
         if not stepped:
-            self.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         done = step + 1
         if done % config.logging_steps and done < config.steps:
             return {}
@@ -121,7 +117,7 @@ class SFTTrainer:
     def evaluates_after(self, step: int) -> bool:
         return False
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
         return {}
 
     def export(self) -> MaskedDiffusionLM:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, check_shares, time_limits
+from lfpo.base.checks import at_least_one, time_limits
 from lfpo.base.config import check_types
-from lfpo.base.lora_settings import LoraSettings
+from lfpo.models.settings import LoraSettings
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.config import Optim, check_optimiser, check_split
 
@@ -104,3 +105,12 @@ class SFTConfig:
         at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
         at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
         time_limits(self, "rank_timeout", "progress_timeout")
+
+
+def check_shares(tasks: Mapping[str, float]) -> None:
+    """Raise ValueError for a task's share of the examples that is not above 0."""
+    for task, share in tasks.items():
+        if not share > 0:
+            raise ValueError(
+                f"'tasks': the share {share} of {task!r} must be positive; leave out a task without examples"
+            )

@@ -78,9 +78,17 @@ def rectified_sum(
     On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (ops/kernel.py), which
     reads the logits twice; elsewhere it is a dozen tensor operations. Both give the same to float32 rounding.
     """
-    weight_T = torch.ones_like(r_T) if token_weight_T is None else token_weight_T
-    tensors = (hidden_TD, hidden_old_TD.detach(), head_VD, head_old_VD.detach(), y_T, r_T, weight_T)
-    return _RectifiedSum.apply(*tensors, beta, positive_weight, negative_weight, precision)
+    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+    weight_T = torch.ones_like(r_T, dtype=wide) if token_weight_T is None else token_weight_T.to(wide)
+    branches = _branches(r_T.to(wide), positive_weight, negative_weight)
+    hidden_old = hidden_old_TD.detach()
+
+    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        weighted = [(sign[piece], share[piece]) for sign, share in branches]
+        states = (hidden_TD.detach()[piece], hidden_old[piece])
+        return _chunk(*states, head, head_old, y_T[piece], weighted, beta, weight_T[piece], precision)
+
+    return _FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
 
 
 def cross_entropy_sum(
@@ -96,43 +104,63 @@ def cross_entropy_sum(
     return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
 
 
-class _RectifiedSum(torch.autograd.Function):
+def mixture_sum(
+    hidden_TD: torch.Tensor,
+    hidden_old_TD: torch.Tensor,
+    head_VD: torch.Tensor,
+    head_old_VD: torch.Tensor,
+    y_T: torch.Tensor,
+    old_share_T: torch.Tensor,
+    token_share_T: torch.Tensor,
+    precision: Precision = "float32",
+) -> torch.Tensor:
+    """Cross-entropy to a mixture of theta_old's distribution and the target token, summed over tokens, a scalar:
+
+        sum over T of  -sum over v of (a p_old(v) + b [v = y]) log p(v)
+
+    a: old_share_T, b: token_share_T, any numbers. The other arguments are those of `rectified_sum`; no gradient flows
+    into theta_old. The gradient in z is (a + b) p - a p_old - b e_y. Logits exist for a chunk of tokens at a time.
+    """
+    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+    hidden_old, a_T, b_T = hidden_old_TD.detach(), old_share_T.to(wide), token_share_T.to(wide)
+
+    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
+        logp = product(hidden_TD.detach()[piece], head.T, precision).log_softmax(-1)
+        target = product(hidden_old[piece], (head if head_old is None else head_old).T, precision).softmax(-1)
+        target = target.mul_(a).scatter_add_(1, y, b)
+        loss = -(target * logp).sum()
+        return loss, logp.exp_().mul_(a + b).sub_(target)
+
+    return _FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
+
+
+# (tokens of the chunk, head, head_old or None where it is the head) -> loss, and its gradient in the logits [t, V].
+Chunk = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+
+
+class _FusedSum(torch.autograd.Function):
+    """A sum over tokens whose loss and gradient in the logits `chunk` gives for some tokens at a time."""
+
     @staticmethod
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
-        hidden_old: torch.Tensor,
         head: torch.Tensor,
         head_old: torch.Tensor,
-        y: torch.Tensor,
-        r: torch.Tensor,
-        weight: torch.Tensor,
-        beta: float,
-        positive_weight: float,
-        negative_weight: float,
+        chunk: Chunk,
         precision: Precision,
     ) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        shared = _same_memory(head, head_old)
-        branches = _branches(r.to(wide), positive_weight, negative_weight)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[2] else None
+        grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        weights, weights_old = as_input(head, precision), None if shared else as_input(head_old, precision)
+        weights = as_input(head, precision)
+        weights_old = None if _same_memory(head, head_old) else as_input(head_old, precision)
         size = rows_of_a_chunk(hidden.device, len(head))
         for start in range(0, len(hidden), size):
             piece = slice(start, start + size)
-            loss, dz = _chunk(
-                hidden[piece],
-                hidden_old[piece],
-                weights,
-                weights_old,
-                y[piece],
-                [(sign[piece], share[piece]) for sign, share in branches],
-                beta,
-                weight[piece].to(wide),
-                precision,
-            )
+            loss, dz = chunk(piece, weights, weights_old)
             total += loss
             dz = as_input(dz, precision)
             if grad_hidden is not None:
@@ -147,7 +175,7 @@ class _RectifiedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_head = (None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
-        return grad_hidden, None, grad_head, *[None] * 8
+        return grad_hidden, grad_head, None, None, None
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

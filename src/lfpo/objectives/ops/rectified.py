@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
-
-from lfpo.models.head import Precision, logits
-from lfpo.objectives.ops.chunked import in_chunks
 
 
 def mix(z: torch.Tensor, z_old: torch.Tensor, beta: float) -> torch.Tensor:
@@ -42,50 +37,3 @@ def rectified_loss(
     positive = F.cross_entropy(mix(z, z_old, beta), y, reduction="none")
     negative = F.cross_entropy(mix(z, z_old, -beta), y, reduction="none")
     return (positive_weight * r * positive + negative_weight * (1 - r) * negative) / beta
-
-
-def printed_loss(
-    z: torch.Tensor,
-    z_old: torch.Tensor,
-    r: torch.Tensor,
-    *,
-    beta: float,
-    through: bool,
-    positive_weight: float = 1.0,
-    negative_weight: float = 1.0,
-) -> torch.Tensor:
-    """Per-token loss [T] of Eq. 10 as it is printed: w+ r CE(pi+, pi) + w- (1-r) CE(pi-, pi), CE(P, Q) = -sum P log Q.
-
-    It holds no sampled token, so it cannot learn from rewards:
-    - through=False (pi+- are fixed targets): at z = z_old both targets equal pi and the gradient is exactly zero, so
-      training never starts.
-    - through=True (the gradient also flows through the targets): at z = z_old the gradient is beta (2r-1) times that
-      of the entropy of pi, so a good rollout only sharpens the model and a bad one only
-      flattens it, whatever tokens they hold.
-    """
-    z_old = z_old.detach()
-    log_pi = z.log_softmax(-1)
-    losses = []
-    for sign in (beta, -beta):
-        target = mix(z, z_old, sign).softmax(-1)
-        losses.append(-((target if through else target.detach()) * log_pi).sum(-1))
-    return positive_weight * r * losses[0] + negative_weight * (1 - r) * losses[1]
-
-
-def printed_sum(
-    hidden_TD: torch.Tensor,
-    hidden_old_TD: torch.Tensor,
-    head_VD: torch.Tensor,
-    head_old_VD: torch.Tensor,
-    r_T: torch.Tensor,
-    *,
-    precision: Precision = "float32",
-    **knobs: Any,
-) -> torch.Tensor:
-    """`printed_loss` summed over T, from hidden states and heads, a bounded number of positions at a time."""
-
-    def piece(hidden: torch.Tensor, hidden_old: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        z, z_old = logits(hidden, head_VD, precision), logits(hidden_old, head_old_VD, precision)
-        return printed_loss(z, z_old, r.to(z.dtype), **knobs)
-
-    return in_chunks(piece, [hidden_TD, hidden_old_TD, r_T], len(head_VD)).sum()

@@ -75,10 +75,9 @@ function yAxis(series, from, count = 4) {
 function layout(spec, series, width) {
   const height = Math.round(spec.tall ? Math.min(340, Math.max(220, width * 0.6)) : Math.min(240, Math.max(150, width * 0.42)));
   const xs = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
-  const strong = series.filter((s) => !s.dim);
-  const y = yAxis(strong.length ? strong : series, spec.from, spec.tall ? 7 : 4); // dim lines may leave the picture
+  const y = yAxis(series, spec.from, spec.tall ? 7 : 4);
   y.ticks = ticks(y.bottom, y.top, y.step).map((t) => [t, reading(t, spec.share, y.step)]);
-  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: spec.labels ? 16 + 6.6 * Math.max(0, ...strong.map((s) => s.name.length)) : 10, top: 8, bottom: 24 };
+  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: spec.labels ? 16 + 6.6 * Math.max(0, ...series.map((s) => s.name.length)) : 10, top: 8, bottom: 24 };
   const [x0, x1] = [xs[0], xs.length > 1 ? xs[xs.length - 1] : xs[0] + 1];
   const [wide, high] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
   return {
@@ -92,15 +91,15 @@ function layout(spec, series, width) {
   };
 }
 
-// marks: [x, text] of the x axis's ticks (undefined: round numbers, whole ones unless anyX).
-function drawAxes(at, anyX, marks) {
+// Ticks of the x axis are round numbers, whole ones unless anyX.
+function drawAxes(at, anyX) {
   const axes = draw("g", { class: "axis" });
   for (const [t, text] of at.y.ticks) {
     axes.append(draw("line", { x1: at.margin.left, x2: at.width - at.margin.right, y1: at.py(t), y2: at.py(t) }),
       draw("text", { x: at.margin.left - 6, y: at.py(t) + 4, "text-anchor": "end" }, text));
   }
   const step = tickStep(at.x0, at.x1, Math.max(4, Math.floor(at.width / 85)));
-  for (const [t, text] of marks || ticks(at.x0, at.x1, anyX ? step : Math.max(1, Math.round(step))).map((v) => [v, number(v)])) {
+  for (const [t, text] of ticks(at.x0, at.x1, anyX ? step : Math.max(1, Math.round(step))).map((v) => [v, number(v)])) {
     const x = Math.min(at.px(t), at.width - 4 * text.length); // inside the picture
     axes.append(draw("text", { x, y: at.height - 6, "text-anchor": "middle" }, text));
   }
@@ -116,7 +115,6 @@ function drawLines(at, series, stack) {
   for (const s of series) {
     if (s.low) lines.append(draw("path", { d: area(s), fill: s.colour, class: stack ? "layer" : "band" }));
     // Every point of a dashed line would look like a solid band.
-    if (s.dim) { lines.append(draw("path", { d: path(s.x, s.y), class: "line dimmed" }, draw("title", {}, s.name))); continue; }
     if (!stack && isLong(s) && !s.dash) lines.prepend(draw("path", { d: path(s.x, s.y), stroke: s.colour, class: "line faint" }));
     if (!stack) lines.append(draw("path", { d: path(...(isLong(s) ? averaged(s) : [s.x, s.y])), stroke: s.colour, class: "line", "stroke-dasharray": s.dash }));
     if (s.dots || s.x.length === 1) s.x.forEach((x, i) => lines.append(draw("circle", { cx: at.px(x), cy: at.py((stack ? s.high : s.y)[i]), r: 2.6, fill: s.colour })));
@@ -134,8 +132,7 @@ function drawNames(at, series) {
     draw("text", { x, y: rows[i] + 4, class: "named", fill: s.colour }, s.name)]).flat());
 }
 
-// update(spec): series [{name, x, y, low, high, colour, dash, dots, dim (thin, not in the legend), final (in the legend
-// in place of the last value)}], labels (names at the ends of the lines), digits (decimals of all readings), share (values in [0, 1], shown in percent),
+// update(spec): series [{name, x, y, low, high, colour, dash, dots}], labels (names at the ends of the lines), digits (decimals of all readings), share (values in [0, 1], shown in percent),
 // stack, from (the y axis starts there or below), xLabel, anyX (ticks of x need not be whole numbers).
 function chart(title, hint) {
   const legend = el("ul", { class: "legend" });
@@ -149,12 +146,10 @@ function chart(title, hint) {
     const at = layout(spec, series, Math.max(240, plot.clientWidth || 320));
     const text = (v) => (spec.digits === undefined || v === null ? reading(v, spec.share, at.y.step) : fixed(v, spec.digits));
     const last = (s) => s.y[s.y.length - 1];
-    const strong = spec.series.filter((s) => !s.dim);
-    const resting = (s) => (s.final === undefined ? text(last(s)) : percent(s.final));
     const cross = draw("line", { class: "cross", y1: at.margin.top, y2: at.height - at.margin.bottom });
-    const said = `${title}. ${strong.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
+    const said = `${title}. ${spec.series.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
     const image = draw("svg", { viewBox: `0 0 ${at.width} ${at.height}`, width: at.width, height: at.height, role: "img", "aria-label": said, tabindex: 0 },
-      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), spec.labels ? drawNames(at, strong) : null, cross);
+      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), spec.labels ? drawNames(at, spec.series) : null, cross);
     const where = el("p", { class: "dim where" });
     const values = legend.querySelectorAll("output");
     let chosen = null;
@@ -165,7 +160,7 @@ function chart(title, hint) {
       cross.setAttribute("visibility", x === null ? "hidden" : "visible");
       if (x !== null) ["x1", "x2"].forEach((a) => cross.setAttribute(a, at.px(x)));
       where.textContent = x === null ? spec.xLabel : `${spec.xLabel} ${number(x)}`;
-      strong.forEach((s, i) => { values[i].textContent = x === null ? resting(s) : text(valueAt(s, x)); });
+      spec.series.forEach((s, i) => { values[i].textContent = x === null ? text(last(s)) : text(valueAt(s, x)); });
     };
     image.addEventListener("pointermove", (event) => {
       const box = image.getBoundingClientRect();
@@ -195,7 +190,7 @@ function chart(title, hint) {
       spec = { ...next, series: next.series.filter((s) => s.x.length) };
       root.hidden = !spec.series.length;
       if (root.hidden) return;
-      legend.replaceChildren(...spec.series.filter((s) => !s.dim).map((s) => el("li", {}, swatch(s.colour, s.dash), `${s.name} `, el("output", {}))));
+      legend.replaceChildren(...spec.series.map((s) => el("li", {}, swatch(s.colour, s.dash), `${s.name} `, el("output", {}))));
       render();
     },
   };

@@ -5,8 +5,16 @@ from __future__ import annotations
 import ast
 
 _OPERATORS: dict[type, str] = {
-    **{ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"},
-    **{ast.Sub: "sub", ast.Add: "add", ast.Mult: "mul", ast.Div: "truediv"},
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Sub: "sub",
+    ast.Add: "add",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
 }
 _COMPARISONS = {
     *("allclose", "isclose", "array_equiv", "equal", "not_equal", "subtract", "assert_allclose", "assert_equal"),

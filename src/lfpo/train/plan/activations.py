@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import inject
+from lfpo.models.settings import LoraSettings
 from lfpo.train.plan.shapes import skeleton
 
 Kind = Literal["full", "checkpointed", "forward"]

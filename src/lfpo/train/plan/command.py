@@ -19,8 +19,7 @@ from lfpo.train.plan.estimate import PHASES, estimate
 from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.plan.shapes import model_config
 from lfpo.train.plan.tables import GIB, print_memory, print_time, print_ways
-from lfpo.train.plan.ways import Plan, Way, changed, ways
-from lfpo.train.plan.whole_run import EFFICIENCY, command, seconds, whole_run
+from lfpo.train.plan.ways import EFFICIENCY, Plan, Way, changed, command, seconds, ways, whole_run
 
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 

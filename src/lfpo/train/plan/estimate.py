@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lfpo.base.errors import UserError
+from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import precision_of
 from lfpo.models.kv_cache import columns_for
@@ -20,14 +21,15 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
-from lfpo.rollout.forward import PIECE_TOKENS, rows_in_flight
+from lfpo.rollout.packing import PIECE_TOKENS, rows_in_flight
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim
+from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.activations import Activations, Kind, measure
-from lfpo.train.plan.model_states import Phases, model_states
 from lfpo.train.plan.shapes import Sizes, adapter_size, model_shape
 from lfpo.train.plan.work import Work, count, forward_flops, sampling_work
 
+Phases = tuple[float, float, float]  # start, rollout, update
 PHASES = ("start", "rollout", "update")
 CONTEXT = {"cuda": 2**30, "cpu": 0}  # bytes that CUDA itself takes, approximately
 
@@ -75,9 +77,9 @@ def gen_length(args: LFPOConfig) -> int:
 class _Setup:
     """A recipe on a model and a machine.
 
-    adapter: weights of one LoRA adapter, 0 without LoRA. per_weight: bytes. split: whether FSDP splits the layers.
-    step_views: views of one optimiser step on one rank. rows: views of one update pass. view_tokens: tokens of a view's
-    forward, with keys that each of them attends to, on average: view_keys.
+    adapter: weights of one LoRA adapter, 0 without LoRA. per_weight: bytes. step_views: views of one optimiser step on
+    one rank. rows: views of one update pass. view_tokens: tokens of a view's forward, with keys that each of them
+    attends to, on average: view_keys.
     """
 
     def __init__(self, args: LFPOConfig, config: dict[str, Any], gpus: int, prompt_length: int, device: str):
@@ -91,12 +93,12 @@ class _Setup:
             self.sampler = args.sampler.for_length(gen_length(args), self.trained_block)
         except ValueError as error:  # settings that do not go with this model
             raise UserError(f"sampler: {error}") from error
-        check_rollouts(self.objective, self.sampler, args.tree, trained_block=self.trained_block)
+        check_rollouts(self.objective, self.sampler, trained_block=self.trained_block)
         assert self.sampler.gen_length and self.sampler.block_length
         self.block_length = self.sampler.block_length
         self.length = prompt_length + self.sampler.gen_length
         blocks: dict[str, Any] = {"trained_block": self.trained_block, "group": args.num_generations}
-        self.work = count(self.objective, self.sampler, prompt_length, self.shift, args.tree, **blocks)
+        self.work = count(self.objective, self.sampler, prompt_length, self.shift, **blocks)
         structure = FULL if self.trained_block is None else Structure(self.trained_block, doubled=True)
         length = torch.tensor([self.length])
         self.view_tokens = int(structure.tokens(length))
@@ -107,7 +109,6 @@ class _Setup:
         self.per_weight = self.dtype.itemsize
         self.autocast = args.bf16 and device == "cuda"
         self.products = precision_of(args.head_precision, torch.device(device), self.dtype)
-        self.split = args.fsdp
         self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
         self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
         self.rollouts = args.prompts_per_iteration * args.num_generations
@@ -129,17 +130,9 @@ def estimate(
     gpus: ranks, one for each GPU. prompt_length: tokens. device: "cuda" or "cpu", whose chunk sizes differ.
     """
     setup = _Setup(args, config, gpus, prompt_length, device)
-    states = model_states(
-        args,
-        setup.sizes,
-        adapter=setup.adapter,
-        share=1 / (args.fsdp_size or gpus) if args.fsdp else 1.0,
-        autocast=setup.autocast,
-        needs_base=setup.objective.needs_base,
-        device=device,
-    )
+    held, host = _model_states(setup)
     parts = {
-        **states.parts,
+        **held,
         "gathered weights": _gathered(setup),
         **_rollout_parts(setup),
         **_update_parts(setup),
@@ -152,7 +145,7 @@ def estimate(
         length=setup.length,
         sizes=setup.sizes,
         trained=setup.adapter if args.lora is not None else setup.sizes.total,
-        host=states.host,
+        host=host,
         transfers=_transfers(setup),
         work=setup.work,
         doubled=setup.view_tokens > setup.length,
@@ -163,11 +156,67 @@ def estimate(
     )
 
 
+def _model_states(setup: _Setup) -> tuple[dict[str, Phases], dict[str, float]]:
+    """What a run holds between passes (weights, reference, base policy, moments, gradients): name -> bytes of one GPU
+    in each phase, and name -> bytes of CPU memory of each rank."""
+    args, sizes, adapter = setup.args, setup.sizes, setup.adapter
+    per_weight, autocast = setup.per_weight, setup.autocast
+    share = 1 / (args.fsdp_size or setup.gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
+    needs_base = setup.objective.needs_base
+    outside, layers = per_weight * sizes.outside, per_weight * sizes.layers
+    saved_by_4bit = (per_weight - FOUR_BIT) * sizes.matrices if args.load_in_4bit else 0
+    held = share * (outside + layers) - saved_by_4bit  # from the start: each rank reads its own rows
+    offloaded = layers if args.offload_reference else 0
+    frozen: Phases = (0, 0, 0)  # a policy that is not trained; with LoRA it is an adapter
+    if args.lora is None:
+        frozen = (outside,) * 3 if offloaded else (held,) * 3
+
+    # The layers' matrices in bfloat16 during rollouts (lfpo.models.placement.sampling); offloaded ones are cast when
+    # they are copied to the GPU. Merged adapters take a copy of every matrix that has one: of the experts' by choice.
+    # FSDP gathers all of them.
+    copies = 0.0
+    if args.merges_lora(setup.device) and not args.fsdp:
+        apart = 0 if args.lora and args.lora.experts else sizes.experts  # matrices without adapters
+        copies = (2 if autocast else per_weight) * (sizes.matrices - apart)
+        copies += 2 * apart * (autocast and per_weight > 2)
+        copies += 8 * sizes.matrix * (sizes.experts > apart)  # the sum of one stacked matrix, in float32
+    elif autocast and not args.fsdp and not args.rollout_compile:
+        copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
+    on_gpu = offloaded - (per_weight * sizes.matrices if copies else 0) if offloaded else 0
+    dequantised = sizes.matrix * (2 if autocast else per_weight) if args.load_in_4bit else 0
+
+    trained = adapter or share * sizes.total
+    moments = moment_bytes(args.optim) * trained
+    paged = args.optim.startswith("paged")
+    # Of paged moments only those of the tensor that is being updated have to be on the GPU.
+    largest = moment_bytes(args.optim) * (sizes.matrix if args.lora else max(sizes.head, sizes.rest))
+    parts: dict[str, Phases] = {
+        "weights": (held + 4 * adapter,) * 3,
+        "reference": (4 * adapter,) * 3 if args.lora else frozen,
+        "base policy": frozen if needs_base else (0, 0, 0),
+        "average": ((4 if args.lora else per_weight) * trained * bool(args.average_decay),) * 3,
+        "copies for sampling": (0, copies, 0),
+        "reference's layers on the GPU": (0, on_gpu, per_weight * sizes.layer if offloaded else 0),
+        "one dequantised matrix": (0, dequantised, dequantised),
+        "optimiser": (0, 0, min(largest, moments)) if paged else (0, moments, moments),
+        "gradients": (0, 0, 4 * trained),
+    }
+    host = {
+        "reference": offloaded,
+        "base policy": offloaded if needs_base else 0,
+        "optimiser": moments if paged else 0,
+    }
+    if args.old_policy == "sampler" and args.engine.max_staleness:
+        one = 4 * adapter or share * per_weight * sizes.total
+        host["earlier versions of the reference"] = (args.engine.max_staleness + 1) * one
+    return parts, {name: size for name, size in host.items() if size}
+
+
 def _gathered(setup: _Setup) -> Phases:
     """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16 under
     autocast. In an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with experts), and
     either the copy that is made of one, or two gradients: a layer's, and in float32 the one before it on its way."""
-    if not setup.split:
+    if not setup.args.fsdp:
         return (0, 0, 0)
     sizes, per_weight, lora = setup.sizes, setup.per_weight, setup.args.lora is not None
     cast = setup.autocast
@@ -219,14 +268,14 @@ def _update_parts(setup: _Setup) -> dict[str, Phases]:
     chunk = max(loss, measures) + head_gradient
     # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's backward
     # pass, when the head's gradient is held twice; that of a split head has left by then, in a third copy.
-    later, leaving = (0, 3 * head_gradient) if setup.split else (2 * head_gradient, 0)
+    later, leaving = (0, 3 * head_gradient) if args.fsdp else (2 * head_gradient, 0)
     at_head = max(max(chunk, leaving) - (activations.peak - activations.kept), later)
     # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
     # embeddings are gathered, and their gradient is copied on its way.
     reduced = 0
-    if setup.gpus > 1 and not (setup.split and trained):
+    if setup.gpus > 1 and not (args.fsdp and trained):
         reduced = 4 * (setup.adapter or sizes.total)
-    elif setup.split and trained:
+    elif args.fsdp and trained:
         reduced = setup.head * (per_weight + 2 * 4)
     return {
         "activations of a pass": (0, 0, activations.peak),

@@ -12,13 +12,13 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.base.lora_settings import LoraSettings
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.backbone import build_backbone
 from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.loading import SHIPPED, family_of
 from lfpo.models.lora import factors, inject
-from lfpo.models.masked_lm import build_backbone
+from lfpo.models.settings import LoraSettings
 
 # Published checkpoints of a known layout: a plan for them needs no network.
 PUBLISHED = {

@@ -9,8 +9,7 @@ from rich.table import Table
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.settings import PlanConfig
-from lfpo.train.plan.ways import Way
-from lfpo.train.plan.whole_run import WholeRun
+from lfpo.train.plan.ways import Way, WholeRun
 
 GIB = 2**30
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,18 +12,18 @@ from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
-from lfpo.objectives.needs import kept_steps, rewards_for, views_of
+from lfpo.objectives.needs import kept_steps, signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.rollout.tree import nodes
 from lfpo.train.flops import attention_width
 from lfpo.train.plan.shapes import Sizes
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
+TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 
 
 @dataclass(frozen=True)
@@ -50,25 +49,24 @@ def count(
     sampler: SamplerConfig,
     prompt_length: int,
     shift: bool,
-    tree: Sequence[int] = (),
     *,
     trained_block: int | None = None,
     group: int = 1,
 ) -> Work:
     """The work of an objective on rollouts that do not stop early.
 
-    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift. tree: see LFPOConfig.
+    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift.
     trained_block: the block length of a model that attends block by block. group: rollouts of a prompt.
     """
-    trajectory = _toy(sampler, tree, kept_steps(objective, sampler), trained_block)
+    trajectory = _toy(sampler, kept_steps(objective, sampler), trained_block, group if objective.whole_groups else 2)
     size = len(trajectory)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
-    rewards = rewards_for(objective, reward, reward[:, None].expand(-1, len(kept_steps(objective, sampler))), tree)
-    signal = objective.signal(rewards, torch.zeros(size, dtype=torch.long))
+    predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
+    signal = signal_of(objective, reward, predicted, torch.zeros(size, dtype=torch.long))
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
     views = views_of(objective, trajectory, chosen, list(range(size)), 0)
-    model = init_model({**LAYOUTS["llada-8b"], **TOY, **_special(), "block_length": trained_block}, seed=0)
+    model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = 0, int(views.target.sum(-1).max())
 
@@ -77,9 +75,8 @@ def count(
         before += len(views)
         return Predictions(views, policies).logp(policy)
 
-    if hasattr(objective, "prepare"):
-        with torch.no_grad():
-            views = objective.prepare(views, logp)
+    with torch.no_grad():
+        views = objective.prepare(views, logp)
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
@@ -101,7 +98,7 @@ def sampling_work(
 ) -> tuple[int, float]:
     """Forwards of one rollout that does not stop early, and all tokens that run for it. trained_block, group: as in
     `count`."""
-    forwards, passes = int(_toy(sampler, (), ()).nfe[0]), 2 if sampler.cfg_scale else 1
+    forwards, passes = int(_toy(sampler, ()).nfe[0]), 2 if sampler.cfg_scale else 1
     if trained_block is not None:
         assert sampler.gen_length
         blocks = sampler.gen_length // trained_block
@@ -119,14 +116,10 @@ def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted
     return 2 * sizes.active * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
 
 
-def _special() -> dict[str, int]:
-    return {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
-
-
 def _toy(
-    sampler: SamplerConfig, tree: Sequence[int], keep_steps: Sequence[int], trained_block: int | None = None
+    sampler: SamplerConfig, keep_steps: Sequence[int], trained_block: int | None = None, size: int = 2
 ) -> Trajectory:
-    """Two rollouts, or those of one tree, with a prompt of one token or one block, revealed from left to right by the
+    """`size` rollouts, with a prompt of one token or one block, revealed from left to right by the
     sampler's schedule, or one token a step where it has none."""
     assert sampler.gen_length and sampler.block_length
     length, block = sampler.gen_length, sampler.block_length
@@ -134,7 +127,6 @@ def _toy(
     if not len(counts):
         counts = torch.ones(block, dtype=torch.long)
     in_block = torch.arange(len(counts)).repeat_interleave(counts)
-    size = math.prod(tree) if tree else 2
     steps = torch.cat([in_block + i * len(counts) for i in range(length // block)]).expand(size, -1)
     tokens = torch.ones(size, length, dtype=torch.long)
     kept: dict[str, Any] = {}
@@ -155,7 +147,6 @@ def _toy(
         sampler=sampler,
         mask_id=15,
         eos_id=14,
-        node=nodes(size, tree) if tree else None,
         structure=Structure(trained_block),
         **kept,
     )

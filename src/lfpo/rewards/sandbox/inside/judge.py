@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import marshal
-import os
 import sys
 import types
 

@@ -1,0 +1,1 @@
+"""Studies behind docs/comparison.md. Nothing here is part of the package."""

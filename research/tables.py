@@ -1,0 +1,149 @@
+"""Prints the tables of a study as Markdown: every setting, effects of factors, and comparisons on evaluation seeds.
+
+python -m research.tables research/best-lfpo.yaml --only factorial,dtm
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lfpo.compare.endpoints import frontier_area
+from lfpo.compare.statistics import bootstrap, iqm, paired, probability_of_improvement
+from lfpo.eval.estimates import over_seeds
+from research.study import Store, cell_key, cells_of
+
+Row = dict[str, Any]
+
+
+def area(row: Row, start: float = 1.0) -> float:
+    """Area under the frontier in %, from `start` forwards on."""
+    return 100 * frontier_area(row["frontier"], row["forwards"], start)
+
+
+def finished(study: Row, path: Path, stage: str) -> dict[tuple[str, str], dict[int, Row]]:
+    """(task, setting) -> seed -> row of the finished cells of a stage."""
+    done, found = Store(path).read(), dict[tuple[str, str], dict[int, Row]]()
+    for cell in cells_of(study, stage):
+        if (row := done.get(cell_key(cell, study))) is not None:
+            found.setdefault((cell["task"], cell["setting"]), {})[cell["seed"]] = row
+    return found
+
+
+def settings_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], task: str) -> list[str]:
+    """One line a setting, by mean area."""
+    lines = ["| setting | seeds | area | by seed | from 2 | threshold 0.9 | TFLOP |", "| --- |" + " ---: |" * 6]
+    mine = {setting: list(by_seed.values()) for (of, setting), by_seed in rows.items() if of == task}
+    for setting, cells in sorted(mine.items(), key=lambda item: -mean([area(c) for c in item[1]])):
+        at = [next(p for p in c["frontier"] if p["threshold"] == 0.9) for c in cells]
+        accuracy, nfe = mean([100 * p["accuracy"] for p in at]), mean([p["nfe"] for p in at])
+        each = ", ".join(f"{area(c):.1f}" for c in cells)
+        lines.append(
+            f"| {setting} | {len(cells)} | {mean([area(c) for c in cells]):.1f} | {each} "
+            f"| {mean([area(c, 2.0) for c in cells]):.1f} | {accuracy:.1f} in {nfe:.2f} "
+            f"| {mean([c['flops'] for c in cells]) / 1e12:.1f} |"
+        )
+    return lines
+
+
+def effects_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], stage: str, task: str) -> list[str]:
+    """Main effects of factors of two levels and their interactions in pairs, in points of area: first minus second
+    level; half the difference of an effect between the levels of another. Student's t interval over complete seeds."""
+    factors = {name: levels for name, levels in study["stages"][stage].get("factors", {}).items() if len(levels) == 2}
+    if not factors:
+        return []
+    complete = [
+        seed
+        for seed in study["stages"][stage]["seeds"]
+        if all(seed in by_seed for (of, _), by_seed in rows.items() if of == task)
+        and len([1 for of, _ in rows if of == task]) == 2 ** len(factors)
+    ]
+    if not complete:
+        return []
+    names = list(factors)
+    sign: dict[str, tuple[int, ...]] = {}
+    settings = [setting for of, setting in rows if of == task]
+    for setting, levels in zip(settings, itertools.product((1, -1), repeat=len(names)), strict=True):
+        sign[setting] = levels
+    lines = [f"| effect ({len(complete)} seeds) | points of area |", "| --- | ---: |"]
+    for chosen in [*((i,) for i in range(len(names))), *itertools.combinations(range(len(names)), 2)]:
+        by_seed = []
+        for seed in complete:
+            total = 0.0
+            for setting, levels in sign.items():
+                product = 1
+                for i in chosen:
+                    product *= levels[i]
+                total += product * area(rows[task, setting][seed])
+            by_seed.append(total / (len(sign) / 2))
+        found = over_seeds(by_seed)
+        name = " x ".join(names[i] for i in chosen)
+        lines.append(f"| {name} | {found.mean:+.1f} ({found.low:.1f} to {found.high:.1f}) |")
+    return lines
+
+
+def against_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, tasks: Sequence[str]) -> list[str]:
+    """One setting against each other one, per task and over all tasks that both have."""
+    lines = ["| against | task | P | difference | seeds |", "| --- | --- | ---: | ---: | ---: |"]
+    for other in dict.fromkeys(setting for _, setting in rows if setting != first):
+        shared = [t for t in tasks if (t, first) in rows and (t, other) in rows]
+        for where in [*([t] for t in shared), *([shared] if len(shared) > 1 else [])]:
+            pairs = [sorted(set(rows[t, first]) & set(rows[t, other])) for t in where]
+            a = [[area(rows[t, first][s]) for s in seeds] for t, seeds in zip(where, pairs, strict=True)]
+            b = [[area(rows[t, other][s]) for s in seeds] for t, seeds in zip(where, pairs, strict=True)]
+            if not all(a):
+                continue
+            p, (difference, _) = bootstrap(probability_of_improvement, a, b), paired(a, b)
+            lines.append(
+                f"| {other} | {', '.join(where)} | {p.mean:.2f} ({p.low:.2f} to {p.high:.2f}) "
+                f"| {difference.mean:+.1f} ({difference.low:.1f} to {difference.high:.1f}) | {sum(map(len, a))} |"
+            )
+    return lines
+
+
+def iqm_table(rows: dict[tuple[str, str], dict[int, Row]], tasks: Sequence[str]) -> list[str]:
+    """Interquartile means with bootstrap intervals, a line a setting and a column a task."""
+    lines = ["| setting | " + " | ".join(tasks) + " |", "| --- |" + " ---: |" * len(tasks)]
+    for setting in dict.fromkeys(setting for _, setting in rows):
+        cells = []
+        for task in tasks:
+            scores = [area(row) for row in rows.get((task, setting), {}).values()]
+            if not scores:
+                cells.append("")
+            else:
+                found = bootstrap(iqm, [scores])
+                cells.append(f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f}; {len(scores)})")
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--only", default="", help="stages, separated by commas")
+    parser.add_argument("--first", default="", help="setting that the others of a stage are compared with")
+    args = parser.parse_args()
+    study = yaml.safe_load(args.study.read_text())
+    for stage in args.only.split(",") if args.only else study["stages"]:
+        rows = finished(study, args.study.with_suffix(".jsonl"), stage)
+        tasks = study["stages"][stage]["tasks"]
+        print(f"## {stage}\n")
+        for task in tasks:
+            if any(of == task for of, _ in rows):
+                effects = effects_table(study, rows, stage, task)
+                print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
+        if args.first:
+            print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Benchmarks of speed and memory: `lfpo bench NAME`."""

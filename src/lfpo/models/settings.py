@@ -1,0 +1,48 @@
+"""Settings of models, checked before torch is loaded: their names, and LoRA adapters (lfpo.models.lora)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lfpo.base.checks import at_least_one
+from lfpo.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """r: rank. lora_alpha: an adapter is scaled by lora_alpha / r. Defaults are d1's.
+
+    target_modules: "all-linear" (every linear layer but the head; in a mixture of experts those of the attention);
+        "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output, gate and
+        down projections have other names); or a list of names, the family's own or transformers'.
+    experts: adapt the experts' matrices too, each expert with factors of rank r. With `target_modules: []` nothing else
+        is adapted.
+
+    There is no dropout: with it, two forwards of the same policy would give different probabilities.
+    """
+
+    r: int = 128
+    lora_alpha: float = 64
+    target_modules: str | list[str] = "all-linear"
+    experts: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "r")
+        if not self.lora_alpha > 0:
+            raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
+
+
+SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
+
+
+def check_model_name(name: str | Path) -> None:
+    """Raise UserError for a model that is not one of SHIPPED_MODELS, nor a folder, nor written like a hub id."""
+    text, path = str(name), Path(name).expanduser()
+    if text in SHIPPED_MODELS or path.is_dir():
+        return
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json"}:
+        raise UserError(
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded' or "
+            "'embedded-block'"
+        )

@@ -1,0 +1,73 @@
+"""DTM: Discrete Tilt Matching (arXiv 2604.18739): match the posterior that a small step of reward tilting asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lfpo.base.rng import generator
+from lfpo.models.roles import CURRENT, OLD
+from lfpo.objectives import settings
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.ops.fused import mixture_sum
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
+
+
+class DTM(settings.DTM):
+    """Cross-entropy to c p_old + (e^(h R) - c) e_y at masked positions: likelihood-free, as LFPO is.
+
+    tilt: h. Each iteration tilts the distribution of completions by e^(h R). A phase of the paper, between two moves of
+        the teacher, is one iteration here: theta_old is the teacher, the iteration's rollouts are its buffer, and
+        `ema_decay` is the teacher's average. The public code also clears the optimiser's state and restarts the
+        schedule of the rate after each phase; here both go on.
+    control: c, the control variate. At 1, as released, a rollout of reward 0 only holds theta at theta_old.
+    num_iterations: passes through each batch, each with a new mask of every rollout.
+    block_length: mask as a sampler leaves a completion that it fills block by block: earlier blocks shown, later ones
+        masked, one partly masked, as in the public code (None: positions anywhere; the paper's theory allows both).
+
+    Rewards below 0 count as 0. Each state weighs alike, whatever the number of its masked positions.
+    """
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """e^(h R) - 1 of each rollout; groups are not compared."""
+        return torch.expm1(self.tilt * reward_R.clamp(min=0))
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """One masked state of each rollout; the number of masked tokens is uniform. Targets end at the first EOS."""
+        scored_BC = trajectory.scored(True).cpu()
+        masked_BC = torch.zeros_like(scored_BC)
+        for row, seed in enumerate(seeds):
+            rng, place = generator(seed, "tilt masks", inner), scored_BC[row].nonzero().flatten()
+            size = int(torch.randint(1, len(place) + 1, (), generator=rng))
+            order = place[torch.randperm(len(place), generator=rng)]
+            if self.block_length is not None:
+                order = order[(order // self.block_length).argsort(descending=True, stable=True)]
+            masked_BC[row, order[:size]] = True
+        masked_BC = masked_BC.to(trajectory.tokens.device)
+        target_BC = masked_BC & trajectory.counted
+        weight_BC = target_BC / target_BC.sum(-1, keepdim=True).clamp(min=1)
+        rows = torch.arange(len(trajectory), device=masked_BC.device)
+        return noised(trajectory, rows, masked_BC, target_BC, weight_SC=weight_BC)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over targets of -w sum over v of (c p_old(v) + (e^(h R) - c) [v = y]) log p(v), w = 1 / targets of the
+        state."""
+        tilt_T, w_T = predictions.at_targets(signal_B), predictions.weight_T
+        loss = mixture_sum(
+            predictions.hidden(CURRENT),
+            predictions.hidden(OLD),
+            predictions.head(CURRENT),
+            predictions.head(OLD),
+            predictions.labels_T,
+            self.control * w_T,
+            (tilt_T + 1 - self.control) * w_T,
+            predictions.policies[CURRENT].products,
+        )
+        return loss, measure_targets(predictions, tilt_T)
+
+    def normalizer(self, views: Views) -> float:
+        """The number of states that have a target."""
+        return float(views.target.any(-1).sum())

@@ -1,0 +1,58 @@
+"""Views of single steps of the sampler, for objectives that score what a step wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.objectives.views import Views, noised
+from lfpo.rollout.trajectory import Trajectory
+
+
+def listed(steps: Sequence[torch.Tensor], trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps listed for each row, as `step_views` takes them: their rows [S] and themselves [S]."""
+    row_S = torch.arange(len(steps)).repeat_interleave(torch.tensor([len(s) for s in steps]))
+    return row_S.to(trajectory.tokens.device), torch.cat([*steps]).to(trajectory.tokens.device)
+
+
+def step_views(
+    trajectory: Trajectory,
+    row_S: torch.Tensor,
+    step_S: torch.Tensor,
+    *,
+    last_S: torch.Tensor | None = None,
+    weight_S: torch.Tensor | None = None,
+    after_eos: bool = False,
+) -> Views:
+    """The states before given steps of given rows, numbered by step; targets are the scored positions that the step
+    wrote to, labels the tokens that it wrote there, also where they are edited later.
+
+    last_S: score what the steps from step_S to last_S wrote, with the tokens after the last (step_S unless given).
+    weight_S: of a view's targets (1 unless given). after_eos: whether tokens after the first EOS are scored.
+    """
+    rows, last_S = trajectory.rows(row_S), step_S if last_S is None else last_S
+    target = rows.written_by(step_S, last_S) & rows.scored(after_eos)
+    weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
+    return noised(
+        trajectory,
+        row_S,
+        rows.masked_before(step_S),
+        target,
+        shown_SC=rows.tokens_before(step_S),
+        label_SC=rows.written_until(last_S),
+        weight_SC=weight,
+        state_S=step_S,
+        after_eos=after_eos,
+    )
+
+
+def shared_by_state(views: Views) -> Views:
+    """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
+    1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""
+    counts = torch.stack([views.state, views.target.sum(-1)], dim=1)
+    every = distributed.all_gather_tensor(counts)
+    total = torch.bincount(every[:, 0], weights=every[:, 1].double())
+    return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])

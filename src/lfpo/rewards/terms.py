@@ -1,0 +1,85 @@
+"""Ready terms of a reward: penalties on length, and a weight for each row. A length is the number of tokens up to and
+including the first end-of-sequence token."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any
+
+from lfpo.base.errors import UserError
+from lfpo.rewards.scoring import RewardFunction, reward_name
+
+
+def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:
+    """0 up to max_length - buffer tokens, then linear down to -1 at max_length, and -1 beyond.
+
+    DAPO's soft overlong punishment (arXiv 2503.14476, Eq. 13: L_max and L_cache). With max_length = gen_length, a
+    completion that never ends gets -1. Raises UserError unless 0 < buffer <= max_length.
+    """
+    if not 0 < buffer <= max_length:
+        raise UserError(f"overlong_penalty: buffer {buffer} must be above 0 and at most max_length, {max_length}")
+
+    def overlong(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [-min(1.0, max(0.0, (len(ids) - max_length + buffer) / buffer)) for ids in completion_ids]
+
+    return overlong
+
+
+def tokens(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """The length itself; give it a small negative weight in reward_weights."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def relative_length(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """0.5 for the shortest completion of a prompt, -0.5 for the longest, linear between; 0 where all are equally long.
+
+    Kimi k1.5's length reward (arXiv 2501.12599, Section 2.3.3) without its exception: there, a wrong completion gets at
+    most 0. The completions of a prompt follow each other.
+    """
+    values: list[float] = []
+    for _, group in itertools.groupby(zip(prompts, completion_ids, strict=True), key=lambda pair: pair[0]):
+        lengths = [len(ids) for _, ids in group]
+        shortest, span = min(lengths), max(lengths) - min(lengths)
+        values += [0.5 - (length - shortest) / span if span else 0.0 for length in lengths]
+    return values
+
+
+def target_length(column: str = "target_length", alpha: float = 0.0003) -> RewardFunction:
+    """-alpha for each token that a completion is longer or shorter than its row's `column` says.
+
+    The length term of L1's LCPO-Exact (arXiv 2503.04697), whose alpha is the default.
+    """
+
+    def off_target(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        wanted = _column(columns, column, "target_length")
+        return [-alpha * abs(len(ids) - want) for ids, want in zip(completion_ids, wanted, strict=True)]
+
+    return off_target
+
+
+def weighted(function: RewardFunction, column: str) -> RewardFunction:
+    """The same reward function, whose rewards are multiplied by the number in their row's `column`; None stays None."""
+    accepted = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+
+    def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        weights = _column(columns, column, "weighted")
+        given = columns if takes_all else {name: columns[name] for name in accepted if name in columns}
+        values = function(prompts=prompts, completions=completions, **given)
+        return [None if v is None else v * weight for v, weight in zip(values, weights, strict=True)]
+
+    reward.__name__ = reward_name(function)
+    reward.__wrapped__ = function  # type: ignore[attr-defined]
+    reward.__signature__ = inspect.signature(reward, follow_wrapped=False)  # type: ignore[attr-defined]
+    return reward
+
+
+def _column(columns: dict[str, Any], name: str, of: str) -> list[float]:
+    """A column of numbers. Raises UserError where the data has none of that name, or other values in it."""
+    if name not in columns:
+        raise UserError(f"{of}: the data has no column {name!r}, only {', '.join(sorted(columns))}")
+    for i, value in enumerate(columns[name]):
+        if not isinstance(value, int | float):
+            raise UserError(f"{of}: column {name!r} must hold numbers, found {value!r} in row {i} of the batch")
+    return columns[name]

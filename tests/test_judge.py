@@ -1,0 +1,301 @@
+"""The judge against an endpoint that misbehaves, in ten ways and a few more; what it reads, asks, keeps and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from judge_endpoint import SLOW, Endpoint, endpoint
+from lfpo.base.errors import UserError
+from lfpo.cli import main
+from lfpo.rewards.judge import Judge
+from lfpo.rewards.scoring import RewardFailed, measured, score
+from lfpo.rewards.terms import weighted
+from lfpo.train.rl import LFPOTrainer
+from small_runs import choice_config
+
+pytest.importorskip("openai", reason="the extra `judge` is not installed")
+
+KEY = "sk-secret-of-the-test"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def server() -> Iterator[Endpoint]:
+    with endpoint() as server:
+        yield server
+
+
+def judge(server: Endpoint, **settings: Any) -> Judge:
+    settings = {"template": "{completion}", "timeout": 5.0, "retries": 2, "backoff": 0.01, **settings}
+    return Judge("m", base_url=server.url, **settings)
+
+
+def ask(function: Any, *completions: str, **columns: Any) -> list[float | None]:
+    return function(prompts=["p"] * len(completions), completions=list(completions), **columns)
+
+
+# Misbehaviour -> the completion that brings it about once, its score in spite of it, the attempts, the least seconds.
+ONCE = {
+    "slow": ("slow 1 7", 0.7, 1, SLOW),
+    "hangs": ("hangs 1 7", 0.7, 2, 0.5),
+    "drips without end": ("drips 1 7", 0.7, 2, 0.5),
+    "429 with Retry-After": ("busy 1 7", 0.7, 2, 0.3),
+    "500 then fine": ("broken 1 7", 0.7, 2, 0.01),
+    "connection reset": ("reset 1 7", 0.7, 2, 0.01),
+    "invalid JSON": ("garbage 1 7", 0.7, 2, 0.01),
+    "empty choices": ("empty 1 7", 0.7, 2, 0.01),
+    "truncated body": ("cut 1 7", 0.7, 2, 0.01),
+    "wrong content type": ("html 1 7", 0.7, 2, 0.01),
+    "score missing": ("slow 0 I like it", None, 1, 0.0),
+    "score outside the scale": ("slow 0 Score: 11", None, 1, 0.0),
+    "key refused": ("denied 1 7", None, 1, 0.0),
+}
+
+
+@pytest.mark.parametrize("fault", ONCE)
+def test_a_single_fault(fault: str, server: Endpoint):
+    completion, expected, attempts, least = ONCE[fault]
+    function, started = judge(server, timeout=0.5 if least == 0.5 else 5.0), time.monotonic()
+    assert ask(function, completion, "fine") == [expected, 0.8]
+    assert least <= time.monotonic() - started < least + 3
+    assert server.times[completion] == attempts
+    assert function.counts["attempts"] == attempts + 1 and function.counts["retries"] == attempts - 1
+    assert function.counts["no_score"] == (expected is None)
+
+
+# A misbehaviour that does not end -> a part of the reason.
+ALWAYS = {
+    "hangs 9 7": "no answer within 0.2 s",
+    "busy 9 7": "HTTP 429: .*too many requests.*",
+    "broken 9 7": "HTTP 500: .*internal.*",
+    "reset 9 7": "connection lost.*",
+    "garbage 9 7": "answer is not JSON",
+    "empty 9 7": "answer has no text",
+    "cut 9 7": "connection lost.*",
+    "html 9 7": "answer is not JSON",
+    "denied 9 7": "HTTP 401: .*wrong key Bearer [*]{3}.*",
+    "slow 0 no idea": "no score in the answer 'no idea'",
+    "slow 0 -1": "score -1 is outside the scale, 0 to 10",
+}
+
+
+@pytest.mark.parametrize("completion", ALWAYS)
+def test_a_fault_that_does_not_end(completion: str, server: Endpoint):
+    rewards = score([judge(server, timeout=0.2)], [1.0], ["p"], [completion], [[1]], {})
+    assert rewards.parts == {"judge": [None]}
+    assert re.fullmatch(f"none of 1 completions got a score: .*{ALWAYS[completion]}", rewards.failed["judge"])
+
+
+def test_no_endpoint():
+    with endpoint() as server:
+        function = judge(server)
+    with pytest.raises(RewardFailed, match="none of 2 completions got a score: connection lost"):
+        ask(function, "a", "b")
+    assert function.counts["attempts"] == 6
+
+
+def test_the_time_limit_of_rewards_ends_a_batch(server: Endpoint):
+    started = time.monotonic()
+    rewards = score([judge(server, timeout=60.0)], [1.0], ["p"] * 2, ["hangs 9 7", "x"], [[1]] * 2, {}, timeout=0.5)
+    assert rewards.failed == {"judge": "it ran for more than 0.5 s"} and time.monotonic() - started < 5
+
+
+READ = [
+    ({}, "Good.\n\n**Score: 7/10**\n", 0.7),
+    ({}, "7.5", 0.75),
+    ({}, "6 out of 10.", 0.6),
+    ({}, "7 or 8", None),
+    ({}, "I counted 3 errors.", None),
+    ({"scale": (1.0, 5.0)}, "2", 0.25),
+    ({"read": "yes_no"}, "It is right.\nAnswer: **Yes**.", 1.0),
+    ({"read": "yes_no"}, "no", 0.0),
+    ({"read": "yes_no"}, "yes and no", None),
+    ({"read": "json"}, '```json\n{"score": 4, "why": "{}"}\n```', 0.4),
+    ({"read": "json", "json_field": "right", "scale": (0, 1)}, '{"right": true}', 1.0),
+    ({"read": "json"}, '{"score": "4"}', None),
+    ({"read": "json"}, '{"score": NaN}', None),
+    ({"read": "json"}, '{"points": 4}', None),
+    ({"read": "json"}, "4", None),
+    ({"read": lambda text: float(len(text))}, "four", 0.4),
+]
+
+
+@pytest.mark.parametrize(("settings", "text", "expected"), READ)
+def test_how_a_score_is_read(settings: dict[str, Any], text: str, expected: float | None):
+    found = Judge("m", **settings)._score(text)
+    assert isinstance(found, str) if expected is None else found == pytest.approx(expected)
+
+
+def test_the_message_has_prompt_completion_and_columns(server: Endpoint):
+    function = judge(
+        server, template="{prompt}|{completion}|{answer}|{{}}", options={"temperature": 0, "max_tokens": 9}
+    )
+    assert function(["p {answer}"], ["c {0}"], answer=["a"], completion_ids=[[1]]) == [0.8]
+    chat = [{"role": "assistant", "content": "c"}]
+    assert function([[{"role": "user", "content": "p"}]], [chat], answer=["a"]) == [0.8]
+    assert [body["messages"] for body in server.seen] == [
+        [{"role": "user", "content": text}] for text in ("p {answer}|c {0}|a|{}", "user: p|c|a|{}")
+    ]
+    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in server.seen} == {("m", 0, 9)}
+    with pytest.raises(UserError, match="the template asks for 'answer', and the row has completion, gold, prompt"):
+        function(["p"], ["c"], gold=["a"])
+
+
+def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint):
+    function = judge(server, retries=0)
+    assert ask(function, "a", "a", "broken 1 4") == [0.8, 0.8, None]
+    assert ask(function, "a", "b", "broken 1 4") == [0.8, 0.8, 0.4]
+    assert server.times == {"a": 1, "b": 1, "broken 1 4": 2}
+    assert measured([function]) == {
+        f"rewards/judge/{key}": value
+        for key, value in {
+            "completions": 6,
+            "no_score": 1,
+            "cache_hits": 2,
+            "attempts": 4,
+            "retries": 0,
+            "prompt_tokens": 30,
+            "completion_tokens": 6,
+            "failure_rate": 1 / 6,
+        }.items()
+    }
+    assert measured([weighted(function, "w")])["rewards/judge/completions"] == 0
+    small = judge(server, cache_size=1)
+    ask(small, "c", "d")
+    assert list(small.cache.values()) == [0.8]
+    assert ask(small, "d", "c") == [0.8, 0.8] and (server.times["c"], server.times["d"]) == (2, 1)
+
+
+def test_counts_of_ranks_are_added(server: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lfpo.base.distributed.gather", lambda own: [own, own])
+    function = judge(server)
+    ask(function, "a", "slow 0 none", "b")
+    found = measured([ask, function])
+    assert found["rewards/judge/prompt_tokens"] == 60 and found["rewards/judge/failure_rate"] == 1 / 3
+
+
+def test_requests_at_once_are_bounded(server: Endpoint):
+    assert ask(judge(server, concurrency=3), *(f"slow 1 {i}" for i in range(9))) == [i / 10 for i in range(9)]
+    assert 2 <= server.most_open <= 3
+
+
+def test_it_works_in_a_notebook_and_in_another_process(server: Endpoint):
+    function = judge(server)
+
+    async def cell() -> list[float | None]:
+        return ask(function, "a")
+
+    assert asyncio.run(cell()) == [0.8]
+    again = pickle.loads(pickle.dumps(function))
+    assert ask(again, "a", "b") == [0.8, 0.8] and server.times["a"] == 1 and again.__name__ == "judge"
+
+
+def test_the_key_comes_from_the_environment(
+    server: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert ask(judge(server), "a", "denied 9 7") == [0.8, None]
+    assert server.keys == {f"Bearer {KEY}"}
+    assert "1 of 2 completions got no score: HTTP 401" in caplog.text and KEY not in caplog.text
+    server.keys.clear()
+    assert ask(judge(server, api_key_env=""), "b") == [0.8] and server.keys == {"Bearer none"}
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
+        ask(judge(server), "c")
+
+
+def test_a_reason_is_logged_once_for_consecutive_batches(server: Endpoint, caplog: pytest.LogCaptureFixture):
+    function = judge(server)
+    for bad in ("slow 0 what", "slow 0 who", "fine", "slow 0 how"):
+        ask(function, "a", bad)
+    assert [record.getMessage().split("answer ")[1] for record in caplog.records] == ["'what'", "'how'"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"template": "{prompt}"}, "must contain {completion}"),
+        ({"template": "{completion} {"}, "double literal braces"),
+        ({"read": "nummer"}, "did you mean 'number'"),
+        ({"scale": (1.0, 1.0)}, "must be (lowest, highest)"),
+        ({"concurrency": 0}, "at least 1"),
+        ({"timeout": 0.0}, "above 0"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings: dict[str, Any], named: str):
+    with pytest.raises(UserError, match="judge 'judge': ") as caught:
+        Judge("m", **settings)
+    assert named in str(caught.value)
+
+
+def test_a_missing_client_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=re.escape("openai is not installed; pip install 'lfpo[judge]'")):
+        Judge("m")
+
+
+MODULE = """
+import os
+from lfpo.rewards.judge import Judge
+
+def read(text):
+    return None if len(text) % 3 == 0 else len(text) % 8
+
+echo = Judge("m", base_url=os.environ["JUDGE_URL"], template="{prompt}{completion}", read=read, name="echo")
+"""
+
+
+def test_a_run_counts_what_its_judge_cost(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_judge.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rewards = ["my_judge.echo", "reward_samples.even_tokens"]
+    run = tmp_path / "run"
+    with endpoint(text="") as server:
+        monkeypatch.setenv("JUDGE_URL", server.url)
+        config = choice_config(run, llada, reward_funcs=rewards, max_steps=2, eval_size=0, keep_going=True)
+        LFPOTrainer(args=config).train()
+    lines = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "reward" in row]
+    unscored = [(run / f"rollouts/step-{step}.jsonl").read_text().count('"echo": null') for step in (1, 2)]
+    assert 0 < sum(unscored) < 16
+    found = [{k: row[f"rewards/echo/{k}"] for k in ("completions", "no_score", "failure_rate")} for row in lines]
+    assert [row["completions"] for row in found] == [8 + 4, 8]  # 4 stand-ins at start
+    assert found[0]["no_score"] - unscored[0] in (0, 2, 4) and found[1]["no_score"] == unscored[1]
+    assert found[1]["failure_rate"] == unscored[1] / 8
+    assert sum(row["rewards/echo/prompt_tokens"] for row in lines) == 10 * len(server.seen)
+    assert not any(KEY in path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
+
+
+def test_the_documented_config_in_a_dry_run(
+    server: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = (Path(__file__).parents[1] / "docs" / "own-reward-and-data.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"^```\w+\n# ([\w.]+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text.replace("http://127.0.0.1:8000/v1", server.url))
+    rows = [{"prompt": f"countdown\n{n} 1 = 2\n", "answer": str(n), "weight": n} for n in (1, 2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server.text = "Yes."
+    assert main(["train", "judged.yaml", "--dry_run"]) == 0
+    assert "judge, overlong: called once" in capsys.readouterr().out
+    assert {body["max_tokens"] for body in server.seen} == {8} and len(server.seen) == 2
+    server.text = "Perhaps."
+    monkeypatch.delitem(sys.modules, "my_terms")  # and its cache
+    assert main(["train", "judged.yaml", "--dry_run"]) == 2
+    said = capsys.readouterr().err
+    assert "reward function 'judge' failed on its first call: none of 4 completions got a score" in said
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,79 @@
+"""The study in research/: its cells, its problems, and one tiny cell from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lfpo.prompts.tasks import Task, get_task
+from research.study import Store, cell_key, cells_of, problems, run
+from research.tables import effects_table, finished, settings_table
+
+ROOT = Path(__file__).parent.parent
+STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
+
+
+def test_every_cell_has_its_own_key_and_finished_ones_are_cells():
+    cells = {cell_key(c, STUDY): c for stage in STUDY["stages"] for c in cells_of(STUDY, stage)}
+    asked = {json.dumps([c["task"], c["config"], c["seed"], c["tuning"]], sort_keys=True) for c in cells.values()}
+    assert len(asked) == len(cells)
+    for key, row in Store(ROOT / "research" / "best-lfpo.jsonl").read().items():
+        assert cell_key(row, STUDY) == key
+        assert len(row["frontier"]) == len(STUDY["thresholds"])
+
+
+@pytest.mark.parametrize("name", ["sudoku", "words", "countdown", "expression", "choice"])
+def test_tuning_and_evaluation_share_no_solution_with_each_other_or_with_training(name: str):
+    task = get_task(name)
+    assert isinstance(task, Task)
+    tuning, evaluation = ({task.solution_key(r) for r in problems(task, 50, which)} for which in (True, False))
+    training = {task.solution_key(task.row("train", i)) for i in range(300)}
+    assert not tuning & evaluation and not (tuning | evaluation) & training
+
+
+def tiny(objectives: dict[str, Any]) -> dict[str, Any]:
+    common = {**STUDY["common"], "max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1}
+    stage = {"tasks": ["choice"], "seeds": [1, 2], "objectives": objectives}
+    stage["factors"] = {
+        "states": [{"objective": {"states": s}} for s in ("noised", "stratified")],
+        "rate": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4}],
+    }
+    sizes = {"problems": {"tuning": 4, "evaluation": 4}, "thresholds": [0.5, 0.9]}
+    return {"common": common, "tasks": {"choice": {"recipe": "choice"}}, "stages": {"one": stage}, **sizes}
+
+
+@pytest.mark.long
+def test_cells_run_once_and_fill_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    study, path = tiny({"lfpo": {"objective": {"name": "lfpo", "timesteps": 1}}}), tmp_path / "study.jsonl"
+    assert run(study, path, ["one"], workers=1, check=False) == 0
+    assert "8 cells to run" in capsys.readouterr().out
+    lines = path.read_text()
+    assert run(study, path, ["one"], workers=1, check=False) == 0
+    assert "0 cells to run" in capsys.readouterr().out and path.read_text() == lines
+    rows = finished(study, path, "one")
+    table = settings_table(study, rows, "choice")
+    assert len(table) == 2 + 4 and "lfpo, states noised, learning_rate 0.0001" in "".join(table)
+    effects = effects_table(study, rows, "one", "choice")
+    assert [line.split("|")[1].strip() for line in effects[2:]] == ["states", "rate", "states x rate"]
+
+
+def test_effects_by_hand():
+    """Areas 10, 20, 30, 60 % of the settings (noised, 1e-4), (noised, 2e-4), (stratified, 1e-4), (stratified, 2e-4)."""
+    study = tiny({"lfpo": {"objective": {"name": "lfpo"}}})
+    rows: Any = {}
+    for cell in cells_of(study, "one"):
+        accuracy = {("noised", 1e-4): 0.1, ("noised", 2e-4): 0.2, ("stratified", 1e-4): 0.3, ("stratified", 2e-4): 0.6}[
+            cell["config"]["objective"]["states"], cell["config"]["learning_rate"]
+        ]
+        row = {"frontier": [{"nfe": 1.0, "accuracy": accuracy}], "forwards": 2}
+        rows.setdefault(("choice", cell["setting"]), {})[cell["seed"]] = row
+    table = effects_table(study, rows, "one", "choice")
+    assert table[2:] == [
+        "| states | -30.0 (-30.0 to -30.0) |",
+        "| rate | -20.0 (-20.0 to -20.0) |",
+        "| states x rate | +10.0 (10.0 to 10.0) |",
+    ]
