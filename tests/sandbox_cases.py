@@ -550,8 +550,10 @@ HONEST: dict[str, tuple[str, str]] = {
             "from fractions import Fraction\nimport uuid\n"
             "from pathlib import PurePosixPath\nr = f(1)\n"
             "assert r[:4] == [Counter('aab'), deque([1]), OrderedDict(a=1), {'a': 2}]\n"
-            "assert r[4].utcoffset() == timedelta(hours=2) and r[5:7] == [date(1, 1, 1), timedelta(3)] and r[3]['x'] == 0\n"
-            "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)] and r[1].maxlen == 3"
+            "assert r[4].utcoffset() == timedelta(hours=2) and r[3]['x'] == 0\n"
+            "assert r[5:7] == [date(1, 1, 1), timedelta(3)]\n"
+            "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]\n"
+            "assert r[1].maxlen == 3"
         ),
     ),
     "arrays": (
@@ -568,14 +570,17 @@ HONEST: dict[str, tuple[str, str]] = {
     "broadcasting of one row": (
         "import numpy as np\ndef f(x): return np.ones((2, 3))",
         (
-            "import numpy as np\nassert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
-            "np.testing.assert_array_less(0, f(1))\nassert ((f(1) - np.array([1, 1, 1])) == 0).all() and (f(1) == 1).all()"
+            "import numpy as np\n"
+            "assert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
+            "np.testing.assert_array_less(0, f(1))\n"
+            "assert ((f(1) - np.array([1, 1, 1])) == 0).all() and (f(1) == 1).all()"
         ),
     ),
     "an empty array": (
         "import numpy as np\ndef f(a): return np.array(a)[np.array(a) > 5]",
         (
-            "import numpy as np\nr = f([1])\nassert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
+            "import numpy as np\nr = f([1])\n"
+            "assert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
             "assert (r == np.array([])).all() and np.allclose(r, []) and r.sum() == 0"
         ),
     ),

@@ -139,7 +139,7 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     }
     job = code_job("x = 1", row)
     assert (list(job.functions), list(job.classes or ())) == (["total"], ["Pair"])
-    assert row["code"] in job.setup and not job.needs  # helpers are the solution's
+    assert str(row["code"]) in str(job.setup) and not job.needs  # helpers are the solution's
     assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
     assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, twice in the tests")
     job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})

@@ -14,16 +14,19 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.rewards.sandbox.inside import link, values
-from lfpo.rewards.sandbox.inside.values import BadBytes, NotAValue, Shared, decode, encode
+from lfpo.rewards.sandbox.inside.plain_base import NotAValue
+from lfpo.rewards.sandbox.inside.values import BadBytes, Shared, decode, encode
 
-ATOMS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.dates()
+ATOMS: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.dates()
+)
 ATOMS |= (
     st.fractions()
     | st.decimals(allow_nan=False)
@@ -31,7 +34,7 @@ ATOMS |= (
     | st.timedeltas()
     | st.complex_numbers(allow_nan=False)
 )
-KEYS = st.integers() | st.text() | st.fractions() | st.dates()
+KEYS: st.SearchStrategy[Any] = st.integers() | st.text() | st.fractions() | st.dates()
 VALUES = st.recursive(
     ATOMS,
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner) | st.sets(KEYS),
@@ -91,7 +94,7 @@ def test_shared_containers_stay_the_same_objects_and_have_the_content_of_the_sen
 
 
 def test_a_subclass_is_sent_as_its_base_unless_it_redefines_equality() -> None:
-    class Plain(dict):  # type: ignore[type-arg]
+    class Plain(dict[str, int]):
         pass
 
     class Number(float):

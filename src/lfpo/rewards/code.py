@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
@@ -235,10 +235,9 @@ class Grader:
             solution = _solution(row) if self._check_solutions and job and not (job.together or job.needs) else ""
             solutions.append(code_job(solution, row, prompts[i]) if solution else None)
         ways, needs = self._ways(solutions)
-        jobs = [job and replace(job, **way) for job, way in zip(jobs, ways, strict=True)]
-        refused = [
-            m or (job and job.together and not self._together and _TOGETHER) for job, m in zip(jobs, needs, strict=True)
-        ]
+        jobs = [job and replace(job, **cast(Any, way)) for job, way in zip(jobs, ways, strict=True)]
+        shared = [bool(job and job.together and not self._together) for job in jobs]
+        refused = [missing or (_TOGETHER if alone else "") for missing, alone in zip(needs, shared, strict=True)]
         judged = self._judged([None if missing else job for job, missing in zip(jobs, refused, strict=True)])
         return [
             failed(job, f"not judged: needs {missing}", missing) if job and missing else verdict

@@ -23,7 +23,8 @@ STRICT = Grader(
     check_solutions=False,
     together=True,
 )
-"""For evaluation: nothing defends the rows that need one process from a program that cheats. Some suites take a correct program 12 s or 2 GB. Rewards have lower limits, to save time."""
+"""For evaluation: nothing defends the rows that need one process from a program that cheats. Some suites take a correct
+program 12 s or 2 GB. Rewards have lower limits, to save time."""
 
 
 def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

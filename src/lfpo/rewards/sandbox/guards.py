@@ -1,4 +1,4 @@
-"""Rewrites a suite's comparisons, so that an empty or a smaller array cannot pass by numpy's broadcasting (strict.py)."""
+"""Rewrites a suite's comparisons, so that an empty or smaller array cannot pass by numpy's broadcasting (strict.py)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Guards(ast.NodeTransformer):
             return _call("__operate__", ast.Constant(_METHODS[name]), node.func.value, node.args[0])
         if name in _COMPARISONS:
             sides = [_of_program(part, self.names, self.found) for part in (*node.args, *node.keywords)][:2]
-            side = {(True, False): "first", (False, True): "second"}.get(tuple(sides), "")  # type: ignore[call-overload]
+            side = {(True, False): "first", (False, True): "second"}.get((*sides, False, False)[:2], "")
             self.generic_visit(node)
             node.func = _call("__comparison__", node.func, ast.Constant(side))
             return node

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from types import CodeType
+from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
@@ -49,7 +50,7 @@ _ONE_PROCESS = re.compile(
 """What a test can see of a program only if both run in one process."""
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 _LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
-_PLAIN = (
+_PLAIN: tuple[Any, ...] = (
     0,
     0.0,
     0j,
@@ -78,8 +79,9 @@ class Suite:
     """What a job's tests take from the program.
 
     names: functions of the program, the entry point first. classes: its classes. imports: (name, module, member or "")
-    of what the judge imports for the suite. setup, tests: marshalled code; with unittest, tests has one item. modes: for
-    each test, with copies ("c") or shared containers ("s"), see judge.in_modes. stops: a test may see StopIteration.
+    of what the judge imports for the suite. setup, tests: marshalled code; with unittest, tests has one item.
+    modes: for each test, with copies ("c") or shared containers ("s"), see judge.in_modes.
+    stops: a test may see StopIteration.
     needs: why the suite cannot be judged, or "".
     """
 
@@ -167,7 +169,7 @@ def _code(tree: ast.AST, name: str) -> bytes:
     try:
         with _PARSE_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            code: CodeType = compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)  # type: ignore[arg-type]
+            code: CodeType = compile(cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
     return marshal.dumps(code)
@@ -227,7 +229,8 @@ def _modes(nodes: list[ast.AST], names: set[str]) -> str:
     if any(isinstance(node, ast.Compare) and _compares_identity(node, {*names, *mine}) for node in nodes):
         return "s"
     calls = [node for node in nodes if isinstance(node, ast.Call) and called(node, names)]
-    passed = {n.id for call in calls for part in (*call.args, *call.keywords) for n in ast.walk(part) if _is_name(n)}
+    parts = [part for call in calls for part in (*call.args, *call.keywords)]
+    passed = {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
     reused = any(loads.count(name) > 1 for name in passed - names)
     changed = any(
         (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _root(node) in mine)
@@ -235,10 +238,6 @@ def _modes(nodes: list[ast.AST], names: set[str]) -> str:
         for node in nodes
     )
     return "sc" if reused or changed else "c"
-
-
-def _is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
 
 
 def _root(node: ast.AST) -> str:

@@ -94,8 +94,9 @@ class _Judge:
     def in_modes(self, modes: str, run: Any) -> tuple[str, str]:
         """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
 
-        "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared containers,
-        and if a call has changed one, with copies too. A program could otherwise change what it is compared with.
+        "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared
+        containers, and if a call has changed one, with copies too. A program could otherwise change what it is
+        compared with.
         """
         for mode in modes:
             link = self.link

@@ -7,6 +7,7 @@ import sys
 import types
 
 from . import values
+from .plain_base import NotAValue
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ class Abandoned(BaseException):
 class Handle:
     """An object of the program. It can be called, iterated, awaited and entered; what that gives is plain data again.
 
-    is_open: the suite named the object, or made it from a class that it named. Only then its attributes and items can be
-    read: on any other the names would be the program's choice, where the suite expects the methods of plain data. It
+    is_open: the suite named the object, or made it from a class that it named. Only then its attributes and items can
+    be read: on any other the names would be the program's choice, where the suite expects the methods of plain data. It
     equals nothing and has no truth value, because only the program could say what it equals.
     """
 
@@ -155,7 +156,7 @@ class Link:
         mode = b"-" if self.shared is None else b"s" if self.shared.objects else b"n"
         try:
             return mode + values.encode(request, self._refer, self.shared)
-        except values.NotAValue as error:
+        except NotAValue as error:
             raise TypeError(f"cannot be passed to the program: {error}") from error
 
     def _lost(self, reason: str) -> Abandoned:
@@ -273,7 +274,7 @@ def rebuilt(made: dict[tuple[str, ...], Any], names: list[str], arguments: Any, 
         return Exception(text)  # what is in it is not sent
     arguments = (text,) if arguments is None else tuple(arguments)
     if kind.__module__ == "builtins":
-        return kind(*arguments)  # type: ignore[no-any-return]
+        return kind(*arguments)
     error: BaseException = kind.__new__(kind, *arguments)
     error.args = arguments
     vars(error)["_text"] = str(text)

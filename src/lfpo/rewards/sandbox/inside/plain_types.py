@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from .values import _BASES, _REDUCED, NotAValue, plain_base
+from .plain_base import BASES, REDUCED, NotAValue, plain_base
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -24,15 +24,16 @@ def to_plain(value: Any) -> tuple[str, Any] | None:
     package = kind.__module__.partition(".")[0]
     if package in ("numpy", "pandas"):
         module = sys.modules.get(package)
-        return module and (_numpy_to_plain if package == "numpy" else _pandas_to_plain)(module, value)
+        to = _numpy_to_plain if package == "numpy" else _pandas_to_plain
+        return to(module, value) if module else None
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _REDUCED and _is_this_type(kind):
+    if name in REDUCED and _is_this_type(kind):
         return name, _reduced(value)
     if name in _OTHERS and _is_this_type(kind):
         return name, _OTHERS[name][0](value)
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__eq__ is tuple.__eq__:
         return "namedtuple", (kind.__name__, kind._fields, tuple(tuple.__iter__(value)))
-    if isinstance(value, _BASES):
+    if isinstance(value, BASES):
         try:
             return "base", plain_base(value)
         except NotAValue:
@@ -46,7 +47,7 @@ def from_plain(kind: str, content: Any) -> Any:
         return content
     if kind in _OTHERS:
         return _OTHERS[kind][1](content)
-    if kind not in _REDUCED:
+    if kind not in REDUCED:
         return NotImplemented
     arguments, items, pairs = content
     module, _, name = kind.partition(".")
@@ -160,9 +161,11 @@ def _column(pandas: Any, column: Any) -> Any:
     name = str(column.dtype)
     if name == "category":
         return name, column.codes.tolist(), list(column.categories), bool(column.ordered)
-    if hasattr(column.dtype, "numpy_dtype") or not isinstance(column.dtype, pandas.api.extensions.ExtensionDtype):
-        if type(column).__name__ in {"NumpyExtensionArray", "DatetimeArray", "TimedeltaArray"}:
-            return column.to_numpy()
+    of_numpy = hasattr(column.dtype, "numpy_dtype") or not isinstance(
+        column.dtype, pandas.api.extensions.ExtensionDtype
+    )
+    if of_numpy and type(column).__name__ in {"NumpyExtensionArray", "DatetimeArray", "TimedeltaArray"}:
+        return column.to_numpy()
     if name.startswith(("period", "datetime64")):
         return name, [None if missing else str(item) for item, missing in zip(column, column.isna(), strict=True)]
     if name.lstrip("U").startswith(("Int", "Float", "str", "boolean")):
@@ -189,7 +192,8 @@ def _frame(columns: Any, index: Any, values: list[Any]) -> Any:
 
 
 def _of(name: str) -> Callable[..., Any]:
-    return getattr(_module("pandas"), name)  # type: ignore[no-any-return]
+    found: Callable[..., Any] = getattr(_module("pandas"), name)
+    return found
 
 
 # Name of the type: (to built-in values, from built-in values)

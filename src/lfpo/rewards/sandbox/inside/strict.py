@@ -21,11 +21,11 @@ def install(space: dict[str, Any], refuse: Callable[[str], None]) -> None:
 
     def operate(name: str, left: Any, right: Any) -> Any:
         """The operator's result, unless an empty array meets something of another shape."""
-        if not (type(left) in _PLAIN and type(right) in _PLAIN):
-            if any(type(side).__module__.partition(".")[0] in _ARRAYS for side in (left, right)):
-                a, b = _shape(left), _shape(right)
-                if a != b and 0 in (a or ()) + (b or ()):
-                    refuse(f"an empty array meets an array of another shape: {a} and {b}")
+        plain = type(left) in _PLAIN and type(right) in _PLAIN
+        if not plain and any(type(side).__module__.partition(".")[0] in _ARRAYS for side in (left, right)):
+            a, b = _shape(left), _shape(right)
+            if a != b and 0 in (a or ()) + (b or ()):
+                refuse(f"an empty array meets an array of another shape: {a} and {b}")
         return getattr(operator, name)(left, right)
 
     def comparison(compare: Any, side: str) -> Any:

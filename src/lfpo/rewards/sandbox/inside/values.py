@@ -8,7 +8,7 @@ to one object.
 
 from __future__ import annotations
 
-import _functools
+import _functools  # type: ignore[import-not-found]
 import io
 import os
 import sys
@@ -24,6 +24,8 @@ import _pickle  # noqa: E402
 if _missing:
     del sys.modules["functools"]
 
+from .plain_base import NotAValue  # noqa: E402
+
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,19 +38,7 @@ MAX_FRAME = 2**28
 MAX_SHARED = 10_000
 """Containers that two processes share before they start anew."""
 _ATOMS = {int, float, str, bytes, bool, type(None)}
-_BASES: tuple[Any, ...] = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _SHARED: dict[str, Any] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
-_REDUCED = {
-    *("builtins.complex", "builtins.range", "builtins.slice", "fractions.Fraction", "decimal.Decimal"),
-    *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
-    *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
-    *("pathlib.PosixPath", "pathlib.PurePosixPath"),
-}
-"""Types that are built from the arguments, items and pairs of their own pickling."""
-
-
-class NotAValue(Exception):
-    """The object, or something in it, cannot be sent."""
 
 
 class BadBytes(Exception):
@@ -252,21 +242,6 @@ class _Builder:
         if self.resolve is None:
             raise BadBytes(f"unknown kind {record.kind!r}")
         return self.resolve(record.kind, content)
-
-
-def plain_base(value: Any) -> Any:
-    """The built-in value in an instance of a subclass that keeps the `__eq__` of its base, without calling its methods.
-
-    Raises NotAValue if it has none.
-    """
-    base = next((b for b in _BASES if isinstance(value, b) and type(value).__eq__ is b.__eq__), None)
-    if base is None:
-        raise NotAValue(f"a {type(value).__name__} is not plain data")
-    if base in (int, float, str, bytes):
-        return {int: int.__pos__, float: float.__pos__, str: str.__str__, bytes: bytes.__bytes__}[base](value)
-    if base is complex:
-        return complex.__pos__(value)
-    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
 
 
 def send(fd: int, data: bytes) -> None:
