@@ -73,7 +73,7 @@ class Guards(ast.NodeTransformer):
             return _call("__operate__", ast.Constant(_METHODS[name]), node.func.value, node.args[0])
         if name in _COMPARISONS:
             sides = [_of_program(part, self.names, self.found) for part in (*node.args, *node.keywords)][:2]
-            side = {(True, False): "first", (False, True): "second"}.get((*sides, False, False)[:2], "")
+            side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
             self.generic_visit(node)
             node.func = _call("__comparison__", node.func, ast.Constant(side))
             return node
