@@ -104,13 +104,14 @@ class Link:
     """Sends requests to the program's process. `gone` is the reason why there are no more answers, else empty.
 
     refused: why the current test fails whatever it catches. calls: how often the program was called. shared: containers
-    that both processes hold, None if calls get copies. stops: whether a test may see StopIteration.
+    that both processes hold, None if calls get copies. size: of the last message, in bytes. stops: whether a test may
+    see StopIteration.
     """
 
     def __init__(self, inbox: int, outbox: int) -> None:
         self.inbox, self.outbox = inbox, outbox
         self.gone = self.refused = ""
-        self.stops, self.calls = False, 0
+        self.stops, self.calls, self.size = False, 0, 0
         self.shared: values.Shared | None = None
         self._lock = _thread.RLock()  # the suite may have threads
         self.created: set[int] = set()  # numbers of the objects that the suite made
@@ -124,8 +125,9 @@ class Link:
 
     def call(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call in the program's process."""
-        if self.shared is not None and len(self.shared.objects) > values.MAX_SHARED:
-            self.shared = values.Shared()
+        many = self.shared is not None and len(self.shared.objects) > values.MAX_SHARED
+        if self.shared is not None and (many or self.size > values.MAX_SHARED_BYTES):
+            self.shared, self.size = values.Shared(), 0
         self.calls += 1
         found = self.ask("create" if target._is_class else "call", target, args, kwargs)
         if target._is_class and isinstance(found, Handle):
@@ -173,6 +175,7 @@ class Link:
             reply = None
         if reply is None:
             raise self._lost("the program's process ended before it answered")
+        self.size = max(len(message), len(reply))
         try:
             kind, content = values.decode(reply, self._resolve, self.shared)
         except (values.BadBytes, TypeError, ValueError) as error:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 MAX_FRAME = 2**28
 MAX_SHARED = 10_000
-"""Containers that two processes share before they start anew."""
+MAX_SHARED_BYTES = 2**16
+"""Containers that two processes share, and bytes of the last message, before they start anew: a message has all."""
 _ATOMS = {int, float, str, bytes, bool, type(None)}
 _SHARED: dict[str, Any] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
 
