@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.advantages import group_means
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
+from lfpo.objectives.dtm import DTM
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.measures import Measures
-from lfpo.objectives.ops.fused import mixture_sum
+from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.ops.fused import mixture_sum, rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.unigrpo import UniGRPO
+from lfpo.objectives.views import Views
+from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,70 @@ class AnchoredLFPO(LFPO):
             precision = predictions.policies[CURRENT].products
             loss = loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision)
         return loss, measures
+
+
+@dataclass(frozen=True)
+class StateLFPO(LFPO):
+    """LFPO on noised states that weigh alike whatever the number of their targets, as DTM's do."""
+
+    def _noised_states(self, trajectory: Trajectory, seeds: Sequence[int], inner: int) -> Views:
+        views = super()._noised_states(trajectory, seeds, inner)
+        views.weight = views.target / views.target.sum(-1, keepdim=True).clamp(min=1)
+        return views
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        r_T, w_T = predictions.at_targets(signal_B), predictions.weight_T
+        if self.target_weight == "p_old":
+            w_T = w_T * predictions.logp(OLD).exp()
+        states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
+        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        precision = predictions.policies[CURRENT].products
+        loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, beta=self.beta, precision=precision)
+        return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
+
+    def normalizer(self, views: Views) -> float:
+        return float(views.target.any(-1).sum())
+
+
+@dataclass(frozen=True)
+class HeldLFPO(LFPO):
+    """LFPO whose targets all hold theta at theta_old besides, as DTM's do: plus `hold` times CE to p_old.
+
+    The weight of a target applies to both terms.
+    """
+
+    hold: float = 0.0
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        loss, measures = super().loss(predictions, signal_B)
+        share_T = torch.full_like(predictions.weight_T, self.hold)
+        if self.target_weight == "p_old":
+            share_T = share_T * predictions.logp(OLD).exp()
+        states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
+        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        shares = (share_T, torch.zeros_like(share_T))
+        precision = predictions.policies[CURRENT].products
+        return loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision), measures
+
+
+@dataclass(frozen=True)
+class CentredDTM(DTM):
+    """DTM that tilts by the reward minus a share `baseline` of its group's mean, so wrong ones are pushed away.
+
+    p_old: whether targets weigh by theta_old's probability of their token.
+    """
+
+    baseline: float = 0.0
+    p_old: bool = False
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return torch.expm1(self.tilt * (reward_R - self.baseline * group_means(reward_R, group_R)))
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        if self.p_old:
+            with torch.no_grad():
+                predictions.weight_T = predictions.weight_T * predictions.logp(OLD).exp()
+        return super().loss(predictions, signal_B)
 
 
 def lowered(reward_R: torch.Tensor, group_R: torch.Tensor, baseline: float) -> torch.Tensor:

@@ -141,6 +141,14 @@ def test_pages_have_commands_and_all_are_known():
     assert {param.values[0][0] for param in ALL} <= set(COMMANDS)  # type: ignore[index]
 
 
+def test_links_lead_to_files():
+    """mkdocs does not check links to files that are no pages."""
+    texts = [*PAGES, *(ROOT / "dev").glob("*.md"), *(ROOT / "research").rglob("*.md")]
+    links = [(p, x) for p in texts for x in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", p.read_text(encoding="utf-8"))]
+    assert len(links) > 100
+    assert not [(str(p), link) for p, link in links if not (p.parent / link).exists()]
+
+
 @pytest.mark.usefixtures("nothing_runs", "folder")
 @pytest.mark.parametrize("arguments", [p for p in ALL if p.values[0][0] not in ("report", "watch")])  # type: ignore[index]
 def test_every_command_is_one_that_lfpo_takes(arguments: list[str], capsys: pytest.CaptureFixture[str]):

@@ -1,9 +1,8 @@
-"""Take the pictures of the report in this folder, player.gif among them.
+"""Take the pictures of the report in this folder, report-player.png and player.gif.
 
-    python docs/images/screenshots.py RUN COMPARISON
+    python docs/images/screenshots.py RUN
 
-RUN: a folder of `lfpo demo`. COMPARISON: a folder with the results.json of `lfpo compare`. Needs the extra `dev`
-and a Chromium.
+RUN: a folder of `lfpo demo`. Needs the extra `dev` and a Chromium.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lfpo.report.comparison import comparison_data, is_comparison
 from lfpo.report.data import run_data
 from lfpo.report.html import page as html_page
 from lfpo.runs.directory import Run
@@ -24,33 +22,23 @@ from lfpo.runs.directory import Run
 HERE = Path(__file__).parent
 
 
-def main(run: Path, comparison: Path) -> None:
+def main(run: Path) -> None:
     browser = os.environ.get("LFPO_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
         running = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-
-        def picture(name: str, folder: Path, scheme: str, width: int, height: int, step: int | None = None) -> None:
-            page = running.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-            file = Path(scratch) / f"{name}.html"
-            file.write_text(html_page(comparison_data(folder) if is_comparison(folder) else run_data(Run(folder))))
-            page.goto(file.as_uri())
-            page.wait_for_selector("main .panel")
-            if step is not None:
-                page.locator(".player input[type=range]").fill(str(step))
-            if name == "report-straight":
-                page.get_by_role("heading", name="Learning").evaluate("(e) => e.closest('section').scrollIntoView()")
-            page.wait_for_timeout(500)  # colours fade in
-            page.screenshot(path=HERE / f"{name}.png")
-            if name == "report-player":
-                with page.expect_download() as download:
-                    page.get_by_role("button", name="GIF").click()
-                download.value.save_as(HERE / "player.gif")
-
-        picture("report-player", run, "light", 1200, 980, step=3)
-        picture("report-straight", run, "dark", 1200, 1340)
-        picture("report-comparison", comparison, "light", 1200, 1000)
+        page = running.new_page(viewport={"width": 1200, "height": 980}, color_scheme="light")
+        file = Path(scratch) / "report.html"
+        file.write_text(html_page(run_data(Run(run))))
+        page.goto(file.as_uri())
+        page.wait_for_selector("main .panel")
+        page.locator(".player input[type=range]").fill("3")
+        page.wait_for_timeout(500)  # colours fade in
+        page.screenshot(path=HERE / "report-player.png")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="GIF").click()
+        download.value.save_as(HERE / "player.gif")
         running.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Draw docs/images/published.svg, the figure of docs/published.md: python docs/images/published.py
+"""Draw dev/published.svg, the figure of dev/published.md: python dev/published.py
 
 The numbers are those of the page, which names their sources. Needs matplotlib (extra `dev`).
 """
