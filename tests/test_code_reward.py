@@ -125,6 +125,7 @@ class _Refusing(Sandbox):
 
 def test_names_that_tests_take_are_read_from_the_solution() -> None:
     row = {
+        "entry_point": "total",
         "test_list": ["assert isclose(total([Pair(1, 2)], twice), helper(3)) and sqrt(4) == 2"],
         "code": (
             "from math import isclose, sqrt\n"
@@ -137,11 +138,38 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
         ),
     }
     job = code_job("x = 1", row)
-    assert (list(job.functions), list(job.classes or ())) == (["helper", "total", "twice"], ["Pair"])
-    assert job.setup.startswith("from math import isclose, sqrt\n") and "import os" not in job.setup and not job.needs
-    assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, total, twice in the tests")
+    assert (list(job.functions), list(job.classes or ())) == (["total"], ["Pair"])
+    assert str(row["code"]) in str(job.setup) and not job.needs  # helpers are the solution's
+    assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
+    assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, twice in the tests")
     job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})
     assert job.needs.startswith("a definition of helper, twice in the tests")
+    plain = {
+        "test_list": ["assert isclose(f(1), 2.0)"],
+        "code": "from math import isclose\nimport os\ndef f(x): return 2",
+    }
+    assert code_job("x = 1", plain).setup.strip() == "from math import isclose"
+
+
+def test_a_function_that_only_helps_the_tests_is_the_solutions() -> None:
+    """A program that defines it could decide its verdict. A function that a test uses alone is tested."""
+    row = {
+        "tests": ["assert f(1) == 2.0", "assert close(f(2), 4.0)"],
+        "solution": "def close(a, b): return abs(a - b) < 1e-6\ndef f(x): return 2.0 * x",
+    }
+    grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
+    columns = {name: [value] * 2 for name, value in row.items()}
+    assert grader.pass_rate(
+        ["", ""], ["def close(a, b): return True\ndef f(x): return 0", row["solution"]], **columns
+    ) == [0, 1]
+    job = code_job(
+        "x",
+        {
+            "tests": ["assert g(1) == 1", "assert h(1) == 1", "assert g(h(2)) == 2"],
+            "solution": "def g(x): return x\nh = 1\ndef h(x): return x",
+        },
+    )
+    assert list(job.functions) == ["g", "h"]
 
 
 def test_the_imports_of_a_solution_are_the_suites_not_the_programs() -> None:

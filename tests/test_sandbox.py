@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
+import marshal
 import multiprocessing
 import os
 import signal
@@ -17,8 +17,7 @@ import pytest
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Call, Job, Limits, Sandbox, available_rungs, installed_libraries, launch, rungs
-from lfpo.rewards.sandbox.inside import wire
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch, rungs
 from lfpo.rewards.sandbox.job import encode_job
 from lfpo.rewards.scoring import RewardFailed
 
@@ -33,75 +32,7 @@ def sandbox():
     return Sandbox(limits=LIMITS, workers=2, unsafe="root")
 
 
-# The wire format
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(None, True, 0, -1, 255, 2**4000, -(2**63), 1.5, float("inf"), 2j, "", "é\ud800", b"\0", [], (1, (2,))),
-        *({1: [2]}, {"a", "b"}, frozenset({1}), {(1, 2): {"x": b"y"}}),
-    ],
-)
-def test_values_keep_their_types(value):
-    back = wire.decode(wire.encode(value))
-    assert back == value and type(back) is type(value)
-
-
-def test_subclasses_are_sent_as_their_base_unless_they_redefine_equality():
-    point = collections.namedtuple("point", "x y")
-
-    class Sly(int):
-        def __eq__(self, other):
-            return True
-
-        __hash__ = int.__hash__
-
-    class Plain(dict):
-        pass
-
-    back = wire.decode(wire.encode([point(1, 2), Plain(a=2), collections.Counter("aab")]))
-    assert back == [(1, 2), {"a": 2}, {"a": 2, "b": 1}] and back[0].y == 2
-    assert [type(value) for value in back[1:]] == [dict, collections.Counter]
-    for value in (Sly(3), object(), [Sly(3)], iter([1])):
-        with pytest.raises(wire.NotAValue):
-            wire.encode(value)
-
-
-def test_endless_nesting_is_not_a_value():
-    nested: list = []
-    nested.append(nested)
-    with pytest.raises(wire.NotAValue, match="deeply"):
-        wire.encode(nested)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(b"", b"I", b"I\0\0\0\xff1", b"L\xff\xff\xff\xff", b"s\0\0\0\1\xff", b"NN", b"?"),
-        *(b"M\0\0\0\1L\0\0\0\0N", b"H\0\0\0\0", b"L\0\0\0\1" * 500, b"S\0\0\0\1L\0\0\0\0"),
-    ],
-)
-def test_invalid_bytes_are_an_error(data):
-    with pytest.raises(wire.BadBytes):
-        wire.decode(data)
-
-
 # Verdicts
-
-
-def test_calls_are_compared_with_expected_values(sandbox):
-    calls = [Call((2,), 4), Call(("a",), "aa"), Call(([1],), [1, 1], {}), Call((), 6, {"x": 3}), Call((1,), 3)]
-    verdict = sandbox.judge(Job(DOUBLE, "double", calls))
-    assert verdict.tests == (True, True, True, True, False)
-    assert not verdict.passed and verdict.pass_rate == 0.8 and verdict.reason == "test 4: another value than expected"
-    assert 0 < verdict.seconds < LIMITS.seconds
-
-
-def test_float_tolerance(sandbox):
-    job = Job("def third():\n    return 0.333333", "third", [Call((), 1 / 3)], tolerance=1e-5)
-    assert sandbox.judge(job).passed
-    assert not sandbox.judge(Job(job.program, "third", job.calls)).passed
 
 
 def test_tests_pass_or_fail_one_by_one(sandbox):
@@ -125,7 +56,7 @@ def test_passes_before_a_hang_count():
         ("1 / 0", "the program does not load: ZeroDivisionError"),
         ("", "test 0: NameError"),
         ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
-        ("def f(): return object()", "test 0: the program returned something that is not plain data"),
+        ("def f(): return object()", "test 0: only the program could say what its object equals"),
         ("#" * 300_000, "the program is longer than 200000 characters"),
     ],
 )
@@ -172,7 +103,10 @@ def test_unittest_classes_count_by_method(sandbox):
         "    def test_d(self):\n        with self.assertRaises(TypeError): double(None)\n"
     )
     verdict = sandbox.judge(Job(DOUBLE, tests=[test], unittest=True))
-    assert verdict.tests == (True, False, False, True) and "4 != 5" in verdict.reason
+    assert verdict.tests == (True, False, True) and "4 != 5" in verdict.reason  # without the skipped test
+    skips = test.replace("self.skipTest('no')", "double(1) == 2 or self.skipTest('no')").replace("(2), 5", "(2), 0")
+    wrong = Job("def double(x): return 0 if x else None < x", tests=[skips], unittest=True)
+    assert sandbox.judge(wrong).tests == (False, True, False, True)  # what the program decides is not skipped
     assert not sandbox.judge(Job("import os\nos._exit(0)", tests=[test], unittest=True)).passed
     assert not sandbox.judge(Job(DOUBLE, tests=["x = 1"], unittest=True)).passed
 
@@ -186,7 +120,6 @@ class TestCases(unittest.TestCase):
     def test_b(self, getcwd): self.assertEqual((double(os.getcwd()), double(3)), ("therethere", 6))
 """
 LIES = "import os\nfor fd in range(64):\n    try: os.write(fd, {})\n    except OSError: pass\n"
-PATCH = "def double(x):\n    import sys, unittest\n    case = sys._getframe(1).f_locals['self']\n    {}\n    return 1\n"
 
 
 @pytest.mark.parametrize(
@@ -199,21 +132,8 @@ PATCH = "def double(x):\n    import sys, unittest\n    case = sys._getframe(1).f
         (
             "import unittest\ndef double(x): raise unittest.SkipTest",
             (False, False),
-            "test 0: __test__.TestCases.test_a: sk",
+            "test 0: skipped",
         ),
-        ("import unittest\nunittest.TestCase.assertEqual = print\n", (False, False), "the program changed unittest"),
-        (PATCH.format("case.assertEqual = print"), (False, False), "test 0: __test__.TestCases.test_a: the program ch"),
-        (
-            PATCH.format("type(case).assertEqual = print"),
-            (False, False),
-            "test 0: __test__.TestCases.test_a: the program",
-        ),
-        (
-            PATCH.format("unittest.TestCase.assertEqual.__code__ = (lambda *a: 0).__code__"),
-            (False, False),
-            "test 0: __test__.TestCases.test_a: the program changed unittest",
-        ),
-        ("import unittest\ndel unittest.TestCase.run\n", (False, False), "the program changed unittest"),
         (LIES.format("bytes([0, 0, 0, 99]) * 99") + DOUBLE, (False, False), "the program wrote a report of its own"),
         ("while True: pass", (False, False), "not done after 1 s"),
     ],
@@ -231,8 +151,6 @@ def test_the_nonce_is_not_in_arguments_environment_or_files(sandbox):
     search += "found += [name for name in files if set(name) <= set('0123456789abcdef')]\n"
     search += "assert not [text for text in found if len(text) in (16, 32) and text[0] != '/'], found\n"
     assert sandbox.judge(Job(search + DOUBLE, tests=[TOGETHER], unittest=True, together=True)).passed
-    with pytest.raises(UserError, match="together=True in a sandbox job needs tests"):
-        Job(DOUBLE, "double", calls=[Call((1,), 2)], together=True)
 
 
 def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
@@ -243,21 +161,6 @@ def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
     broken = suite + "    @classmethod\n    def setUpClass(cls): 1 / 0\n    def test_a(self): pass\n"
     verdict = sandbox.judge(Job("", tests=[broken], unittest=True, together=True))
     assert (verdict.tests, verdict.reason) == ((False,), "1 of 1 tests did not run")
-
-
-def test_numpy_values_keep_their_types_unless_they_redefine_equality():
-    sandbox = Sandbox(limits=LIMITS, libraries=installed_libraries(), unsafe="root")
-    program = "import numpy as np\ndef f(x): return [np.float64(x), np.int64(x), np.bool_(x)]\n"
-    program += "def array(x): return np.array([x])\nclass Sly(np.float64):\n    def __eq__(self, other): return True\n"
-    program += "def sly(x): return Sly(0)\n"
-    tests = [
-        "assert f(1) == [1.0, 1, True]",
-        "assert f(1)[1].dtype == 'int64' and isinstance(f(1)[0], float)",
-        "assert array(1) == [1] and array(1).shape == (1,)",
-        "assert sly(1) == 1",
-    ]
-    job = Job(program, tests=tests, functions=["f", "array", "sly"])
-    assert sandbox.judge(job).tests == (True, True, True, False)
 
 
 def test_the_setup_may_use_the_programs_classes_and_keeps_its_own_names(sandbox):
@@ -394,7 +297,7 @@ def processes_with(tag: int) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # the process has ended
-            if wire.encode(tag).hex().encode() in path.read_bytes():
+            if marshal.dumps(tag).hex()[2:].encode() in path.read_bytes():
                 found.append(path.parent.name)
     return found
 
@@ -403,6 +306,73 @@ def test_a_verdict_comes_soon_after_its_time_limit():
     begin = time.monotonic()
     verdict = Sandbox(limits=Limits(seconds=1), unsafe="root").judge(Job("while True: pass", tests=["assert f()"]))
     assert not verdict.passed and time.monotonic() - begin < 10
+
+
+SPIN = """
+import os, time
+for _ in range(28):
+    if os.fork() == 0:
+        os.setsid()
+        while True: pass
+def f():
+    time.sleep(4)
+    return 1
+"""
+BUSY = """
+import os, time
+def f():
+    begin = time.process_time()
+    while time.process_time() - begin < 1: pass
+    return 1
+def cores(): return len(os.sched_getaffinity(0))
+def leave():
+    try: os.sched_setaffinity(0, range(os.cpu_count()))
+    except OSError: return cores()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("rung", [r.name for r in available_rungs() if r.available and r.name != "limits"])
+def test_processes_of_one_job_take_no_time_from_another(rung):
+    """Each worker has cores of its own, which a program and its children cannot leave."""
+    sandbox = Sandbox(rung, Limits(seconds=15), workers=2, unsafe="root")
+    cores = len(os.sched_getaffinity(0))
+    tests = [
+        f"assert cores() in {{{cores // 2}, {cores - cores // 2}}}",
+        "assert leave() == cores()",
+        "assert f() == 1",
+    ]
+    honest = Job(BUSY, tests=tests, functions=["f", "cores", "leave"])
+    assert [verdict.tests for verdict in sandbox.run([Job(SPIN, tests=["assert f() == 1"]), honest])] == [
+        (True,),
+        (True,) * 3,
+    ]
+    assert set(sandbox._free.get()).isdisjoint(sandbox._free.get())
+
+
+def test_a_time_out_is_tried_once_more_alone_and_never_cached(monkeypatch):
+    sandbox = Sandbox(limits=Limits(seconds=1), workers=2, unsafe="root")
+    running, most = [0], list[int]()
+    judge = sandbox.judge
+
+    def counted(job):
+        running[0] += 1
+        most.append(running[0])
+        try:
+            return judge(job)
+        finally:
+            running[0] -= 1
+
+    monkeypatch.setattr(sandbox, "judge", counted)
+    slow = "import time\ndef f(): time.sleep(60)"
+    grader = Grader(sandbox)
+    columns = {"tests": [["assert f() == 1"]] * 3}
+    completions = [slow, "def f(): return 1", slow + "\n"]
+    for _ in range(2):
+        most.clear()
+        assert grader.pass_rate([""] * 3, completions, **columns) == [0, 1, 0]
+        assert most[-2:] == [1, 1]  # the time-outs, one at a time
+    assert len(most) == 4  # the other verdict is cached
 
 
 # Rungs
@@ -433,22 +403,13 @@ def test_bare_limits_need_the_unsafe_flag_and_for_root_its_own(monkeypatch, user
         Sandbox("chroot")
 
 
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        ({"program": "x"}, "either calls or tests"),
-        ({"program": "x", "calls": [Call((), 1)]}, "name of the entry point"),
-    ],
-)
-def test_inconsistent_jobs_are_user_errors(job, message):
-    with pytest.raises(UserError, match=message):
-        Job(**job)
+def test_a_job_without_tests_is_a_user_error():
+    with pytest.raises(UserError, match="a sandbox job needs tests"):
+        Job("x")
 
 
-def test_wrong_tests_are_not_judged_and_wrong_values_and_workers_are_user_errors(sandbox):
+def test_wrong_tests_are_not_judged_and_wrong_workers_are_user_errors(sandbox):
     assert "test 0 of f is not Python" in sandbox.judge(Job("x", "f", tests=["assert ("])).needs
-    with pytest.raises(UserError, match="plain data; a object is not"):
-        sandbox.judge(Job("x", "f", [Call((), object())]))
     with pytest.raises(UserError, match="at least one worker"):
         Sandbox(workers=0, unsafe="root")
 
@@ -476,6 +437,15 @@ def test_pass_rate_takes_columns_of_rows(sandbox):
         ("```\nx = 1\n```", "x = 1\n"),
         ("```bash\nls\n```\n```Python\nx = 1\n```", "x = 1\n"),
         ("```python\nf(1)\n```\n```python\ndef f(x): pass\n```", "def f(x): pass\n"),
+        ("```py3\nx = 1\n```", "x = 1\n"),
+        ("1. So:\n   ```python\n   def f(x):\n       pass\n   ```", "def f(x):\n    pass\n"),
+        ("```\ndef g(): pass\n```\n```\ndef f(x): return g()\n```", "def g(): pass\n\ndef f(x): return g()\n"),
+        ("```\ndef f(x): draft\n```\nBetter:\n```\ndef f(x): pass\n```\n```\nf(2)\n```", "def f(x): pass\n"),
+        ("```\ndef f(x): pass\n```\n```\ndef f(x): (", "def f(x): pass\n"),
+        (
+            'So:\n```python\ndef f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n```\nDone',
+            'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n',
+        ),
     ],
 )
 def test_extract_code(completion, code):

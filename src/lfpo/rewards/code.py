@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
@@ -39,41 +39,80 @@ _PROCESSES = re.compile(
 )
 _TEST_CASE = re.compile(r"^class +\w+\([^)]*\bTestCase\b", re.MULTILINE)
 _OPEN = re.compile(r"```[ \t]*+(\w*+)")
+_FUTURE = re.compile(r"^from +__future__ +import[^\n]*\n?", re.MULTILINE)
 _ONE_PROCESS = "one process for program and tests (together), because there the row's solution passes, in two not: {}"
+_TOGETHER = "one process for program and tests (together=True), where a program can decide its verdict"
 SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
+_TAGS = {"", "python", "python3", "py", "py3"}
+_ENDS = 8
+"""Fences at which a block is tried to end, because a docstring may contain some."""
 
 
 def extract_code(completion: str, entry_point: str = "") -> str:
-    """The first fenced Python block that defines the entry point, else the first one, else the whole completion.
+    """The last fenced Python block that defines the entry point and parses, with the helpers that it uses from earlier
+    blocks; else the last one that defines it, else the first block, else the whole completion.
 
-    A fence that is never closed ends with the text, so a truncated answer still counts. A completion longer than
-    MAX_CHARS is not searched; it scores 0.
+    A fence that is never closed ends with the text, so a truncated answer still counts. A block is read without the
+    indentation of its fence. A completion longer than MAX_CHARS is not searched; it scores 0.
     """
     if len(completion) > MAX_CHARS:
         return completion
-    blocks = [code for tag, code in fenced_blocks(completion) if tag.lower() in {"", "python", "python3", "py"}]
+    lines = completion.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.lstrip(" \t").startswith("```")]
+    blocks = [(_block(lines, begin, end), begin) for tag, begin, end in _blocks(lines) if tag.lower() in _TAGS]
     if not blocks:
         return completion
-    defines = [code for code in blocks if entry_point and defined(code, entry_point)]
-    return str((defines or blocks)[0])
+    defining = [number for number, (code, _) in enumerate(blocks) if entry_point and defined(code, entry_point)]
+    for number in reversed(defining[-_ENDS:]):
+        code, begin = blocks[number]
+        ends = [end for end in fences if end >= begin]
+        for end in ends[:_ENDS]:
+            if parses(longer := _block(lines, begin, end)):
+                return _with_helpers(longer, [earlier for earlier, _ in blocks[:number]], entry_point)
+        if parses(code):
+            return _with_helpers(code, [earlier for earlier, _ in blocks[:number]], entry_point)
+    return blocks[defining[-1] if defining else 0][0]
+
+
+def _with_helpers(code: str, earlier: Sequence[str], entry_point: str) -> str:
+    """The code after the earlier blocks that define a name which it uses and does not define."""
+    nodes = list(ast.walk(ast.parse(code)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    missing = [name for name in sorted(used) if not hasattr(builtins, name) and not defined(code, name)]
+    helpers = [e for e in earlier[:_ENDS] if not defined(e, entry_point) and any(defined(e, name) for name in missing)]
+    return "\n".join([*filter(parses, helpers), code])
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Language tag and content of each fenced block, in time linear in the text. The last block may lack its end."""
-    blocks: list[tuple[str, str]] = []
     lines = text.split("\n")
+    last = len(lines)
+    return [
+        (tag, "".join(f"{line}\n" for line in lines[begin:end]) if end < last else "\n".join(lines[begin:]))
+        for tag, begin, end in _blocks(lines)
+    ]
+
+
+def _blocks(lines: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Tag of each block, its first line, and the line of the fence that ends it, or the number of lines."""
+    blocks: list[tuple[str, int, int]] = []
     tag, begin = "", -1  # begin: the first line of the open block
     for number, line in enumerate(lines):
         if not (stripped := line.lstrip(" \t")).startswith("```"):
             continue
         if begin >= 0:
-            blocks.append((tag, "".join(f"{inner}\n" for inner in lines[begin:number])))
+            blocks.append((tag, begin, number))
             begin = -1
         elif number + 1 < len(lines) and (opened := _OPEN.match(stripped)):
             tag, begin = opened.group(1), number + 1
-    if begin >= 0:
-        blocks.append((tag, "\n".join(lines[begin:])))
-    return blocks
+    return [*blocks, (tag, begin, len(lines))] if begin >= 0 else blocks
+
+
+def _block(lines: Sequence[str], begin: int, end: int) -> str:
+    """The lines of a block, without the indentation of its fence."""
+    indent = len(lines[begin - 1]) - len(lines[begin - 1].lstrip(" \t"))
+    cut = [line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines[begin:end]]
+    return "".join(f"{line}\n" for line in cut) if end < len(lines) else "\n".join(cut)
 
 
 def defined(code: str, name: str) -> bool:
@@ -133,24 +172,33 @@ def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **co
 
 
 class Grader:
-    """Runs completions in a sandbox, one batch at a time. Verdicts are cached, so two rewards run a program once.
+    """Runs completions in a sandbox, one batch at a time. Verdicts are cached, so two rewards run a program once; those
+    that a time limit ended are not, because a busy machine may be to blame.
 
     `Grader(Sandbox(limits=Limits(seconds=3), libraries=[...])).pass_rate` is a reward function. Without a sandbox, the
     first call creates one with `limits` and the libraries of this environment.
 
     Columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` with `test_setup_code`
     or `test_imports` (MBPP), `test_cases` (AceCode), or `tests` and `setup`. `header` is the source that a completion
-    continues; its default is the prompt, if that is Python and defines the entry point. `together` marks suites that
-    share the program's process. `functions` and `classes` name what else the tests take from the program; by default
-    they are read from the row's solution (`solution`, `code` or `canonical_solution`). A row with text in `needs`, or
-    whose tests cannot be judged (docs/sandbox.md), has no reward: None. With `check_solutions` that includes rows whose
+    continues; its default is the prompt, if that is Python and defines the entry point. `functions` and `classes` name
+    what else the tests take from the program; by default they are read from the row's solution (`solution`, `code` or
+    `canonical_solution`), and what only helps the tests comes from that solution. A row with text in `needs`, or whose
+    tests cannot be judged (docs/sandbox.md), has no reward: None. With `check_solutions` that includes rows whose
     solution passes its tests in one process, but not with the tests in another process.
+
+    together: judge rows that need one process for program and tests (a column `together`, or tests that only work so).
+    A program can decide such a verdict, so use it for evaluation, not for training.
     """
 
     def __init__(
-        self, sandbox: Sandbox | None = None, limits: Limits | None = None, check_solutions: bool = True
+        self,
+        sandbox: Sandbox | None = None,
+        limits: Limits | None = None,
+        check_solutions: bool = True,
+        together: bool = False,
     ) -> None:
         self._sandbox, self._limits, self._check_solutions = sandbox, limits, check_solutions
+        self._together = together
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
 
     @property
@@ -181,23 +229,39 @@ class Grader:
         for i, completion in enumerate(completions):
             row = {name: values[i] for name, values in lists.items() if len(values) == len(completions)}
             job = None if row.get("needs") else code_job(completion_text(completion), row, prompts[i], f"row {i}")
+            if job and self._together and job.needs and not job.needs.startswith("tests that are Python"):
+                job = replace(job, together=True)
             jobs.append(job)
             solution = _solution(row) if self._check_solutions and job and not (job.together or job.needs) else ""
             solutions.append(code_job(solution, row, prompts[i]) if solution else None)
-        judged = self._judged([*jobs, *solutions])
-        verdicts, right = judged[: len(jobs)], judged[len(jobs) :]
-        doubtful = [
-            job and replace(job, together=True) if verdict and not verdict.passed else None
-            for job, verdict in zip(solutions, right, strict=True)
-        ]
-        needs = [
-            _ONE_PROCESS.format(two.reason) if one and two and one.passed else ""
-            for one, two in zip(self._judged(doubtful), right, strict=True)
-        ]
+        ways, needs = self._ways(solutions)
+        jobs = [job and replace(job, **cast(Any, way)) for job, way in zip(jobs, ways, strict=True)]
+        shared = [bool(job and job.together and not self._together) for job in jobs]
+        refused = [missing or (_TOGETHER if alone else "") for missing, alone in zip(needs, shared, strict=True)]
+        judged = self._judged([None if missing else job for job, missing in zip(jobs, refused, strict=True)])
         return [
             failed(job, f"not judged: needs {missing}", missing) if job and missing else verdict
-            for job, verdict, missing in zip(jobs, verdicts, needs, strict=True)
+            for job, verdict, missing in zip(jobs, judged, refused, strict=True)
         ]
+
+    def _ways(self, solutions: Sequence[Job | None]) -> tuple[list[dict[str, bool]], list[str]]:
+        """How each row must be judged for its solution to pass, and what it needs if it cannot be judged.
+
+        A solution that fails in every way is wrong about its tests, and says nothing.
+        """
+        first = self._judged(solutions)
+        doubtful = [job if v and not v.passed else None for job, v in zip(solutions, first, strict=True)]
+        changing = self._judged([job and replace(job, in_place=True) for job in doubtful])
+        one = self._judged([job and replace(job, together=True) for job in doubtful])
+        ways: list[dict[str, bool]] = []
+        needs = []
+        for two, changed, together in zip(first, changing, one, strict=True):
+            in_place = bool(changed and together and changed.passed)
+            better = bool(two and together and sum(together.tests) > sum(two.tests) and not in_place)
+            together_on = better and self._together
+            ways.append({"in_place": True} if in_place else {"together": True} if together_on else {})
+            needs.append(_ONE_PROCESS.format(two.reason) if two and better and not together_on else "")
+        return ways, needs
 
     def _judged(self, jobs: Sequence[Job | None]) -> list[Verdict | None]:
         """Verdicts of all jobs, in one batch; programs that do not parse fail without a process."""
@@ -208,7 +272,7 @@ class Grader:
         if running:
             judged.update(zip(running, self.sandbox.run(list(running.values())), strict=True))
         verdicts = [None if job is None else judged.get(k) or self._cache[k] for k, job in zip(keys, jobs, strict=True)]
-        self._cache.update(judged)
+        self._cache.update({k: verdict for k, verdict in judged.items() if not verdict.late})
         while len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
         return verdicts
@@ -244,37 +308,42 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         tests = [test if re.search(r"^check\(", test, re.MULTILINE) else f"{test}\n\n{called}\n" for test in tests]
     entry_point = entry_point or _shadowed_builtin(tests)
     setup = f"{setup}\n{header}"  # helpers that a prompt defines count as the suite's: the program could redefine them
-    functions, classes, imports = _taken_names(row, tests, setup, entry_point)
+    functions, classes, source, unclear = _taken_names(row, tests, setup, entry_point)
+    futures = "".join(match if match.endswith("\n") else f"{match}\n" for match in _FUTURE.findall(code))
+    if header and futures:  # they must come first
+        header, code = f"{futures}{header}", _FUTURE.sub("", code)
     return Job(
         program=f"{header}\n{code}" if header else code,  # also if the code repeats the header: it may lack the imports
         entry_point=entry_point,
         tests=tests,
-        setup=f"{imports}\n{setup}" if imports else setup,
+        setup=f"{source}\n{setup}" if source else setup,
         functions=functions,
         classes=classes,
         unittest=any(_TEST_CASE.search(test) for test in tests),
         together=bool(row.get("together")),
         processes=any(_PROCESSES.search(source) for source in (_solution(row), setup, *tests)),
+        unclear=unclear,
     )
 
 
 def _taken_names(
     row: Mapping[str, Any], tests: Sequence[str], setup: str, entry_point: str
-) -> tuple[Sequence[str], Sequence[str] | None, str]:
-    """The functions and classes that the tests take from the program, and imports that the tests lack.
+) -> tuple[Sequence[str], Sequence[str] | None, str, str]:
+    """The functions and classes that the tests take from the program, source that they take from the row's solution,
+    and what is missing to tell these apart.
 
     From the columns `functions` and `classes`, else from the row's solution. Classes are None if neither says.
     """
     functions, classes = row.get("functions"), row.get("classes")
     if functions is not None or classes is not None or row.get("together"):
-        return tuple(functions or ()), None if classes is None else tuple(classes), ""
+        return tuple(functions or ()), None if classes is None else tuple(classes), "", ""
     solution = _solution(row)
     if not parses(solution):
-        return (), None, ""
+        return (), None, "", ""
     try:
         return names_in_solution(tuple(tests), setup, entry_point, solution)
     except UserError:  # a test or the setup is not Python, which the job's `needs` says
-        return (), None, ""
+        return (), None, "", ""
 
 
 def _solution(row: Mapping[str, Any]) -> str:

@@ -19,9 +19,12 @@ ROLE = "You are an expert Python programmer."
 INSTRUCTION = "Answer with one block of code that holds the whole program:\n```python\n# your program\n```"
 GEN_LENGTH = 512
 STRICT = Grader(
-    limits=Limits(seconds=120, cpu_seconds=40, memory=4 * 2**30, disk=2**28, open_files=256), check_solutions=False
+    limits=Limits(seconds=120, cpu_seconds=40, memory=4 * 2**30, disk=2**28, open_files=256),
+    check_solutions=False,
+    together=True,
 )
-"""For evaluation: some suites take a correct program 12 s or 2 GB. Rewards have lower limits, to save time."""
+"""For evaluation: nothing defends the rows that need one process from a program that cheats. Some suites take a correct
+program 12 s or 2 GB. Rewards have lower limits, to save time."""
 
 
 def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

@@ -1,17 +1,8 @@
 """Runs model-written programs in confined processes and tests them from outside. See docs/sandbox.md."""
 
-from lfpo.rewards.sandbox.job import Call, Job, Limits, Verdict
+from lfpo.rewards.sandbox.job import Job, Limits, Verdict
 from lfpo.rewards.sandbox.launch import installed_libraries
 from lfpo.rewards.sandbox.run_job import Sandbox
 from lfpo.rewards.sandbox.rungs import Rung, available_rungs
 
-__all__ = [
-    "Call",
-    "Job",
-    "Limits",
-    "Verdict",
-    "Sandbox",
-    "Rung",
-    "available_rungs",
-    "installed_libraries",
-]
+__all__ = ["Job", "Limits", "Rung", "Sandbox", "Verdict", "available_rungs", "installed_libraries"]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import logging
+import marshal
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lfpo.rewards.sandbox.inside import kernel, wire
+from lfpo.rewards.sandbox.inside import kernel
 from lfpo.rewards.sandbox.job import Limits
 
 logger = logging.getLogger(__name__)
@@ -84,12 +85,13 @@ def start(
     stdout: int,
     others: Sequence[int] = (),
     stderr: int = subprocess.DEVNULL,
+    cores: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a confined process in a new session.
 
     role: `judge`, `program` or `together` (inside/start.py). scratch: its writable folder on the rung `limits`; on the
     others it has its own /tmp. stdin, stdout, stderr: file descriptors. others: for the judge, the file descriptors
-    from and to the program.
+    from and to the program. cores: those that the process and its children may use (none: all).
     """
     landlock, seccomp = _features()
     settings: dict[str, Any] = {
@@ -105,11 +107,12 @@ def start(
         "writable": [scratch] if rung == LIMITS else ["/tmp", "/dev/shm"],
         "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
+        "cores": list(cores),
         **{k: v for k, v in vars(limits).items() if k not in {"seconds", "program_chars"}},
     }
     if others:
         settings["program_inbox"], settings["program_outbox"] = others
-    command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), wire.encode(settings).hex()]
+    command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]
     if rung == BUBBLEWRAP:
         command = [*_bubblewrap(limits, libraries), *command]
     return subprocess.Popen(

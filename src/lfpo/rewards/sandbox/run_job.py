@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import queue
 import secrets
 import select
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
-from lfpo.rewards.sandbox.inside import wire
-from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, encode_suite, failed
+from lfpo.rewards.sandbox.inside import values
+from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, failed
 from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 from lfpo.rewards.scoring import RewardFailed
 
@@ -34,7 +34,8 @@ class Sandbox:
 
     rung: the kind of confinement, a name from `available_rungs()` (None: the strongest available).
     limits: for each job. workers: jobs at a time (None: the cores of this process, divided by the ranks that torchrun
-    started on this machine). libraries: folders that programs and tests may import from, besides the standard library.
+    started on this machine). The cores are divided among the workers, so that a job's processes, however many, take no
+    time from another job. libraries: folders that programs and tests may import from, besides the standard library.
     unsafe: True allows the rung `limits`, which limits resources but does not confine; for root, only "root" does.
     Raises UserError if the rung is not available or not allowed, or if workers is below 1.
     """
@@ -51,53 +52,71 @@ class Sandbox:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
         self.rung = require_rung(rung, unsafe) if rung else strongest_rung(unsafe)
         self.limits = limits or Limits()
-        self.workers = workers or _cores()
+        cores, ranks = _cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.workers = workers or max(1, len(cores) // ranks)
         self.libraries = tuple(os.path.abspath(path) for path in libraries)
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        mine = cores[rank::ranks] or cores
+        self._free: queue.LifoQueue[Sequence[int]] = queue.LifoQueue()
+        for number in range(self.workers):
+            self._free.put(mine[number :: self.workers] or mine[number % len(mine) :][:1])
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
-        """One verdict for each job, in order."""
+        """One verdict for each job, in order. A job that its time limit ended is tried once more, alone."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox") as pool:
-            return list(pool.map(self.judge, jobs))
+            verdicts = list(pool.map(self.judge, jobs))
+        alone = len(jobs) == 1
+        return [self.judge(j) if v.late and not alone else v for j, v in zip(jobs, verdicts, strict=True)]
 
     def judge(self, job: Job) -> Verdict:
         """The verdict of one job. Where the machine has no process or file descriptor left, it is tried again, since
         other jobs end. Raises RewardFailed if there still is none; the program is not to blame."""
         waits = iter(_WAITS)
-        while True:
-            try:
-                return run_job(job, self.rung, self.limits, self.libraries)
-            except OSError as error:
-                if error.errno not in _SCARCE:
-                    raise
-                if (wait := next(waits, None)) is None:
-                    raise RewardFailed(f"no process can be started to judge a program ({error.strerror})") from error
-                time.sleep(wait)
+        cores = self._free.get()
+        try:
+            while True:
+                try:
+                    return run_job(job, self.rung, self.limits, self.libraries, cores)
+                except OSError as error:
+                    if error.errno not in _SCARCE:
+                        raise
+                    if (wait := next(waits, None)) is None:
+                        raise RewardFailed(
+                            f"no process can be started to judge a program ({error.strerror})"
+                        ) from error
+                    time.sleep(wait)
+        finally:
+            self._free.put(cores)
 
 
-def _cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...]) -> Verdict:
+def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...], cores: Sequence[int] = ()) -> Verdict:
     """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
     begin = time.monotonic()
     if needs := job.needs or _NAMESPACES * (job.processes and rung == launch.LIMITS):
         return failed(job, f"not judged: needs {needs}", needs)
     nonce = secrets.token_bytes(16) if job.together else b""
-    content = encode_suite(job, nonce) if job.together else encode_job(job)
-    expected = count_tests(job)
+    content, expected = encode_job(job, nonce), count_tests(job)
     if len(job.program) > limits.program_chars:
         return failed(job, f"the program is longer than {limits.program_chars} characters")
     deadline = begin + limits.seconds
     with ExitStack() as stack:
-        report = _start(stack, rung, limits, libraries, content, job.together)
+        report = _start(stack, rung, limits, libraries, content, job.together, cores)
         messages = list(_messages(report, deadline, nonce))
     return _verdict(messages, expected, limits, begin)
 
 
 def _start(
-    stack: ExitStack, rung: str, limits: Limits, libraries: tuple[str, ...], content: bytes, together: bool
+    stack: ExitStack,
+    rung: str,
+    limits: Limits,
+    libraries: tuple[str, ...],
+    content: bytes,
+    together: bool,
+    cores: Sequence[int],
 ) -> int:
     """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor of
     the reports. Closing the stack kills the processes and closes the descriptors."""
@@ -113,21 +132,20 @@ def _start(
     try:
         for role, stdin, stdout, others in roles:
             scratch = stack.enter_context(launch.scratch_folder()) if rung == launch.LIMITS else ""
-            process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others)
+            process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others, cores=cores)
             stack.callback(launch.stop, process, rung)
     finally:
         for fd in theirs:
             os.close(fd)
     with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
-        wire.send(to_judge, content)
+        values.send(to_judge, content)
     return report
 
 
-def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...]]:
-    """The messages that the judge sends, until it is done, it ends, or the deadline passes.
+def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str]]:
+    """Letter and text of the reports (judge.serve), until the last, the judge's end ("") or the deadline ("late").
 
-    With a nonce they come from a process that also runs the program: the first message that does not start with the
-    nonce is forged and ends them.
+    With a nonce they come from a process that also runs the program: one without it ends them ("forged").
     """
     poll, data = select.poll(), b""
     poll.register(fd, select.POLLIN)
@@ -137,46 +155,35 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[Any, ...
         if not piece or len(data) > _MAX_REPORT:
             return
         while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
-            if not data.startswith(nonce, 4):
-                yield ("forged",)
+            message, data = data[4:end], data[end:]
+            text = message.removeprefix(nonce).decode("utf-8", "replace")
+            if not message.startswith(nonce) or text[:1] not in set("+-snud"):
+                yield "forged", ""
                 return
-            message = _message(data[4 + len(nonce) : end])
-            data = data[end:]
-            yield message
-            if message[0] in {"forged", "done", "unloadable"}:
+            yield text[:1], text[1:]
+            if text[0] in "ud":
                 return
-    yield ("late",)
+    yield "late", ""
 
 
-def _message(data: bytes) -> tuple[Any, ...]:
-    """A report. A program that shares its process with the tests could send anything."""
-    try:
-        message = wire.decode(data, extensions=False)
-    except wire.BadBytes:
-        message = None
-    forms = {"test": (str, bool, str), "count": (str, int), "unloadable": (str, str), "done": (str,)}
-    is_message = type(message) is tuple and message and type(message[0]) is str
-    return message if is_message and tuple(map(type, message)) == forms.get(message[0]) else ("forged",)
-
-
-def _verdict(messages: list[tuple[Any, ...]], expected: int, limits: Limits, begin: float) -> Verdict:
+def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, begin: float) -> Verdict:
     """The verdict from the messages. expected: how many tests must report."""
-    tests = [(passed, reason) for kind, *rest in messages if kind == "test" for passed, reason in [rest]]
-    counts = [rest[0] for kind, *rest in messages if kind == "count"]
-    last = messages[-1] if messages else ("",)
-    expected = counts[0] if counts else expected
-    passes = tuple(passed for passed, _ in tests) + (False,) * (expected - len(tests))
-    reasons = [f"test {number}: {reason}" for number, (passed, reason) in enumerate(tests) if not passed]
-    if last[0] == "unloadable":
-        reasons = [last[1]]
-    elif last[0] == "late":
+    tests = [(kind, text) for kind, text in messages if kind in {"+", "-", "s"}]
+    expected = next((int(text) for kind, text in messages if kind == "n" and text.isdecimal()), expected)
+    passes = [kind == "+" for kind, _ in tests if kind != "s"] + [False] * (expected - len(tests))
+    reasons = [f"test {number}: {text}" for number, (kind, text) in enumerate(tests) if kind == "-"]
+    last, text = messages[-1] if messages else ("", "")
+    if last == "u":
+        reasons = [text]
+    elif last == "late":
         reasons.append(f"not done after {limits.seconds:g} s")
-    elif last[0] == "forged":
+    elif last == "forged":
         reasons = ["the program wrote a report of its own"]
-    elif last[0] != "done":
+    elif last != "d":
         reasons.append("the judging process died")
     elif not passes:
-        reasons.append("the tests define no test method")
+        reasons.append("the tests define no test method that runs")
     elif len(tests) < expected:
         reasons.append(f"{expected - len(tests)} of {expected} tests did not run")
-    return Verdict(not reasons, reasons[0] if reasons else "", time.monotonic() - begin, passes)
+    reason = reasons[0] if reasons else ""
+    return Verdict(not reasons, reason, time.monotonic() - begin, tuple(passes), late=last == "late")

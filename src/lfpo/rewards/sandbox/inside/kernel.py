@@ -40,6 +40,7 @@ _FORBIDDEN = {
         keyctl 250 219, memfd_create 319 279, io_setup 206 0, shmget 29 194, msgget 68 186, semget 64 190,
         mq_open 240 180, inotify_init 253 -, inotify_init1 294 26, fanotify_init 300 262, move_pages 279 239,
         migrate_pages 256 238""",
+    "the cores of other jobs": "sched_setaffinity 203 122",
     "the network": "socket 41 198",  # socketpair of streams is allowed: it connects only the process with itself
 }
 # On the rung `limits`: other processes can be seen there, and Landlock does not protect the metadata of files.
@@ -52,8 +53,7 @@ _FORBIDDEN_WITHOUT_NAMESPACES = {
         lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16""",
 }
 # Also there: calls whose first argument is a process, which must be 0, the calling one.
-_ONLY_FOR_ITSELF = """prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
-    sched_setattr 314 274"""
+_ONLY_FOR_ITSELF = "prlimit64 302 261, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274"
 # From this number on, calls have one number on all architectures. Only those listed below are allowed. All others, also
 # those of newer kernels, return ENOSYS, and libraries then use older calls. clone3 is not among them: glibc then uses
 # clone, whose flags a filter can read.

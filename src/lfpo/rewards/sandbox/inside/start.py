@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import sys
 
-from . import confine, kernel, wire
+from . import confine, kernel
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 def main(argument: str) -> None:
     """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
-    settings: dict[str, Any] = wire.decode(bytes.fromhex(argument))
+    settings: dict[str, Any] = marshal.loads(bytes.fromhex(argument))
+    if settings["cores"] and settings["linux"]:
+        os.sched_setaffinity(0, settings["cores"])  # for all descendants: the seccomp filter forbids to change it
     serve = _import_role(settings["role"])  # while this process may still read its own files
     if settings["rung"] == "namespaces":
         confine.enter_namespaces(settings)

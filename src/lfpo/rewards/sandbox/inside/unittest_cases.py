@@ -1,4 +1,4 @@
-"""Runs the test methods of unittest classes, with one report for each."""
+"""Runs the test methods of unittest classes, with one outcome for each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import unittest
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
-
-    Report = Callable[[bool, str], None]
 
 
 def find_cases(module: types.ModuleType) -> list[unittest.TestCase]:
@@ -26,42 +23,41 @@ def _flat(suite: Any) -> Any:
             yield part
 
 
-def run_cases(
-    cases: list[unittest.TestCase], report: Report, problem_of: Callable[[Any], str] = lambda test: ""
-) -> None:
-    """Run all cases as one suite, so that class fixtures run once, and report (passed, reason) when each stops.
-
-    A skipped test does not pass. One whose class fixture fails is not reported. problem_of: another reason to fail.
-    """
-    unittest.TestSuite(cases).run(_Result(report, problem_of))
+def outcome(case: unittest.TestCase) -> str:
+    """Why a case failed, "skipped", or "". Its class fixtures run too."""
+    result = Result()
+    unittest.TestSuite([case]).run(result)
+    return result.problems.get(case.id(), "it did not run")
 
 
-class _Result(unittest.TestResult):
-    def __init__(self, report: Report, problem_of: Callable[[Any], str]) -> None:
+class Result(unittest.TestResult):
+    """The outcome of each case, by its id. report: called with the outcome when a case stops."""
+
+    def __init__(self, report: Any = None) -> None:
         super().__init__()
-        self.problem, self.report, self.problem_of = "", report, problem_of
+        self.problems: dict[str, str] = {}
+        self.report = report
 
     def startTest(self, test: unittest.TestCase) -> None:
-        self.problem = ""
+        self.problems[test.id()] = ""
         super().startTest(test)
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
-            self.addFailure(subtest, err)
+            self.addFailure(test, err)
 
     def addFailure(self, test: Any, err: Any) -> None:
-        self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+        self.problems[test.id()] = self.problems.get(test.id()) or f"{test.id()}: {err[0].__name__}: {err[1]}"
 
     addError = addFailure
 
     def addSkip(self, test: Any, reason: str) -> None:
-        self.problem = f"{test.id()}: skipped: {reason}"
+        self.problems[test.id()] = self.problems.get(test.id()) or "skipped"
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        self.problem = f"{test.id()}: passed against expectation"
+        self.problems[test.id()] = f"{test.id()}: passed against expectation"
 
     def stopTest(self, test: unittest.TestCase) -> None:
-        if found := self.problem_of(test):
-            self.problem = f"{test.id()}: {found}"
-        self.report(not self.problem, self.problem[:500])
+        if self.report:
+            self.report(self.problems[test.id()])
         super().stopTest(test)
