@@ -23,10 +23,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     markdown = markdown.replace("](../CONTRIBUTING.md", "](contributing.md")
     markdown = markdown.replace("](../examples/own_reward.py", "](example.md")
-    # Other files and folders of the repository have no page: their link becomes the text and the path.
-    return re.sub(r"\[([^\]]+)\]\(\.\./([\w/.-]+)(?:#[\w-]*)?\)", _named, markdown)
-
-
-def _named(link: re.Match[str]) -> str:
-    text, path = link.groups()
-    return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
+    # Other files and folders of the repository have no page: their link becomes code.
+    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./[\w./-]+\)", r"`\1`", markdown)

@@ -26,7 +26,7 @@ lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
 The files have the names and layout of the model family, so other tools that read the family load them too.
 """
 
-# The text of docs/export.md; a test runs it in a process without lfpo.
+# Also in docs/export.md; a test runs it in a process without lfpo.
 SAMPLER = """```python
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
