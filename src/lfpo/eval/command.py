@@ -58,11 +58,12 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     jobs = [prepare(name, config, weights, block_length) for name in config.task_names]
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
-    results = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
-    for job, found in zip(jobs, results, strict=True):
+    stored = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
+    for job, found in zip(jobs, stored, strict=True):
         if found is not None:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
-    if None in results:
+    results = [found for found in stored if found is not None]
+    if len(results) < len(jobs):
         model = load_model(config.model, dtype=getattr(torch, config.dtype), device=distributed.device())
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
@@ -70,7 +71,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
         distributed.begin_work()
         results = [
             sample_and_grade(job, config, model, tokenizer, console) if found is None else found
-            for job, found in zip(jobs, results, strict=True)
+            for job, found in zip(jobs, stored, strict=True)
         ]
     show(results, console)
     return results

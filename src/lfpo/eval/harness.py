@@ -189,8 +189,9 @@ class LfpoLM(LM):
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        settings = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
-        return likelihood_bounds(self.model, pairs, **settings)
+        return likelihood_bounds(
+            self.model, pairs, mc_num=self.mc_num, cfg_scale=self.cfg_scale, tokens=self.rollout_tokens
+        )
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
