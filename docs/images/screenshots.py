@@ -16,8 +16,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lfpo.report.comparison import comparison_data, is_comparison
-from lfpo.report.data import run_data
+from lfpo.report.data import page_data
 from lfpo.report.html import page as html_page
 from lfpo.runs.directory import Run
 
@@ -32,7 +31,7 @@ def main(run: Path, comparison: Path) -> None:
         def picture(name: str, folder: Path, scheme: str, width: int, height: int, step: int | None = None) -> None:
             page = running.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             file = Path(scratch) / f"{name}.html"
-            file.write_text(html_page(comparison_data(folder) if is_comparison(folder) else run_data(Run(folder))))
+            file.write_text(html_page(page_data(Run(folder))))
             page.goto(file.as_uri())
             page.wait_for_selector("main .panel")
             if step is not None:

@@ -111,13 +111,13 @@ class DataTask:
         Raises UserError for a path that does not exist.
         """
         if "=" in where:
-            pairs = [tuple(part.split("=", 1)) for part in where.split(",")]
-            for pair in pairs:
-                if len(pair) < 2 or pair[0] not in SPLITS or not pair[1]:
-                    raise UserError(
-                        f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {'='.join(pair)!r}"
-                    )
-            return dataclasses.replace(self, local=tuple(pairs))
+            local = []
+            for part in where.split(","):
+                split, _, file = part.partition("=")
+                if split not in SPLITS or not file:
+                    raise UserError(f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {part!r}")
+                local.append((split, file))
+            return dataclasses.replace(self, local=tuple(local))
         path = Path(where).expanduser()
         if path.is_dir():
             stems = dict(self.stems)

@@ -30,7 +30,7 @@ def choice_task(
     splits: Iterable[HubSplit],
     stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION,
 ) -> DataTask:
-    """A multiple-choice task. build, stems: as in DataTask. splits: the hub's places of the training and the test rows."""
+    """A multiple-choice task. build, stems: as in DataTask. splits: the hub's train and test rows."""
     return DataTask(
         name=name,
         build=build,
