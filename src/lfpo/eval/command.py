@@ -21,6 +21,7 @@ from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pai
 from lfpo.eval.table import open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
+from lfpo.models.room import check_memory
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is
@@ -64,7 +65,9 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
     results = [found for found in stored if found is not None]
     if len(results) < len(jobs):
-        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=distributed.device())
+        dtype, device = getattr(torch, config.dtype), distributed.device()
+        check_memory(resolve(config.model), dtype, device)
+        model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
             encode_rows(job.asked, tokenizer, model, job.sampler.gen_length or 0)
