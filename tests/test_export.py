@@ -205,7 +205,7 @@ def test_a_merged_export_takes_the_room_of_one_model_and_one_file(home: Path, mo
     arguments = ["export", str(home / "own/run"), "--layout", "transformers", "--output", str(out)]
     assert main(arguments) == 0
     files = [p.stat().st_size for p in out.glob("*.safetensors")]
-    assert len(files) == 3 and max(held) <= sum(files) + max(files)
+    assert len(files) == 3 and max(held) < sum(files) + max(files) + 5000  # of names, which differ in length
     whole, parts = read_weights(home / "merged"), read_weights(out)
     assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
     shutil.rmtree(out)
@@ -220,7 +220,7 @@ def test_the_disk_of_a_lora_run_must_hold_the_merged_model(home: Path, tmp_path:
     whole = sum(weight.nbytes for weight in model.weights().values())
     attach(model, LoraSettings(r=2, lora_alpha=4))
     adapter = sum(factor.nbytes for _, factor in factors(model))
-    needed, _ = check_disk(tmp_path, [model], "adamw", keep=1)
+    needed, _ = check_disk(tmp_path, [model], "adamw_torch", keep=1)
     assert needed == 2 * 3 * adapter + whole  # two checkpoints of an adapter and AdamW's two moments, and the export
 
 
