@@ -198,7 +198,7 @@ def work(job: tuple[dict[str, Any], dict[str, Any], str, str]) -> tuple[dict[str
 
 def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, check: bool) -> int:
     """Run the missing cells of some stages. check: also those whose fingerprint is another one today."""
-    from lfpo.compare.endpoints import frontier_area
+    from lfpo.compare.statistics import frontier_area
 
     store, failed = Store(path), 0
     done = store.read()

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from lfpo.compare.endpoints import frontier_area
-from lfpo.compare.statistics import bootstrap, iqm, paired, probability_of_improvement
+from lfpo.compare.statistics import Scores, bootstrap, frontier_area, paired, probability_of_improvement
 from lfpo.eval.estimates import over_seeds
 from research.study import Store, cell_key, cells_of
 
@@ -98,12 +97,19 @@ def against_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, tasks
             b = [[area(rows[t, other][s]) for s in seeds] for t, seeds in zip(where, pairs, strict=True)]
             if not all(a):
                 continue
-            p, (difference, _) = bootstrap(probability_of_improvement, a, b), paired(a, b)
+            p, difference = bootstrap(probability_of_improvement, a, b), paired(a, b)
             lines.append(
                 f"| {other} | {', '.join(where)} | {p.mean:.2f} ({p.low:.2f} to {p.high:.2f}) "
                 f"| {difference.mean:+.1f} ({difference.low:.1f} to {difference.high:.1f}) | {sum(map(len, a))} |"
             )
     return lines
+
+
+def iqm(scores: Scores) -> float:
+    """The interquartile mean of all runs: a quarter of the values, rounded down, is cut from either end."""
+    ordered = sorted(x for task in scores for x in task)
+    cut = len(ordered) // 4
+    return mean(ordered[cut : len(ordered) - cut])
 
 
 def iqm_table(rows: dict[tuple[str, str], dict[int, Row]], tasks: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
-from lfpo.prompts.tasks import DataTask, acecode, bigcodebench, get_task, humaneval_plus, mbpp_plus
+from lfpo.prompts.tasks import DataTask, acecode, bigcodebench, get_task, humaneval, mbpp
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask
 from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
@@ -31,9 +31,9 @@ DATA = Path(os.environ.get("LFPO_DATA") or OWN)
 SUITES = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus", "bigcodebench")
 KNOWN_BROKEN: dict[str, dict[str, str]] = {
     "humaneval": {},
-    "humaneval_plus": humaneval_plus.KNOWN_BROKEN,
+    "humaneval_plus": humaneval.KNOWN_BROKEN,
     "mbpp": {},
-    "mbpp_plus": mbpp_plus.KNOWN_BROKEN,
+    "mbpp_plus": mbpp.KNOWN_BROKEN,
     "bigcodebench": bigcodebench.KNOWN_BROKEN,
 }
 ACECODE: list[dict[str, Any]] = [

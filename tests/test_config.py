@@ -26,7 +26,7 @@ from lfpo.base.config import (
 )
 from lfpo.base.errors import UserError
 from lfpo.cli.list_recipes import kind_of
-from lfpo.cli.sample_config import SampleConfig
+from lfpo.cli.settings import SampleConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective

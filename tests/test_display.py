@@ -165,6 +165,15 @@ def test_without_a_terminal_the_phase_is_told_again_and_again():
     assert len(out.getvalue().splitlines()) == said  # nothing after the end
 
 
+def test_a_resumed_run_is_shown_where_it_goes_on():
+    progress = Progress()
+    progress.resumed_at = 2
+    with Display(3, Console(file=io.StringIO()), progress=progress) as display:
+        assert display.phase_line().startswith("iteration 3/3")
+        display.update({**METRICS, "step": 3})
+        assert display.phase_line().startswith("iteration 3/3")
+
+
 def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What a run of one iteration begins, in order, and that each phase is done to its end."""
     ended: list[tuple[str, int, int]] = []

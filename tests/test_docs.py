@@ -118,7 +118,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
-        "lfpo.cli.commands.check_names",  # the pages' models and data are not here
+        "lfpo.cli.commands.check_source",
+        "lfpo.cli.commands.check_inputs",  # the pages' models and data are not here
         "lfpo.train.inputs.check_train",
         "lfpo.train.inputs.check_sft",
         "lfpo.train.sft.train_sft",

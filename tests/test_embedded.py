@@ -83,4 +83,4 @@ def test_a_users_task_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     task = get_task("shout:TASK")
-    assert task.reward(["a"], ["x"], answer=["x"]) == [1.0]
+    assert task.reward_functions[0](["a"], ["x"], answer=["x"]) == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -13,10 +14,10 @@ from rich.console import Console
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.eval import command, scoring
+from lfpo.eval import command
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
-from lfpo.eval.store import Journal, differences, read_partial
+from lfpo.eval.store import Journal, differences, file_sha256, read_partial
 from lfpo.eval.table import group_means, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
@@ -47,15 +48,11 @@ def killed_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "advance", stop)
 
 
-@pytest.mark.parametrize("more", [SAMPLED, ("--scoring", "likelihood", "--likelihood.mc_num", "2")])
-def test_a_killed_evaluation_continues_to_the_same_result(
-    more: tuple[str, ...], llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert run(llada, tmp_path / "whole.json", *more) == 0
-    more = (*more, *(("--rollout_tokens", "20") if "likelihood" in more else ()))  # a problem at a time
+def test_a_killed_evaluation_continues_to_the_same_result(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert run(llada, tmp_path / "whole.json", *SAMPLED) == 0
     with monkeypatch.context() as patch:
         killed_after(2, patch)
-        assert run(llada, tmp_path / "out.json", *more) == 130
+        assert run(llada, tmp_path / "out.json", *SAMPLED) == 130
     (partial,) = tmp_path.glob("out.partial-*.jsonl")
     kept = len(read_partial(partial)[1])
     assert kept >= 2
@@ -70,11 +67,8 @@ def test_a_killed_evaluation_continues_to_the_same_result(
         add(self, records)
 
     monkeypatch.setattr(Journal, "add", counted)
-    assert run(llada, tmp_path / "out.json", *more) == 0
-    mine, theirs = numbers(tmp_path / "out.json"), numbers(tmp_path / "whole.json")
-    assert {k: v for k, v in mine.items() if k != "rollout_tokens"} == {
-        k: v for k, v in theirs.items() if k != "rollout_tokens"
-    }
+    assert run(llada, tmp_path / "out.json", *SAMPLED) == 0
+    assert numbers(tmp_path / "out.json") == numbers(tmp_path / "whole.json")
     assert (tmp_path / "out.completions.jsonl").read_text().count("\n") == kept + len(asked)
     assert not list(tmp_path.glob("*.partial-*"))
 
@@ -121,7 +115,7 @@ def test_other_settings_are_never_mixed(
 
 def test_a_finished_evaluation_is_not_run_again(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert run(llada, tmp_path / "out", task="choice") == 0
-    monkeypatch.setattr(scoring, "generate", lambda *a, **k: pytest.fail("evaluated again"))
+    monkeypatch.setattr(command, "load_model", lambda *a, **k: pytest.fail("loaded again"))
     assert run(llada, tmp_path / "out", task="choice") == 0
 
 
@@ -169,10 +163,8 @@ def test_commas_between_files_belong_to_their_task():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"scoring": "likelihood", "n_samples": 2}, "samples nothing"),
-        ({"scoring": "likelihood", "sampler": {"steps": 4}}, "samples nothing"),
-        ({"likelihood": {"mc_num": 4}}, "need scoring 'likelihood'"),
-        ({"likelihood": {"mc_num": 0}}, "mc_num"),
+        ({"n_samples": 2}, "same completion"),
+        ({"rollout_tokens": 0}, "rollout_tokens"),
         ({"overwrite": True}, "output"),
         ({"task": ","}, "no task"),
         ({"protocol": "papr"}, "did you mean 'paper'"),
@@ -208,7 +200,7 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lfpo.cli.commands.check_names", lambda model, tasks: None)
+    monkeypatch.setattr("lfpo.cli.commands.check_inputs", lambda *given: None)
     monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 
@@ -247,23 +239,15 @@ def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
-    both = ("eval", "--model", str(llada), "--limit", "5", "--output")
-    for how in ("generation", "likelihood"):
-        arguments = SAMPLED if how == "generation" else ("--scoring", "likelihood")
-        assert run(llada, tmp_path / "one.json", *arguments, "--overwrite", "true") == 0
-        more = (str(tmp_path / "two.json"), "--task", "choice", *arguments, "--overwrite", "true")
-        process = run_lfpo(*both, *more, ranks=2)
-        assert process.returncode == 0, process.stderr
-        assert process.stdout.count("accuracy") == 1  # rank 0 alone prints
-        assert numbers(tmp_path / "two.json") == numbers(tmp_path / "one.json")
-        one, two = (
-            [json.loads(line) for line in (tmp_path / f"{name}.completions.jsonl").read_text().splitlines()]
-            for name in ("one", "two")
-        )
-        logps = [[x for row in rows for x in row.pop("logp", [])] for rows in (one, two)]
-        assert one == two
-        assert logps[0] == pytest.approx(logps[1], rel=1e-6)  # forwards of other shapes round otherwise
-        assert not list(tmp_path.glob("*.partial-*"))
+    assert run(llada, tmp_path / "one.json", *SAMPLED) == 0
+    both = ("eval", "--model", str(llada), "--limit", "5", "--task", "choice", *SAMPLED, "--output")
+    process = run_lfpo(*both, str(tmp_path / "two.json"), ranks=2)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("accuracy") == 1  # rank 0 alone prints
+    assert numbers(tmp_path / "two.json") == numbers(tmp_path / "one.json")
+    one, two = ((tmp_path / f"{name}.completions.jsonl").read_text() for name in ("one", "two"))
+    assert one == two
+    assert not list(tmp_path.glob("*.partial-*"))
 
 
 def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
@@ -284,3 +268,32 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lla
     monkeypatch.chdir(tmp_path)
     assert run(llada, tmp_path / "out", task="echo_task:TASK") == 0
     assert json.loads((tmp_path / "out" / "echo-1.json").read_text())["accuracy"] == 1.0
+
+
+def test_plain_text_for_a_model_without_a_chat_template(llada: Path, tmp_path: Path):
+    rows = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(5)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task, out = f"gsm8k@{tmp_path / 'test.jsonl'}", tmp_path / "out"
+    assert run(llada, out, "--sampler.gen_length", "4", task=task) == 2  # chat is the default
+    assert run(llada, out, "--sampler.gen_length", "4", "--prompt_format", "text", task=task) == 0
+    assert json.loads((out / "gsm8k.json").read_text())["prompt_format"] == "text"
+    shown = json.loads((out / "gsm8k.completions.jsonl").read_text().splitlines()[0])["prompt"]
+    assert shown == f"{get_task(task).row('test', 0)['prompt'][0]['content']}\n"
+
+
+def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The hub's cache names a large file by its SHA-256; a model that is only printed is not compared with others."""
+    cached, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    cached.mkdir(parents=True)
+    blobs.mkdir()
+    for file in llada.iterdir():
+        name = hashlib.sha256(file.read_bytes()).hexdigest()
+        (blobs / name).write_bytes(file.read_bytes())
+        (cached / file.name).symlink_to(blobs / name)
+    whole = file_sha256(llada)
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", lambda *a: pytest.fail("read again"))
+        assert file_sha256(cached) == whole
+        assert main(["eval", "--model", str(llada), "--task", "choice", "--n", "1"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lfpo.eval.accuracy import scores
-from lfpo.eval.generation import Answer, answers_of, generate, grade
+from lfpo.eval.evaluate import Answer, answers_of, generate, grade
 from lfpo.models import load_model, load_tokenizer
 from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, really run offline on local files, against `lfpo eval`."""
+"""lm-evaluation-harness, really run offline on local files, against `lfpo eval` and likelihood bounds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.eval.likelihood import Pair, likelihood_bounds
-from lfpo.eval.settings import LikelihoodConfig
-from lfpo.models import load_model
+from lfpo.eval.likelihood import Pair, likelihood_bounds, text_pair
+from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 
 N = 6
@@ -76,10 +75,10 @@ def evaluate(task: dict[str, Any], **arguments: Any) -> tuple[dict[str, Any], li
     return result["results"]["local_choice"], sorted(result["samples"]["local_choice"], key=lambda s: s["doc_id"])
 
 
-def own(folder: Path, *more: str, name: str = "choice") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def own(folder: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     assert main(["eval", "--task", "choice", "--n", str(N), "--output", str(folder / "own"), *more]) == 0
-    result = json.loads((folder / "own" / f"{name}.json").read_text())
-    lines = (folder / "own" / f"{name}.completions.jsonl").read_text().splitlines()
+    result = json.loads((folder / "own" / "choice.json").read_text())
+    lines = (folder / "own" / "choice.completions.jsonl").read_text().splitlines()
     return result, [json.loads(line) for line in lines]
 
 
@@ -91,12 +90,15 @@ def test_generation_gives_what_lfpo_eval_gives(tmp_path: Path):
     assert result["exact_match,none"] == pytest.approx(mine["accuracy"])
 
 
-def test_likelihoods_are_those_of_lfpo_eval(tmp_path: Path):
+def test_multiple_choice_takes_the_option_of_the_highest_bound(tmp_path: Path):
     result, samples = evaluate(choice(tmp_path), pretrained="embedded", check_greedy=False)
-    mine, problems = own(tmp_path, "--scoring", "likelihood", name="choice-likelihood")
-    for sample, problem in zip(samples, problems, strict=True):
-        assert [r[0][0] for r in sample["resps"]] == pytest.approx(problem["logp"], abs=1e-4)
-    assert result["acc,none"] == pytest.approx(mine["accuracy"])
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    right = 0
+    for sample, row in zip(samples, get_task("choice").test_rows(N), strict=True):
+        bounds = likelihood_bounds(model, [text_pair(row["prompt"], o, tokenizer, model, 0) for o in "AB"])
+        assert [r[0][0] for r in sample["resps"]] == pytest.approx(bounds, abs=1e-4)
+        right += "AB"[bounds[1] > bounds[0]] == row["answer"]
+    assert result["acc,none"] == pytest.approx(right / N)
 
 
 class Request:
@@ -144,7 +146,7 @@ def test_rolling_likelihood_covers_a_text_longer_than_the_context(llada: Path, m
 
     lm = LfpoLM(pretrained=str(llada), mc_num=1)
     assert lm.loglikelihood_rolling([Request("a")])[0] == pytest.approx(
-        likelihood_bounds(load_model(llada), [Pair([256], [97], 0)], LikelihoodConfig(mc_num=1))[0].logp
+        likelihood_bounds(load_model(llada), [Pair([256], [97], 0)], mc_num=1)[0]
     )
     seen: list[int] = []
 

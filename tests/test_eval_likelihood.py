@@ -1,9 +1,8 @@
-"""Likelihood bounds against brute force over all masks, and multiple choice by them."""
+"""Likelihood bounds against brute force over all masks."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 
@@ -12,13 +11,9 @@ import torch
 
 import tiny
 from lfpo.base.errors import UserError
-from lfpo.cli.command_line import main
-from lfpo.eval.choices import FORMATS, Options, chosen, encode_pair, options_of, text_pair
-from lfpo.eval.likelihood import Pair, likelihood_bounds, maskings
-from lfpo.eval.settings import LikelihoodConfig
+from lfpo.eval.likelihood import Pair, block_maskings, likelihood_bounds, maskings, text_pair
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.structure import Structure
-from lfpo.prompts.tasks import get_task
 
 PROMPT = [40, 41, 42]
 
@@ -46,20 +41,19 @@ def expected_bound(folder: Path, prompt: list[int], answer: list[int], cfg_scale
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 0.5])
 def test_short_answers_are_exact(checkpoint: Path, cfg_scale: float):
-    model, config = load_model(checkpoint), LikelihoodConfig(mc_num=7, cfg_scale=cfg_scale)
     answers = [[65], [66, 67], [68, 69, 70]]
-    bounds = likelihood_bounds(model, [Pair(PROMPT, a, 0) for a in answers], config)
+    pairs = [Pair(PROMPT, a, 0) for a in answers]
+    bounds = likelihood_bounds(load_model(checkpoint), pairs, mc_num=7, cfg_scale=cfg_scale)
     for answer, bound in zip(answers, bounds, strict=True):
-        assert bound.exact
-        assert bound.logp == pytest.approx(expected_bound(checkpoint, PROMPT, answer, cfg_scale), abs=1e-4)
-    assert [b.nfe for b in bounds] == [n * (2 if cfg_scale else 1) for n in (1, 3, 7)]
+        assert bound == pytest.approx(expected_bound(checkpoint, PROMPT, answer, cfg_scale), abs=1e-4)
+    assert [len(block_maskings(pair, 7, None)[0]) for pair in pairs] == [1, 3, 7]
 
 
 def test_an_answer_of_one_token_has_its_likelihood(llada: Path):
-    (bound,) = likelihood_bounds(load_model(llada), [Pair(PROMPT, [65], 0)], LikelihoodConfig(mc_num=1))
+    (bound,) = likelihood_bounds(load_model(llada), [Pair(PROMPT, [65], 0)], mc_num=1)
     masked = torch.tensor([[*PROMPT, load_model(llada).mask_id]])
     logp = tiny.reference_logits(llada, masked)[0, -1].log_softmax(-1)[65]
-    assert bound.logp == pytest.approx(float(logp), abs=1e-5)
+    assert bound == pytest.approx(float(logp), abs=1e-5)
 
 
 @pytest.mark.parametrize(("length", "mc_num"), [(3, 1), (3, 4), (4, 8)])
@@ -67,10 +61,7 @@ def test_the_estimate_is_unbiased(length: int, mc_num: int, llada: Path):
     """The mean over many seeds comes within four of its own standard errors of the full enumeration."""
     answer, seeds = [65, 66, 67, 68][:length], 300
     pairs = [Pair(PROMPT, answer, seed * 7919) for seed in range(seeds)]
-    bounds = likelihood_bounds(load_model(llada), pairs, LikelihoodConfig(mc_num=mc_num), tokens=4096)
-    values = torch.tensor([b.logp for b in bounds])
-    assert not bounds[0].exact
-    assert bounds[0].nfe == mc_num
+    values = torch.tensor(likelihood_bounds(load_model(llada), pairs, mc_num=mc_num, tokens=4096))
     error = float(values.std()) / math.sqrt(seeds)
     assert error > 0
     assert abs(float(values.mean()) - expected_bound(llada, PROMPT, answer)) < 4 * error
@@ -108,21 +99,19 @@ def test_the_bound_of_a_block_model(cfg_scale: float, tmp_path: Path):
     """Answers within a block, over two and over three, in one batch; every way of masking is computed."""
     model = load_model(tiny.write_llada(tmp_path / "m", block_length=4), dtype=torch.float64)
     pairs = [Pair(PROMPT[:p], [65, 66, 67, 68, 69, 70, 71][:a], 0) for p, a in ((3, 1), (2, 2), (3, 3), (1, 7), (3, 7))]
-    bounds = likelihood_bounds(model, pairs, LikelihoodConfig(mc_num=15, cfg_scale=cfg_scale))
+    bounds = likelihood_bounds(model, pairs, mc_num=15, cfg_scale=cfg_scale)
     for pair, bound in zip(pairs, bounds, strict=True):
-        assert bound.exact
-        assert bound.logp == pytest.approx(block_bound(model, pair.prompt, pair.answer, cfg_scale), abs=1e-9)
-    # As many forwards as the block with the most ways has: 1, 2 and 1 answer tokens, then 3 and 4, then 1, 4 and 2.
-    assert [b.nfe for b in bounds] == [n * (2 if cfg_scale else 1) for n in (1, 3, 3, 15, 15)]
+        assert bound == pytest.approx(block_bound(model, pair.prompt, pair.answer, cfg_scale), abs=1e-9)
+    # As many copies as the block with the most ways has: 1, 2 and 1 answer tokens, then 3 and 4, then 1, 4 and 2.
+    assert [len(block_maskings(pair, 15, 4)[0]) for pair in pairs] == [1, 3, 3, 15, 15]
 
 
 @torch.no_grad()
 def test_the_estimate_of_a_block_model_is_unbiased(tmp_path: Path):
     model = load_model(tiny.write_llada(tmp_path / "m", block_length=4))
     answer = [65, 66, 67, 68, 69, 70]
-    bounds = likelihood_bounds(model, [Pair(PROMPT, answer, s * 7919) for s in range(200)], LikelihoodConfig(mc_num=3))
-    values = torch.tensor([b.logp for b in bounds])
-    assert not bounds[0].exact and bounds[0].nfe == 3
+    pairs = [Pair(PROMPT, answer, s * 7919) for s in range(200)]
+    values = torch.tensor(likelihood_bounds(model, pairs, mc_num=3))
     error = float(values.std()) / math.sqrt(len(values))
     assert 0 < abs(float(values.mean()) - block_bound(model, PROMPT, answer, 0.0)) < 4 * error
 
@@ -140,11 +129,11 @@ def test_counts_are_spread_over_their_range():
 
 
 def test_bounds_depend_on_their_pair_only(llada: Path):
-    model, config = load_model(llada, dtype=torch.float64), LikelihoodConfig(mc_num=3)
+    model = load_model(llada, dtype=torch.float64)
     pairs = [Pair(PROMPT * (i + 1), [65 + i, 70, 71, 72][: 2 + i % 3], i) for i in range(5)]
-    every = [b.logp for b in likelihood_bounds(model, pairs, config)]
-    alone = [likelihood_bounds(model, [p], config, tokens=1)[0].logp for p in pairs]
-    backwards = [b.logp for b in likelihood_bounds(model, pairs[::-1], config, tokens=40)][::-1]
+    every = likelihood_bounds(model, pairs, mc_num=3)
+    alone = [likelihood_bounds(model, [p], mc_num=3, tokens=1)[0] for p in pairs]
+    backwards = likelihood_bounds(model, pairs[::-1], mc_num=3, tokens=40)[::-1]
     assert every == pytest.approx(alone, abs=1e-12)
     assert every == pytest.approx(backwards, abs=1e-12)
 
@@ -154,39 +143,12 @@ def test_the_noise_decides_only_between_masks():
     assert torch.equal(maskings(12, 1, 8)[0], maskings(12, 1, 8)[0])
 
 
-def test_options_as_text():
-    rows = {
-        "hellaswag": {"question": "Which?\n[header] A man [title] runs", "options": ["fast.", "home."], "answer": "B"},
-        "winogrande": {"question": "What?\nAnn met Eva as _ was late.", "options": ["Ann", "Eva"], "answer": "A"},
-        "piqa": {"question": "Which?\nboil water", "options": ["heat it", "cool it"], "answer": "A"},
-        "gpqa": {"question": "Why?", "options": ["a", "b", "c", "d"], "answer": "D"},
-    }
-    built = {name: FORMATS[name](row) for name, row in rows.items()}
-    assert built["hellaswag"] == Options(["A man. runs"] * 2, [" fast.", " home."], 1)
-    assert built["winogrande"] == Options(["Ann met Eva as Ann", "Ann met Eva as Eva"], [" was late."] * 2, 0)
-    assert built["piqa"] == Options(["Question: boil water\nAnswer:"] * 2, [" heat it", " cool it"], 0)
-    assert built["gpqa"].right == 3
-
-
-def test_examples_stand_before_the_context():
-    task = get_task("choice")
-    rows, solved = task.test_rows(1), [task.row("train", 0)]
-    (options,) = options_of(task, rows, solved)
-    assert options.contexts[0] == f"{solved[0]['prompt']}{solved[0]['answer']}\n\n{rows[0]['prompt']}"
-
-
 def test_spaces_before_an_answer_belong_to_it():
-    tokenizer = load_tokenizer("embedded")
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
     for context, continuation in (("3 + 4 = ", "7"), ("3 + 4 =", " 7"), ("3 + 4 = \n", "7")):
-        start, answer = encode_pair(tokenizer, context, continuation)
-        assert tokenizer.decode(start) == "3 + 4 ="
-        assert tokenizer.decode(start + answer) == context + continuation
-
-
-def test_the_longer_option_is_not_worse_per_character():
-    options = Options(["c"] * 2, [" a", " bbbb"], 1)
-    assert chosen(options, [-1.0, -2.0]) == (0, 1)
-    assert chosen(options, [-1.0, -1.0]) == (0, 1)
+        pair = text_pair(context, continuation, tokenizer, model, 0)
+        assert tokenizer.decode(pair.prompt) == "3 + 4 ="
+        assert tokenizer.decode(pair.prompt + pair.answer) == context + continuation
 
 
 def test_what_does_not_fit_is_one_error(llada: Path):
@@ -198,18 +160,3 @@ def test_what_does_not_fit_is_one_error(llada: Path):
     with pytest.raises(UserError, match="mask token"):
         text_pair("a<|mdm_mask|>", "b", tokenizer, model, 0)
     assert text_pair("", "b", tokenizer, model, 0).prompt == [256]  # a text without context starts after BOS
-    with pytest.raises(UserError, match="needs multiple choice"):
-        options_of(get_task("sudoku"), [], [])
-
-
-def test_the_command_names_likelihood_apart(tmp_path: Path):
-    arguments = ["eval", "--task", "choice", "--n", "8", "--output", str(tmp_path)]
-    assert main([*arguments, "--scoring", "likelihood"]) == 0
-    result = json.loads((tmp_path / "choice-likelihood.json").read_text())
-    assert result["scoring"] == "likelihood"
-    assert result["likelihood"] == {"mc_num": 128, "cfg_scale": 0.0}
-    assert {"accuracy", "interval", "accuracy_norm", "interval_norm", "mean_nfe"} <= result.keys()
-    assert "sampler" not in result
-    kept = [json.loads(x) for x in (tmp_path / "choice-likelihood.completions.jsonl").read_text().splitlines()]
-    assert result["accuracy"] == sum(k["chosen"] == k["right"] for k in kept) / 8
-    assert all(len(k["logp"]) == 2 for k in kept)

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,15 +25,19 @@ from safetensors.torch import load_file
 from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli import main
-from lfpo.cli.push import PushConfig, run_push
+from lfpo.cli.export import run_export
+from lfpo.cli.push import run_push
+from lfpo.cli.settings import ExportConfig, PushConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
+from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.config import LFPOConfig
+from lfpo.train.preflight import check_disk
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
@@ -183,6 +189,39 @@ def test_exports_have_cards_that_name_layout_and_shift(home: Path):
     assert SAMPLER not in cards["merged-own"].text
     assert not any(str(home) in (home / name / "README.md").read_text() for name in cards)
     assert all(p.is_relative_to(home / "own") for p in home.glob("**/*.py"))  # no remote code
+
+
+def test_a_merged_export_takes_the_room_of_one_model_and_one_file(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """The merged copy goes file by file; the disk is asked before anything is written."""
+    monkeypatch.setattr("lfpo.models.tensor_files.FILE_BYTES", 60_000)
+    held = []
+
+    def watched(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save_tensors(tensors, path)
+        held.append(sum(p.stat().st_size for p in path.parent.rglob("*.safetensors")))
+
+    monkeypatch.setattr("lfpo.models.export.save_tensors", watched)
+    out = home.parent / "in-parts"
+    arguments = ["export", str(home / "own/run"), "--layout", "transformers", "--output", str(out)]
+    assert main(arguments) == 0
+    files = [p.stat().st_size for p in out.glob("*.safetensors")]
+    assert len(files) == 3 and max(held) < sum(files) + max(files) + 5000  # of names, which differ in length
+    whole, parts = read_weights(home / "merged"), read_weights(out)
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
+    shutil.rmtree(out)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match="are free on this disk"):
+        run_export(ExportConfig(str(home / "own/run"), "transformers", output=str(out)))
+    assert not out.exists()
+
+
+def test_the_disk_of_a_lora_run_must_hold_the_merged_model(home: Path, tmp_path: Path):
+    model = load_model(home / "own/llada")
+    whole = sum(weight.nbytes for weight in model.weights().values())
+    attach(model, LoraSettings(r=2, lora_alpha=4))
+    adapter = sum(factor.nbytes for _, factor in factors(model))
+    needed, _ = check_disk(tmp_path, [model], "adamw_torch", keep=1)
+    assert needed == 2 * 3 * adapter + whole  # two checkpoints of an adapter and AdamW's two moments, and the export
 
 
 def test_file_modes_follow_the_umask(tmp_path: Path):

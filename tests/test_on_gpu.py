@@ -18,7 +18,7 @@ from lfpo.base.config import build
 from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
-from lfpo.eval.settings import EvalConfig, LikelihoodConfig
+from lfpo.eval.settings import EvalConfig
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
@@ -107,11 +107,10 @@ def test_evaluation():
 
 def test_likelihoods():
     pairs = [Pair([5, 6, 7], [8, 9, 10, 11], 1), Pair([5], [6], 2)]
-    config = LikelihoodConfig(mc_num=4, cfg_scale=0.5)
-    here = likelihood_bounds(load_model("embedded"), pairs, config)
+    here = likelihood_bounds(load_model("embedded"), pairs, mc_num=4, cfg_scale=0.5)
     with cuda_stand_in():
-        there = likelihood_bounds(load_model("embedded", device="cuda"), pairs, config)
-    assert [b.logp for b in there] == pytest.approx([b.logp for b in here], rel=1e-5)
+        there = likelihood_bounds(load_model("embedded", device="cuda"), pairs, mc_num=4, cfg_scale=0.5)
+    assert there == pytest.approx(here, rel=1e-5)
 
 
 def test_supervised_training(tmp_path: Path):

@@ -21,7 +21,7 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
-from lfpo.prompts.tasks.hub import HubSplit
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.train.config import LFPOConfig
 from small_runs import trained_on_rows
 
@@ -139,7 +139,7 @@ def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_ord
     assert first != [task.row("train", i, seed=4)["question"] for i in range(25)]
     lines = (DATA / "gsm8k/test.jsonl").read_text().splitlines()
     assert [task.row("test", i)["question"] for i in range(25)] == [json.loads(line)["question"] for line in lines]
-    assert task.n_test == 25 and len(task_source(task, seed=0, n_eval=200).eval_rows) == 25
+    assert len(task.test_rows()) == 25 and len(task_source(task, seed=0, n_eval=200).eval_rows) == 25
     with pytest.raises(UserError, match="the test split has 25 rows, row 26 was asked for"):
         task.row("test", 25)
 

@@ -10,8 +10,8 @@ import pytest
 from lfpo.base.config import PARTS, RECIPES, build, load_yaml, merge, recipe_names
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.cli.demo_config import demo_config
 from lfpo.cli.list_recipes import TITLES, kind_of, row
+from lfpo.cli.settings import demo_config
 from lfpo.train.config import LFPOConfig
 
 

@@ -219,7 +219,7 @@ def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:
 def test_the_reward_has_trls_signature() -> None:
     task = get_task("choice")
     columns: dict[str, list[Any]] = {"answer": ["A", "B", "B"], "a": [1, 2, 3], "b": [4, 5, 6]}
-    assert task.reward(["p"] * 3, ["A", "A", "B"], **columns) == [1.0, 0.0, 1.0]
+    assert task.reward_functions[0](["p"] * 3, ["A", "A", "B"], **columns) == [1.0, 0.0, 1.0]
 
 
 def test_a_dotted_path_is_a_task_too() -> None:

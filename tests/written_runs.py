@@ -112,7 +112,7 @@ def write_run(
 def compared(objective: str, seed: int, frontier: list[float], curve: list[float]) -> dict[str, Any]:
     """A cell of `lfpo compare` with these accuracies: at 1, 2, ... forwards, and at evaluations 5 TFLOPs apart."""
     points = [{"threshold": 0.5 + 0.1 * i, "accuracy": a, "nfe": 1.0 + i} for i, a in enumerate(frontier)]
-    steps = [{"step": i, "flops": 5e12 * i, "rollouts": 8 * i, "accuracy": a, "nfe": 2.0} for i, a in enumerate(curve)]
+    steps = [{"step": i, "flops": 5e12 * i, "accuracy": a, "nfe": 2.0} for i, a in enumerate(curve)]
     what = {"objective": objective, "seed": seed, "version": "0", "forwards": 16}
     return {**what, "frontier": points, "curve": steps, "flops": 5e12 * max(0, len(curve) - 1), "seconds": 1.0}
 

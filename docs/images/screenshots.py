@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from lfpo.report.data import run_data
+from lfpo.report.data import page_data
 from lfpo.report.html import page as html_page
 from lfpo.runs.directory import Run
 
@@ -28,7 +28,7 @@ def main(run: Path) -> None:
         running = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = running.new_page(viewport={"width": 1200, "height": 980}, color_scheme="light")
         file = Path(scratch) / "report.html"
-        file.write_text(html_page(run_data(Run(run))))
+        file.write_text(html_page(page_data(Run(run))))
         page.goto(file.as_uri())
         page.wait_for_selector("main .panel")
         page.locator(".player input[type=range]").fill("3")

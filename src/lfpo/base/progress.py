@@ -9,10 +9,11 @@ class Progress:
     """The current phase. Training writes it, and a display reads it, at any time and from another thread.
 
     phase: its name, empty between phases. done, total: of `unit`; total is 0 where it is not known. tokens: completion
-    tokens so far. started: time.monotonic() at its begin.
+    tokens so far. started: time.monotonic() at its begin. resumed_at: iterations that were done before this process.
     """
 
     def __init__(self) -> None:
+        self.resumed_at = 0
         self.begin("")
 
     def begin(self, phase: str, total: int = 0, unit: str = "") -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
 from lfpo.base.errors import UserError
 from lfpo.base.options import configure, describe
+
+if TYPE_CHECKING:
+    from lfpo.rollout.sampler import SamplerConfig
 
 
 def train(rest: list[str]) -> None:
@@ -72,21 +76,24 @@ def dpo(rest: list[str]) -> None:
         train_dpo(config, resume="resume" in flags)
 
 
-def check_names(model: str, tasks: Sequence[str]) -> None:
-    """Raise UserError for a model folder or a task that does not exist, before torch is loaded, which takes seconds."""
+def check_inputs(command: str, model: str, tasks: Sequence[str], sampler: SamplerConfig) -> None:
+    """Raise UserError for a model folder or a task that does not exist, or a sampler that does not go with a task's
+    length, before torch is loaded, which takes seconds."""
     from lfpo.models.settings import check_model_name
     from lfpo.prompts.tasks import get_task
+    from lfpo.rollout.sampler import check_length
 
     check_model_name(model)
-    for task in tasks:
-        get_task(task)
+    for name in tasks:
+        task = get_task(name)
+        check_length(sampler, task.gen_length, model, f"lfpo {command}: task {task.name!r}: sampler")
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.sample_config import SampleConfig
+    from lfpo.cli.settings import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    check_names(config.model, [config.task] if config.task is not None else [])
+    check_inputs("sample", config.model, [config.task] if config.task is not None else [], config.sampler)
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -99,7 +106,7 @@ def evaluate(rest: list[str]) -> None:
         print(describe(EvalConfig, "eval", takes_file=False))
         raise SystemExit(0)
     config = configure(parse_overrides(rest, text_keys(EvalConfig)))
-    check_names(config.model, config.task_names)
+    check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
 
@@ -148,15 +155,33 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.cli.export import ExportConfig, run_export
+    from lfpo.cli.settings import ExportConfig
 
-    run_export(configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")[0])
+    config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
+    check_source(config.run)
+    from lfpo.cli.export import run_export
+
+    run_export(config)
 
 
 def push(rest: list[str]) -> None:
-    from lfpo.cli.push import PushConfig, run_push
+    from lfpo.cli.settings import PushConfig
 
-    run_push(configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")[0])
+    config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
+    check_source(config.run)
+    from lfpo.cli.push import run_push
+
+    run_push(config)
+
+
+def check_source(name: str) -> None:
+    """Raise UserError for a name that is neither a run's or a checkpoint's folder nor a model, before torch is
+    loaded."""
+    from lfpo.models.settings import check_model_name
+
+    folder = Path(name).expanduser()
+    if not (folder / "config.yaml").exists() and not (folder / "manifest.json").exists():
+        check_model_name(name)
 
 
 def _named(rest: list[str], *names: str) -> list[str]:
@@ -195,7 +220,7 @@ def demo(rest: list[str]) -> None:
     if {"-h", "--help"} & set(rest):
         print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
         return
-    from lfpo.cli.demo_config import demo_config
+    from lfpo.cli.settings import demo_config
     from lfpo.train.inputs import check_train
 
     config = demo_config(rest)

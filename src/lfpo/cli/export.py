@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,14 +15,16 @@ from safetensors import SafetensorError
 from lfpo.base.config import load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
+from lfpo.cli.settings import ExportConfig, Layout
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
 from lfpo.models.family import Family
 from lfpo.models.loading import family_of, resolve
+from lfpo.models.room import check_disk, weight_bytes
+from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint
 
-Layout = Literal["family", "transformers"]
 FOLDERS = {"family": "model-family", "transformers": "model-transformers"}
 
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
@@ -33,24 +35,6 @@ from peft import PeftModel
 model = PeftModel.from_pretrained(base, "PATH_TO_THIS_FOLDER")
 ```
 """
-
-
-@dataclass
-class ExportConfig:
-    """Configuration of `lfpo export`.
-
-    run: a run's folder (its trained model, or its newest checkpoint while it has none), one of its checkpoints
-        (RUN/checkpoints/step-N), or any model that lfpo loads: a folder, a hub id, or "embedded".
-    layout: "family": the model family's own names, as lfpo saves them. "transformers": the family's class in
-        transformers, which AutoModelForCausalLM loads without lfpo and without remote code.
-    adapter: write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged.
-    output: folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder).
-    """
-
-    run: str
-    layout: Layout = "family"
-    adapter: bool = False
-    output: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,16 +131,21 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         use = ADAPTER_USE.format(base=made)
     else:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            weights = source.weights
-            if (weights / ADAPTER).exists():
-                weights = Path(scratch) / "merged"
-                dtype = getattr(torch, (source.config or {}).get("dtype", "float32"))
-                merge_adapter(resolve(source.base), source.weights, weights, dtype)
-            if own_names:
-                shutil.copytree(weights, folder, dirs_exist_ok=True)
-            else:
-                export_transformers(weights, folder)
+        merged = (source.weights / ADAPTER).exists()
+        dtype = getattr(torch, (source.config or {}).get("dtype", "float32"))
+        needed = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
+        needed = weight_bytes(resolve(source.base), dtype) if merged else needed
+        check_disk(folder, needed + (min(needed, FILE_BYTES) if merged and not own_names else 0))
+        if not merged and own_names:
+            shutil.copytree(source.weights, folder, dirs_exist_ok=True)
+        elif not merged:
+            export_transformers(source.weights, folder)
+        elif own_names:
+            merge_adapter(resolve(source.base), source.weights, folder, dtype)
+        else:  # the merged copy goes as it is read, so that the disk holds one model and one file
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
+                export_transformers(Path(scratch), folder, consume=True)
     (folder / CARD).write_text(_card(source, use, "peft" if adapter else layout), encoding="utf-8")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -15,39 +14,13 @@ from rich.table import Table
 
 from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
-from lfpo.cli.export import Layout, Source, find_source, write_export
+from lfpo.cli.export import Source, find_source, write_export
+from lfpo.cli.settings import PushConfig
 from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import published
 
 REASON = 160  # most characters of the hub's answer in a message
-
-
-@dataclass
-class PushConfig:
-    """Configuration of `lfpo push RUN USER/NAME`.
-
-    run: as in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html.
-    repo: the repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist.
-    layout, adapter: as in lfpo export.
-    private: whether a new repository is private. An existing one keeps its setting.
-    report: upload report.html, which holds prompts and completions.
-    dry_run: list the files and sizes and upload nothing.
-
-    The login is that of `hf auth login`, or the environment variable HF_TOKEN.
-    """
-
-    run: str
-    repo: str
-    layout: Layout = "transformers"
-    adapter: bool = False
-    private: bool = True
-    report: bool = True
-    dry_run: bool = False
-
-    def __post_init__(self) -> None:
-        if self.repo.count("/") != 1 or not all(self.repo.split("/")):
-            raise ValueError(f"'repo' {self.repo!r} must have the form USER/NAME")
 
 
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:

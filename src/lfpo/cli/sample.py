@@ -12,8 +12,10 @@ from rich.text import Text
 from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key
-from lfpo.cli.sample_config import SampleConfig
+from lfpo.cli.settings import SampleConfig
 from lfpo.models import load_model, load_tokenizer
+from lfpo.models.loading import resolve
+from lfpo.models.room import check_memory
 from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.answers import marked_answer
@@ -30,7 +32,9 @@ def run_sample(config: SampleConfig, console: Console | None = None) -> None:
     """Sample and print the completion with its steps and forwards (NFE); for a task also whether it is right."""
     console = console or Console()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model)
+    dtype = getattr(torch, config.dtype)
+    check_memory(resolve(config.model), dtype, device)
+    model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
     default_length = 128
     if config.task is not None:
         task = get_task(config.task)

@@ -15,11 +15,11 @@ from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 from lfpo.base.version import VERSION
-from lfpo.compare.settings import frontier_sampler
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
 
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
         **cell,
         "version": VERSION,
         "forwards": get_task(config.task or "").gen_length,
-        "curve": curve(metrics, cell["sampler"], config),
+        "curve": curve(metrics, cell["sampler"]),
         "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
         "seconds": round(time.process_time() - started, 1),
@@ -55,15 +55,17 @@ def main(folder: Path) -> None:
 def frontier(
     model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]
 ) -> list[dict[str, float]]:
-    """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold.
-
-    Raises UserError when a verdict is missing.
-    """
+    """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
+    with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    rows, points = task.test_rows(config.eval_size), []
+    rows, points, like = task.test_rows(config.eval_size), [], config.eval_samplers[cell["sampler"]]
     for threshold in cell["thresholds"]:
-        sampler = frontier_sampler(config.eval_samplers[cell["sampler"]], threshold)
-        sampler = sampler.for_length(task.gen_length, model.block_length)
+        sampler = SamplerConfig(
+            threshold=threshold,
+            block_length=like.block_length,
+            early_stop=like.early_stop,
+            early_stop_threshold=like.early_stop_threshold,
+        ).for_length(task.gen_length, model.block_length)
         found = evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=config.seed)
         if found.not_judged or found.accuracy is None:
             raise UserError(
@@ -74,15 +76,13 @@ def frontier(
     return points
 
 
-def curve(metrics: list[dict[str, Any]], sampler: str, config: LFPOConfig) -> list[dict[str, float]]:
-    """Each evaluation during training, with the FLOPs and rollouts up to that step."""
-    points, flops, rollouts = [], 0.0, 0.0
+def curve(metrics: list[dict[str, Any]], sampler: str) -> list[dict[str, float]]:
+    """Each evaluation during training, with the FLOPs up to that step."""
+    points, flops = [], 0.0
     for m in metrics:
         flops = m.get("flops", flops)
-        if m["step"]:
-            rollouts += (config.prompts_per_iteration + m.get("refilled", 0.0)) * config.num_generations
         if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
-            at = {"step": m["step"], "flops": flops, "rollouts": rollouts}
+            at = {"step": m["step"], "flops": flops}
             points.append({**at, "accuracy": accuracy, "nfe": m[f"eval/{sampler}/nfe"]})
     return points
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.files import read_json, replace_file
-from lfpo.compare.endpoints import frontier_area
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
+from lfpo.compare.statistics import frontier_area
 
 Report = Callable[[str], None]
 
@@ -73,7 +73,8 @@ def finish(config: CompareConfig, cell: Cell, code: int, failed: dict[str, str])
     """Drop the weights of a cell that ended, or note in `failed` why it has no result. Returns a phrase."""
     folder = cell_folder(config, cell)
     if code:
-        failed[cell.label] = f"{last_line(folder / 'log.txt')} (see {folder / 'log.txt'})"
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        failed[cell.label] = f"{lines[-1] if lines else 'no output'} (see {folder / 'log.txt'})"
         return f"failed: {failed[cell.label]}"
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / "run" / name, ignore_errors=True)
@@ -97,8 +98,3 @@ def start(config: CompareConfig, folder: Path) -> subprocess.Popen[bytes]:
             env=environment,
             process_group=0,
         )
-
-
-def last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"

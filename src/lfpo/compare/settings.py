@@ -11,12 +11,13 @@ from typing import Any
 from lfpo.base.checks import at_least_one
 from lfpo.base.config import build, load_yaml, merge, to_dict
 from lfpo.base.errors import UserError, nearest
-from lfpo.compare.endpoints import THRESHOLDS
 from lfpo.objectives import OBJECTIVES
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 
 BASE = "base"
+# The thresholds of a frontier. Below 0.5 a revealed token need not be the most probable one; at 0.998 nearly every
+# forward reveals one token.
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.998)
 # Keys that the comparison sets itself, with the setting that decides them.
 DECIDED = {
     "objective": "objectives",
@@ -157,13 +158,3 @@ def cell_folder(config: CompareConfig, cell: Cell) -> Path:
     key = hashlib.sha256(json.dumps([asked, config.thresholds], sort_keys=True).encode()).hexdigest()[:8]
     name = cell.label.replace(", ", "-").replace(" ", "-")
     return Path(config.output_dir) / "cells" / f"{name}-{key}"
-
-
-def frontier_sampler(sampler: SamplerConfig, threshold: float) -> SamplerConfig:
-    """Greedy decoding at a threshold, in the blocks and with the early stop of an eval sampler."""
-    return SamplerConfig(
-        threshold=threshold,
-        block_length=sampler.block_length,
-        early_stop=sampler.early_stop,
-        early_stop_threshold=sampler.early_stop_threshold,
-    )

@@ -1,32 +1,61 @@
-"""Statistics over tasks and seeds: those of Agarwal et al. (arXiv 2108.13264, "rliable"), paired differences, power.
+"""The area under a frontier, by which trained models are compared, and statistics over tasks and seeds.
 
-Scores are lists over tasks of lists over seeds.
+A frontier is a list of greedy decodings of a model at one confidence threshold each, with accuracy (a share of the
+problems) and forwards a completion (nfe). Scores are lists over tasks of lists over seeds; their statistics are those
+of Agarwal et al. (arXiv 2108.13264, "rliable").
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from lfpo.base.rng import generator, python_rng
+import numpy as np
+
+from lfpo.base.rng import python_rng
 from lfpo.eval.estimates import Estimate, over_seeds
 
+Point = dict[str, Any]
 Scores = Sequence[Sequence[float]]
 
 RESAMPLES = 2000
-POWER = 0.8
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of the middle half: a quarter of the values, rounded down, is cut from either end."""
-    ordered, cut = sorted(values), len(values) // 4
-    middle = ordered[cut : len(ordered) - cut]
-    return sum(middle) / len(middle)
+def frontier_area(points: Sequence[Point], forwards: float, start: float = 1.0) -> float:
+    """Mean over log(forwards), from `start` to `forwards`, of the best accuracy that so many forwards buy.
+
+    forwards: those of one token a forward, the completion's length. Between points accuracy is interpolated in
+    log(nfe). Below the cheapest point accuracy is 0, past the last it stays.
+    """
+    end, at_start = math.log(forwards), accuracy_for(points, start)
+    best = [] if at_start is None else [(math.log(start), at_start)]
+    best += [(min(math.log(nfe), end), accuracy) for nfe, accuracy in best_points(points) if nfe > start]
+    best.append((end, best[-1][1]))
+    area = sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(best))
+    return area / (end - math.log(start))
 
 
-def iqm(scores: Scores) -> float:
-    """The interquartile mean of all runs of all tasks together."""
-    return interquartile_mean([x for task in scores for x in task])
+def best_points(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """(nfe, accuracy) of a frontier's points by rising cost, without those that cost more and are no better."""
+    best: list[tuple[float, float]] = []
+    for nfe, accuracy in sorted((p["nfe"], p["accuracy"]) for p in points):
+        if not best or accuracy > best[-1][1]:
+            best = [*(b for b in best if b[0] < nfe), (nfe, accuracy)]
+    return best
+
+
+def accuracy_for(points: Sequence[Point], nfe: float) -> float | None:
+    """The best accuracy that `nfe` forwards a completion buy, read off the frontier as its area is. None below the
+    cheapest point."""
+    best = best_points(points)
+    if nfe < best[0][0]:
+        return None
+    for (before, low), (after, high) in itertools.pairwise(best):
+        if before <= nfe < after:
+            return low + (high - low) * math.log(nfe / before) / math.log(after / before)
+    return best[-1][1]
 
 
 def probability_of_improvement(a: Scores, b: Scores) -> float:
@@ -37,57 +66,18 @@ def probability_of_improvement(a: Scores, b: Scores) -> float:
     return sum(tasks) / len(tasks)
 
 
-def profile(scores: Scores, levels: Sequence[float]) -> list[Estimate]:
-    """Performance profile: the share of runs above each level, mean over tasks, with the interval of `bootstrap`."""
-    import torch
-
-    rng = generator("performance profile")
-    shares, draws = torch.zeros(len(levels)), torch.zeros(RESAMPLES, len(levels))
-    for task in scores:
-        above_SL = (torch.tensor(task)[:, None] > torch.tensor(levels)).float()
-        picked_RS = torch.randint(len(task), (RESAMPLES, len(task)), generator=rng)
-        shares += above_SL.mean(0) / len(scores)
-        draws += above_SL[picked_RS].mean(1) / len(scores)
-    low, high = draws.quantile(torch.tensor([0.025, 0.975]), dim=0)
-    return [Estimate(*at) for at in zip(shares.tolist(), low.tolist(), high.tolist(), strict=True)]
-
-
 def bootstrap(statistic: Callable[..., float], *groups: Scores) -> Estimate:
     """A statistic of one or more groups of scores, with its 95 % percentile interval from a stratified bootstrap:
     the seeds of each task of each group are drawn with replacement."""
     rng = python_rng("stratified bootstrap")
-    found = sorted(
+    found = [
         statistic(*([[rng.choice(task) for _ in task] for task in scores] for scores in groups))
         for _ in range(RESAMPLES)
-    )
-    return Estimate(statistic(*groups), _quantile(found, 0.025), _quantile(found, 0.975))
+    ]
+    low, high = np.quantile(found, [0.025, 0.975]).tolist()
+    return Estimate(statistic(*groups), low, high)
 
 
-def paired(a: Scores, b: Scores) -> tuple[Estimate, float]:
-    """Mean difference A - B over runs of equal task and seed, with Student's t interval, and the difference that this
-    design can see: the true one that a two-sided test at 5 % finds with probability 0.8.
-
-    That is (t_0.975 + t_0.8) s / sqrt(n), with s the standard deviation of the n differences; NaN for one run.
-    """
-    differences = [x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)]
-    return over_seeds(differences), detectable(differences)
-
-
-def detectable(differences: Sequence[float]) -> float:
-    """See `paired`."""
-    from scipy.stats import t  # importing it takes 0.3 s
-
-    n = len(differences)
-    if n < 2:
-        return math.nan
-    mean = sum(differences) / n
-    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1))
-    return float(t.ppf(0.975, n - 1) + t.ppf(POWER, n - 1)) * deviation / math.sqrt(n)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """A quantile of sorted values, interpolated as numpy does."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def paired(a: Scores, b: Scores) -> Estimate:
+    """Mean difference A - B over runs of equal task and seed, with Student's t interval."""
+    return over_seeds([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])

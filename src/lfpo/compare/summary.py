@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
-from lfpo.compare.endpoints import frontier_area
 from lfpo.compare.settings import BASE, CompareConfig
-from lfpo.compare.statistics import bootstrap, paired, probability_of_improvement
+from lfpo.compare.statistics import bootstrap, frontier_area, paired, probability_of_improvement
 from lfpo.eval.estimates import Estimate, over_seeds
 
 Result = dict[str, Any]
@@ -34,9 +34,9 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
                 label,
                 _percent_of(over_seeds(areas)),
                 _percent_of(over_seeds([p["accuracy"] for p in at_end])),
-                f"{_mean([p['nfe'] for p in at_end]):.2f}",
+                f"{fmean([p['nfe'] for p in at_end]):.2f}",
                 *against,
-                f"{_mean([cell['flops'] for cell in found]) / 1e12:.2f}",
+                f"{fmean([cell['flops'] for cell in found]) / 1e12:.2f}",
                 f"{len(found)} of {len(config.seeds)}",
             ]
         )
@@ -58,7 +58,7 @@ def _against(found: list[Result], first: list[Result]) -> list[str]:
     if not both:
         return ["", ""]
     a, b = [[x for x, _ in both]], [[y for _, y in both]]
-    difference, better = paired(a, b)[0], bootstrap(probability_of_improvement, a, b)
+    difference, better = paired(a, b), bootstrap(probability_of_improvement, a, b)
     return [_percent_of(difference, "+.1f"), f"{better.mean:.2f} ({better.low:.2f} to {better.high:.2f})"]
 
 
@@ -80,14 +80,10 @@ def _band(lines: Sequence[Sequence[dict[str, float]]], axis: str, scale: float) 
     def at_each(reduce: Callable[[list[float]], float], key: str, scale: float = 1.0) -> list[float]:
         return [round(scale * reduce([p[key] for p in at]), 5) for at in points]
 
-    return {"x": at_each(_mean, axis, scale), **{n: at_each(f, "accuracy") for n, f in REDUCED.items()}}
+    return {"x": at_each(fmean, axis, scale), **{n: at_each(f, "accuracy") for n, f in REDUCED.items()}}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-REDUCED: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "low": min, "high": max}
+REDUCED: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "low": min, "high": max}
 
 
 def _area(cell: Result) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,37 @@ import torch
 from rich.console import Console
 
 from lfpo.base import distributed
-from lfpo.base.environment import use_threads, versions
+from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.base.errors import UserError
-from lfpo.eval.choices import Options, options_of, pairs_of
-from lfpo.eval.fewshot import asked, examples, stop_text
-from lfpo.eval.scoring import Job, compare_likelihoods, sample_and_grade
+from lfpo.eval.accuracy import scores
+from lfpo.eval.evaluate import Answer, costs, generate, grade
+from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig
-from lfpo.eval.store import data_sha256, file_sha256, find
+from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
 from lfpo.eval.table import open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
+from lfpo.models.room import check_memory
 from lfpo.prompts.encoding import encode_rows
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task
+from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampler import SamplerConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of an evaluation.
+
+    rows: the problems for the grader. asked: the same with the prompts that the model gets. settings: everything that
+    decides the result. path: file of the result.
+    """
+
+    task: Task | DataTask
+    rows: list[Row]
+    asked: list[Row]
+    sampler: SamplerConfig
+    settings: dict[str, Any]
+    path: Path | None
 
 
 def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[str, Any]]:
@@ -34,71 +53,118 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     rank = distributed.rank()
     console = console or open_console(quiet=rank != 0)
     use_threads(config.threads)
-    weights = distributed.together(lambda: file_sha256(resolve(config.model)) if rank == 0 else "")[0]
+    hashed = config.output is not None and rank == 0  # without output nothing is compared, so no file is read for it
+    weights = distributed.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
     block_length = trained_block_length(config.model)
     jobs = [prepare(name, config, weights, block_length) for name in config.task_names]
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
-    finished = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
-    model = load_model(config.model, dtype=getattr(torch, config.dtype), device=distributed.device())
-    tokenizer = load_tokenizer(config.model)
-    for job in jobs:  # before hours are spent on the first one
-        check_lengths(job, model, tokenizer, config.seed)
-    distributed.begin_work()
-    results = []
-    for job, found in zip(jobs, finished, strict=True):
+    stored = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
+    for job, found in zip(jobs, stored, strict=True):
         if found is not None:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
-            results.append(found)
-            continue
-        evaluate_job = compare_likelihoods if config.scoring == "likelihood" else sample_and_grade
-        results.append(evaluate_job(job, model, tokenizer, console))
+    results = [found for found in stored if found is not None]
+    if len(results) < len(jobs):
+        dtype, device = getattr(torch, config.dtype), distributed.device()
+        check_memory(resolve(config.model), dtype, device)
+        model = load_model(config.model, dtype=dtype, device=device)
+        tokenizer = load_tokenizer(config.model)
+        for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
+            encode_rows(job.asked, tokenizer, model, job.sampler.gen_length or 0)
+        distributed.begin_work()
+        results = [
+            sample_and_grade(job, config, model, tokenizer, console) if found is None else found
+            for job, found in zip(jobs, stored, strict=True)
+        ]
     show(results, console)
     return results
 
 
-def prepare(name: str, config: EvalConfig, weights: str, block_length: int | None = None) -> Job:
+def prepare(name: str, config: EvalConfig, weights: str | None, block_length: int | None = None) -> Job:
     """The job of one task. weights: SHA-256 of the model. block_length: the model's."""
     task = get_task(name)
     rows = task.test_rows(config.n)
-    solved = examples(task, config.num_fewshot)
-    decided: dict[str, Any] = {"task": task.name, "scoring": config.scoring, "model_sha256": weights}
-    options: list[Options] = []
-    sampler, stop, asked_rows = config.sampler, None, rows
-    if config.scoring == "likelihood":
-        options = options_of(task, rows, [row for row, _ in solved])
-        decided |= {"data_sha256": data_sha256([asdict(o) for o in options]), "likelihood": asdict(config.likelihood)}
-    else:
-        prompt_format = config.prompt_format or "chat"
-        try:
-            sampler = config.sampler.for_length(task.gen_length, block_length)
-        except ValueError as error:
-            raise UserError(f"lfpo eval: task {task.name!r}: sampler: {error}") from error
-        asked_rows = asked(rows, solved, prompt_format)
-        stop = stop_text(rows, solved, prompt_format)
-        decided |= {"data_sha256": data_sha256(asked_rows), "prompt_format": prompt_format, "stop": stop}
-        decided |= {"n_samples": config.n_samples, "sampler": asdict(sampler)}
-    device = torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else "cpu"
-    decided |= {"num_fewshot": config.num_fewshot, "seed": config.seed, "dtype": config.dtype, "device": device}
-    decided["versions"] = {k: v for k, v in versions().items() if k != "python"}
-    return Job(config, task, rows, asked_rows, options, sampler, stop, decided, result_path(config, task.name))
+    try:
+        sampler = config.sampler.for_length(task.gen_length, block_length)
+    except ValueError as error:
+        raise UserError(f"lfpo eval: task {task.name!r}: sampler: {error}") from error
+    asked = rows
+    if config.prompt_format == "text":
+        asked = [{**row, "prompt": as_text(row["prompt"])} for row in rows]
+    settings = {
+        "task": task.name,
+        "model_sha256": weights,
+        "data_sha256": data_sha256(asked),
+        "prompt_format": config.prompt_format,
+        "n_samples": config.n_samples,
+        "sampler": asdict(sampler),
+        "seed": config.seed,
+        "dtype": config.dtype,
+        "device": torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else "cpu",
+        "versions": {k: v for k, v in versions().items() if k != "python"},
+    }
+    path = None if config.output is None else Path(config.output).expanduser()
+    if path is not None and path.suffix != ".json":
+        path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"
+    return Job(task, rows, asked, sampler, settings, path)
 
 
-def result_path(config: EvalConfig, task: str) -> Path | None:
-    """The file of a task's result, None without `config.output`."""
-    if config.output is None:
-        return None
-    path = Path(config.output).expanduser()
-    if path.suffix == ".json":
-        return path
-    name = re.sub(r"[^\w.-]+", "-", task)
-    return path / f"{name}{'-likelihood' if config.scoring == 'likelihood' else ''}.json"
+def as_text(prompt: str | list[dict[str, str]]) -> str:
+    """A prompt as plain text. Messages become paragraphs, followed by a line break."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(m["content"] for m in prompt) + "\n"
 
 
-def check_lengths(job: Job, model: MaskedDiffusionLM, tokenizer: Any, seed: int) -> None:
-    """Raise UserError for a problem that does not fit the model's context."""
-    if job.options:
-        for options in job.options:
-            pairs_of(options, tokenizer, model, seed)
-    else:
-        encode_rows(job.asked, tokenizer, model, job.sampler.gen_length or 0)
+def sample_and_grade(
+    job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
+) -> Record:
+    """Sample the completions that no journal holds yet, grade all; writes and returns the result."""
+    rank, world = distributed.rank(), distributed.world()
+    journal = Journal(job.path, job.settings, rank)
+    done = journal.load()
+    had = {pair_of(record) for record in done}
+    if had:
+        console.print(f"{job.task.name}: {len(had)} completions are there already, {job.path}", highlight=False)
+    wanted = [(i, j) for i in range(len(job.rows)) for j in range(config.n_samples)]
+    pending = [pair for pair in wanted if pair not in had][rank::world]
+    title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
+    new: list[Record] = []
+    with Progress(title, len(pending), "completions", console) as progress:
+
+        def keep(answers: list[Answer]) -> None:
+            records = [asdict(answer) for answer in answers]
+            journal.add(records)
+            new.extend(records)
+            progress.advance(len(records))
+
+        if pending:
+            engine = as_it_is(model, config.rollout_tokens)
+            generate(engine, model, tokenizer, job.asked, pending, job.sampler, seed=config.seed, finished=keep)
+    seconds = journal.seconds()
+    records = sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of)
+    answers = [Answer(**record) for record in records]
+    verdicts = grade(job.task, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
+    result = {
+        "task": job.task.name,
+        "model": config.model,
+        **scores([a.problem for a in answers], verdicts),
+        **costs(answers, seconds),
+        "protocol": config.protocol,
+        **job.settings,
+        "rollout_tokens": config.rollout_tokens,
+        "processes": world,
+        "environment": describe_environment(),
+        "python": versions()["python"],
+    }
+    if (path := job.path) is not None:
+        files = {
+            "completions": [
+                {**record, "prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
+                for record, verdict in zip(records, verdicts, strict=True)
+            ]
+        }
+        if hasattr(job.task, "sample_record"):
+            files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
+        distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
+        for file in partial_files(path):
+            file.unlink(missing_ok=True)
+    return result

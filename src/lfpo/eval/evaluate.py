@@ -1,4 +1,4 @@
-"""Evaluation of a model on held-out rows under one sampler, in memory, for training and comparisons."""
+"""Samples completions of problems and grades them: in memory for training and comparisons, or for `lfpo eval`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.base.rng import key
 from lfpo.eval.accuracy import scores
-from lfpo.eval.generation import Answer, Verdict, answers_of, generate
 from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import Row
-from lfpo.rollout.engine import Engine
+from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
+
+Verdict = bool | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion. problem, sample: indices. steps: scheduled steps. nfe: forwards. length: tokens up to and
+    including the first EOS."""
+
+    problem: int
+    sample: int
+    completion: str
+    steps: int
+    nfe: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -77,15 +93,58 @@ def evaluate(
     parts = distributed.gather((own, answers, verdicts, seconds))
     answers = [answer for part in parts for answer in part[1]]
     verdicts = [verdict for part in parts for verdict in part[2]]
-    trajectory = join([t for part in parts for t in part[0]], model.pad_id).to(model.device)
-    found: dict[str, Any] = scores([a.problem for a in answers], verdicts)
     return EvalResult(
-        **found,
+        **scores([a.problem for a in answers], verdicts),
         **costs(answers, max(part[3] for part in parts)),
         completions=[a.completion for a in answers],
         correct=verdicts,
-        trajectory=trajectory,
+        trajectory=join([t for part in parts for t in part[0]], model.pad_id).to(model.device),
     )
+
+
+def generate(
+    engine: Engine,
+    model: MaskedDiffusionLM,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    wanted: Sequence[tuple[int, int]],
+    sampler: SamplerConfig,
+    *,
+    seed: int,
+    finished: Callable[[list[Answer]], None] | None = None,
+) -> Trajectory:
+    """Sample the `wanted` (problem, sample) pairs, at least one; row i of the trajectory is `wanted[i]`.
+
+    The other arguments are those of `evaluate`.
+    """
+    assert sampler.gen_length is not None
+    numbers = sorted({problem for problem, _ in wanted})
+    encoded = encode_rows([rows[i] for i in numbers], tokenizer, model, sampler.gen_length)
+    prompts = dict(zip(numbers, encoded, strict=True))
+
+    def hand_over(index: list[int], trajectory: Trajectory) -> None:
+        assert finished is not None
+        finished(answers_of(trajectory, [wanted[i] for i in index], tokenizer))
+
+    seeds = [key(seed, "eval", problem, sample) for problem, sample in wanted]
+    request = Request([prompts[problem] for problem, _ in wanted], seeds, sampler)
+    return engine.sample(request, hand_over if finished else None)
+
+
+def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: Any) -> list[Answer]:
+    """The rows of a trajectory as answers; row i is the (problem, sample) of pairs[i]."""
+    texts = decode_completions(tokenizer, trajectory.tokens, trajectory.eos_id)
+    steps, nfe, lengths = (x.tolist() for x in (trajectory.scheduled_steps, trajectory.nfe, trajectory.lengths))
+    return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
+
+
+def grade(task: Any, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
+    """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
+    share."""
+    mine = distributed.share(len(rows))
+    own_rows, own = [rows[i] for i in mine], [completions[i] for i in mine]
+    verdicts = list(task.correct_all(own_rows, own)) if own else []
+    return [verdict for part in distributed.gather(verdicts) for verdict in part]
 
 
 def costs(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     lfpo lm-eval --model_args pretrained=GSAI-ML/LLaDA-8B-Base,dtype=bfloat16 --tasks hellaswag
 
-Prompts and metrics are the harness's; decoding, likelihood bounds and their noise are those of `lfpo eval`. Under
+Prompts and metrics are the harness's; decoding and its noise are those of `lfpo eval`. Under
 torchrun each rank holds a model and takes its share of the requests.
 """
 
@@ -23,10 +23,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from lfpo.base import distributed
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.rng import key
-from lfpo.eval.choices import text_pair
-from lfpo.eval.likelihood import Pair, likelihood_bounds
+from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
 from lfpo.eval.progress import Progress
-from lfpo.eval.settings import DTYPES, LikelihoodConfig
+from lfpo.eval.settings import DTYPES
 from lfpo.eval.table import open_console
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import decode_completions, encode_rows
@@ -76,10 +75,9 @@ class LfpoLM(LM):
             if name not in SAMPLER_FIELDS:
                 known = ("pretrained", "dtype", "seed", "mc_num", "check_greedy", "rollout_tokens", *SAMPLER_FIELDS)
                 raise UserError(f"lm-eval: unknown model argument {name!r}{nearest(name, known)}")
-        try:
-            self.likelihood = LikelihoodConfig(int(mc_num), float(sampler.get("cfg_scale", 0.0)))
-        except ValueError as error:
-            raise UserError(f"lm-eval: {error}") from error
+        self.mc_num, self.cfg_scale = int(mc_num), float(sampler.get("cfg_scale", 0.0))
+        if self.mc_num < 1 or not self.cfg_scale >= 0:
+            raise UserError(f"lm-eval: mc_num {mc_num} must be at least 1, and cfg_scale {self.cfg_scale} not negative")
         distributed.start()
         # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
@@ -129,12 +127,11 @@ class LfpoLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """The likelihood bound of each text, as the sum over windows if it is longer than the model's context."""
-        bos = self.tokenizer.bos_token_id
+        prefix = first_token(self.tokenizer, self.model)
         pairs, counts = [], []
         for request in requests:
             (text,) = request.args
             tokens = self.tokenizer.encode(text, add_special_tokens=False)
-            prefix = self.model.eos_id if bos is None else bos
             windows = get_rolling_token_windows(tokens, prefix, self.model.max_length - 1, 1)
             parts = [make_disjoint_window(window) for window in windows]
             pairs += [Pair(list(a), list(b), key(self.seed, "rolling", text, i)) for i, (a, b) in enumerate(parts)]
@@ -165,15 +162,13 @@ class LfpoLM(LM):
             raise UserError(f"lm-eval: sampler: {error}") from error
         return sampler, (until,) if isinstance(until, str) else tuple(until)
 
-    def _shared(
-        self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]], size: int = CHUNK
-    ) -> list[R]:
+    def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
         mine = distributed.share(len(items))
         done: list[R] = []
         with Progress(what, len(mine), "requests", self.console) as progress:
-            for start in range(0, len(mine), size):
-                part = [items[i] for i in mine[start : start + size]]
+            for start in range(0, len(mine), CHUNK):
+                part = [items[i] for i in mine[start : start + CHUNK]]
                 done += work(part)
                 progress.advance(len(part))
         return [result for part in distributed.gather(done) for result in part]
@@ -194,7 +189,9 @@ class LfpoLM(LM):
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        return [b.logp for b in likelihood_bounds(self.model, pairs, self.likelihood, tokens=self.rollout_tokens)]
+        return likelihood_bounds(
+            self.model, pairs, mc_num=self.mc_num, cfg_scale=self.cfg_scale, tokens=self.rollout_tokens
+        )
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
@@ -205,7 +202,7 @@ class LfpoLM(LM):
         equal = [False] * len(pairs)
         for length in sorted({len(pair.answer) for pair in pairs}):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
-            sampler = SamplerConfig(gen_length=length, cfg_scale=self.likelihood.cfg_scale)
+            sampler = SamplerConfig(gen_length=length, cfg_scale=self.cfg_scale)
             prompts, seeds = [pairs[i].prompt for i in index], [0] * len(index)
             trajectory = self.engine.sample(Request(prompts, seeds, sampler))
             for i, found in zip(index, trajectory.tokens.tolist(), strict=True):

@@ -15,13 +15,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import pack_by_tokens
-from lfpo.base.rng import uniform
-from lfpo.eval.settings import LikelihoodConfig
+from lfpo.base.errors import UserError
+from lfpo.base.rng import key, uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.ops.chunked import in_chunks
 
@@ -38,13 +39,32 @@ class Pair:
     seed: int
 
 
-@dataclass(frozen=True)
-class Bound:
-    """logp: the estimate in nats. nfe: forwards. exact: whether every way of masking was computed."""
+def text_pair(context: str, continuation: str, tokenizer: Any, model: MaskedDiffusionLM, seed: int) -> Pair:
+    """A context and a continuation as tokens. Both are encoded as one text, which is split at the length of the
+    context alone; spaces at the context's end belong to the continuation, as in lm-evaluation-harness.
 
-    logp: float
-    nfe: int
-    exact: bool
+    The noise is keyed by (seed, context), so the options of a problem share it. Raises UserError for an empty
+    continuation, a text longer than the model's context, and a mask token.
+    """
+    prompt = tokenizer.encode(context.rstrip(), add_special_tokens=False)
+    answer = tokenizer.encode(context + continuation, add_special_tokens=False)[len(prompt) :]
+    prompt = prompt or [first_token(tokenizer, model)]
+    quoted = f"context {context[:60]!r}"
+    if not answer:
+        raise UserError(f"{quoted}: the continuation {continuation[:60]!r} has no tokens")
+    if len(prompt) + len(answer) > model.max_length:
+        raise UserError(
+            f"{quoted}: {len(prompt)} tokens and {len(answer)} of its continuation exceed the model's context of "
+            f"{model.max_length}; use fewer examples"
+        )
+    if model.mask_id in prompt + answer:
+        raise UserError(f"{quoted}: the text or its continuation contains the mask token")
+    return Pair(prompt, answer, key(seed, "likelihood", context))
+
+
+def first_token(tokenizer: Any, model: MaskedDiffusionLM) -> int:
+    """The prompt of a text without context: BOS, or EOS where the tokenizer has no BOS."""
+    return model.eos_id if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id)
 
 
 def maskings(length: int, seed: int, mc_num: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,26 +80,18 @@ def maskings(length: int, seed: int, mc_num: int, start: int = 0) -> tuple[torch
         masked = torch.tensor(ways)
         weights = [1 / (sum(way) * math.comb(length, sum(way))) for way in ways]
         return masked, torch.tensor(weights, dtype=torch.float64)
-    key, copy = torch.tensor(seed), torch.arange(mc_num)
-    place = (uniform(key, COUNTS, start) + copy.double() / mc_num) % 1
+    noise_key, copy = torch.tensor(seed), torch.arange(mc_num)
+    place = (uniform(noise_key, COUNTS, start) + copy.double() / mc_num) % 1
     count = (place * length).long().clamp(max=length - 1) + 1
-    noise = uniform(key, MASKS, copy[:, None], start + torch.arange(length))
+    noise = uniform(noise_key, MASKS, copy[:, None], start + torch.arange(length))
     masked = torch.argsort(noise, dim=-1, stable=True).argsort(-1) < count[:, None]
     return masked, length / count.double() / mc_num
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """masked: of each noised copy of an answer, bool [M, L]. weights: of its log-probabilities, float64 [M, L]."""
-
-    masked: torch.Tensor
-    weights: torch.Tensor
-    exact: bool
-
-
-def _plan(pair: Pair, mc_num: int, block_length: int | None) -> _Plan:
-    """The maskings of each block of an answer, side by side. A block with fewer ways than others has no mask in the
-    last copies."""
+def block_maskings(pair: Pair, mc_num: int, block_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maskings of each block of an answer, side by side: masked tokens of each noised copy, bool [M, L], and the
+    weights of their log-probabilities, float64 [M, L]. A block with fewer ways than others has no mask in the last
+    copies."""
     length, block = len(pair.answer), block_length or len(pair.prompt) + len(pair.answer)
     ends = [*range(block - len(pair.prompt) % block, length, block), length]
     found = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
@@ -89,36 +101,33 @@ def _plan(pair: Pair, mc_num: int, block_length: int | None) -> _Plan:
         F.pad(each, (0, copies - len(each)))[:, None].expand(part.shape)
         for part, (_, each) in zip(masked, found, strict=True)
     ]
-    exact = all(2 ** each.shape[1] - 1 <= mc_num for each, _ in found)
-    return _Plan(torch.cat(masked, dim=1), torch.cat(weights, dim=1), exact)
+    return torch.cat(masked, dim=1), torch.cat(weights, dim=1)
 
 
 @torch.no_grad()
 def likelihood_bounds(
-    model: MaskedDiffusionLM, pairs: Sequence[Pair], config: LikelihoodConfig, *, tokens: int = 16384
-) -> list[Bound]:
-    """The bound of each pair. tokens: rows x length in one forward; it changes results by rounding only."""
+    model: MaskedDiffusionLM, pairs: Sequence[Pair], *, mc_num: int = 128, cfg_scale: float = 0.0, tokens: int = 16384
+) -> list[float]:
+    """The bound of each pair, in nats.
+
+    mc_num: noised copies of each answer; an answer with at most that many ways of masking is computed exactly.
+    cfg_scale: guidance against the masked prompt, as in generation; above 0 it doubles the forwards.
+    tokens: rows x length in one forward; it changes results by rounding only.
+    """
     was_training = model.training
     model.eval()
-    plans = [_plan(pair, config.mc_num, model.block_length) for pair in pairs]
-    copies = [(i, m) for i, plan in enumerate(plans) for m in range(len(plan.masked))]
+    plans = [block_maskings(pair, mc_num, model.block_length) for pair in pairs]
+    copies = [(i, m) for i, (masked, _) in enumerate(plans) for m in range(len(masked))]
     total = torch.zeros(len(pairs), dtype=torch.float64)
     lengths = model.training_structure.tokens(torch.tensor([_width(model, pair) for pair in pairs])).tolist()
     for pack in pack_by_tokens([lengths[i] for i, _ in copies], tokens):
         chosen = [copies[k] for k in pack]
-        summed = _weighted_logp(
-            model,
-            [pairs[i] for i, _ in chosen],
-            [plans[i].masked[m] for i, m in chosen],
-            [plans[i].weights[m] for i, m in chosen],
-            config.cfg_scale,
-        )
+        masked = [plans[i][0][m] for i, m in chosen]
+        weights = [plans[i][1][m] for i, m in chosen]
+        summed = _weighted_logp(model, [pairs[i] for i, _ in chosen], masked, weights, cfg_scale)
         total.index_add_(0, torch.tensor([i for i, _ in chosen]), summed)
     model.train(was_training)
-    forwards = 2 if config.cfg_scale else 1
-    return [
-        Bound(float(logp), forwards * len(plan.masked), plan.exact) for logp, plan in zip(total, plans, strict=True)
-    ]
+    return total.tolist()
 
 
 def _width(model: MaskedDiffusionLM, pair: Pair) -> int:

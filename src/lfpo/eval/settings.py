@@ -17,23 +17,6 @@ DTYPES = ("float32", "bfloat16")
 GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
 
-@dataclass(frozen=True)
-class LikelihoodConfig:
-    """Settings of the likelihood bound.
-
-    mc_num: noised copies of each answer; an answer with at most that many ways of masking is computed exactly.
-    cfg_scale: guidance against the masked prompt, as in generation; above 0 it doubles the forwards.
-    """
-
-    mc_num: int = 128
-    cfg_scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "mc_num")
-        if not self.cfg_scale >= 0:
-            raise ValueError(f"cfg_scale {self.cfg_scale} must not be negative")
-
-
 @dataclass
 class EvalConfig:
     """Configuration of `lfpo eval`.
@@ -42,16 +25,11 @@ class EvalConfig:
         "all" for the embedded model's tasks.
     model: checkpoint folder, hub id, or "embedded".
     protocol: settings by name (recipes/protocols) or from a YAML file; keys given beside it override them.
-    scoring: "generation" grades what the model writes; "likelihood" takes the option of a multiple-choice problem with
-        the highest likelihood bound. The two give different numbers.
     n: number of test problems (None: the standard number, or all of a data set). Under torchrun write --limit, since
         torchrun takes --n for an option of its own.
     n_samples: completions of each problem; more than 1 also gives pass@k.
-    num_fewshot: solved problems of the train split before each problem.
-    prompt_format: "chat" uses the model's chat template, with few-shot examples as turns; "text" is plain text, for
-        base models. Likelihoods always use plain text.
+    prompt_format: "chat" uses the model's chat template; "text" is plain text, for base models.
     sampler: how completions are denoised (--sampler.temperature 1, --sampler.threshold 0.9, ...).
-    likelihood: how likelihoods are estimated (--likelihood.mc_num 128).
     output: a folder for TASK.json and its other files, or a .json file for a single task. A stopped evaluation
         continues from there. Without it results are only printed.
     overwrite: start again where output holds an evaluation.
@@ -60,13 +38,10 @@ class EvalConfig:
     task: str
     model: str = "embedded"
     protocol: str | None = None
-    scoring: Literal["generation", "likelihood"] = "generation"
     n: int | None = None
     n_samples: int = 1
-    num_fewshot: int = 0
-    prompt_format: Literal["chat", "text"] | None = None
+    prompt_format: Literal["chat", "text"] = "chat"
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    likelihood: LikelihoodConfig = field(default_factory=LikelihoodConfig)
     seed: int = 0
     dtype: str = "float32"
     rollout_tokens: int = 16384
@@ -78,22 +53,12 @@ class EvalConfig:
     ALIASES: ClassVar[dict[str, str]] = {"limit": "n"}
 
     def __post_init__(self) -> None:
-        at_least_one(self, "n", "n_samples")
+        at_least_one(self, "n", "n_samples", "rollout_tokens")
         not_negative(self, "threads")
-        if self.num_fewshot < 0 or self.rollout_tokens < 1:
-            raise ValueError("'num_fewshot' must not be negative, and 'rollout_tokens' must be at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
         if not self.task_names:
             raise ValueError("'task' names no task")
-        if self.scoring == "likelihood":
-            if self.sampler != SamplerConfig() or self.n_samples != 1 or self.prompt_format is not None:
-                raise ValueError(
-                    "scoring 'likelihood' samples nothing: leave out sampler, n_samples, prompt_format, and a protocol "
-                    "that sets them"
-                )
-        elif self.likelihood != LikelihoodConfig():
-            raise ValueError("likelihood.* settings need scoring 'likelihood'")
         if self.n_samples > 1 and not self.sampler.is_random:
             raise ValueError(
                 f"n_samples {self.n_samples} at temperature 0 gives the same completion {self.n_samples} times; set "
@@ -126,14 +91,10 @@ def configure(overrides: dict[str, Any]) -> EvalConfig:
     if isinstance(overrides.get("task"), list):  # YAML reads [a, b] as a list
         overrides = {**overrides, "task": ",".join(map(str, overrides["task"]))}
     if (name := overrides.get("protocol")) is not None:
-        values = load_yaml(_protocol_file(str(name)))
+        known = {path.stem: path for path in (RECIPES / "protocols").glob("*.yaml")}
+        path = known.get(str(name), Path(str(name)))
+        if not path.is_file():
+            raise UserError(f"protocol {str(name)!r}: no such file{nearest(str(name), known)}")
+        values = load_yaml(path)
         values.pop("eval_samplers", None)  # for evaluation during training
     return build(EvalConfig, merge(values, overrides), "lfpo eval")
-
-
-def _protocol_file(name: str) -> Path:
-    known = {path.stem: path for path in (RECIPES / "protocols").glob("*.yaml")}
-    path = known.get(name, Path(name))
-    if not path.is_file():
-        raise UserError(f"protocol {name!r}: no such file{nearest(name, known)}")
-    return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 
 Settings = dict[str, Any]
-Record = dict[str, Any]  # of one completion, or of one problem's likelihoods
+Record = dict[str, Any]  # of one completion
 
 
 class Journal:
@@ -76,7 +77,7 @@ class Journal:
 
 def pair_of(record: Record) -> tuple[int, int]:
     """The (problem, sample) of a record."""
-    return record["problem"], record.get("sample", 0)
+    return record["problem"], record["sample"]
 
 
 def partial_file(result: Path, rank: int) -> Path:
@@ -142,14 +143,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:8]}..."
 
 
-def write_result(path: Path, result: Record, completions: list[Record], samples: list[Record] | None) -> None:
-    """Write the JSONL files, then the result. Raises UserError when a file cannot be written."""
+def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> None:
+    """Write each of `files` (name -> rows) as JSONL, then the result. Raises UserError when one cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for name, rows in (("completions", completions), ("samples", samples)):
-            if rows is not None:
-                text = "".join(json.dumps(row) + "\n" for row in rows)
-                replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), text)
+        for name, rows in files.items():
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), text)
         replace_file(path, json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
@@ -160,9 +160,17 @@ def file_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix == ".safetensors" or file.name in _DECIDING:
-            with file.open("rb") as opened:
-                digest.update(f"{file.name}\n{hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+            digest.update(f"{file.name}\n{_content_sha256(file)}\n".encode())
     return digest.hexdigest()
+
+
+def _content_sha256(file: Path) -> str:
+    """SHA-256 of a file. The hub's cache links to large files by that name, so their 15 GB are not read for it."""
+    stored = file.resolve()
+    if stored.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", stored.name):
+        return stored.name
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 _DECIDING = (

@@ -31,7 +31,7 @@ def show(results: Sequence[Result], console: Console) -> None:
         for line in lines:
             console.print(Text("  ".join(f"{k} {v}" if k != "task" else v for k, v in line.items())))
         return
-    table = Table(title=Text(f"{results[0]['model']}, {results[0]['scoring']}"), title_justify="left")
+    table = Table(title=Text(results[0]["model"]), title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column == "task" else "right", overflow="fold")
     for line in lines:
@@ -41,10 +41,11 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 def cells(r: Result) -> dict[str, str]:
     """Column -> text for one result."""
-    shown = {"task": r["task"], "n": str(r["n"]), "accuracy (95 %)": _share(r["accuracy"], r["interval"])}
-    if r["scoring"] == "likelihood":
-        shown["per character"] = _share(r["accuracy_norm"], r["interval_norm"])
-        return {**shown, "NFE": f"{r['mean_nfe']:.1f}"}
+    share = "not judged"
+    if r["accuracy"] is not None:
+        low, high = r["interval"]
+        share = f"{100 * r['accuracy']:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+    shown = {"task": r["task"], "n": str(r["n"]), "accuracy (95 %)": share}
     if r["pass_at_k"]:
         k = max(r["pass_at_k"], key=int)
         shown[f"pass@{k}"] = f"{100 * r['pass_at_k'][k]:.1f}%"
@@ -57,12 +58,6 @@ def cells(r: Result) -> dict[str, str]:
         "length": f"{r['mean_length']:.1f}",
         "tokens/s": f"{r['tokens_per_second']:.0f}",
     }
-
-
-def _share(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None or interval is None:
-        return "not judged"
-    return f"{100 * value:.1f}% ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
 def group_means(results: Sequence[Result]) -> dict[str, float]:

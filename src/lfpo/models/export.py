@@ -38,10 +38,11 @@ INDEX = "model.safetensors.index.json"
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
-def export_transformers(source: Path, folder: Path) -> None:
+def export_transformers(source: Path, folder: Path, *, consume: bool = False) -> None:
     """Write the checkpoint `source` (a family's own layout) into the existing `folder` in transformers' layout.
 
-    One file of weights is in memory at a time; tensors keep their dtype. Raises UserError as `load_model` does.
+    One file of weights is in memory at a time; tensors keep their dtype. consume: delete each file of `source` once it
+    is written anew. Raises UserError as `load_model` does.
     """
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
@@ -58,6 +59,8 @@ def export_transformers(source: Path, folder: Path) -> None:
             if key in files:
                 named |= _in_transformers(tensor, parts[key])
         save_tensors(named, folder / path.name)
+        if consume:
+            path.unlink()
         names |= dict.fromkeys(named, path)
         if EMBEDDINGS in named:
             dtype = str(named[EMBEDDINGS].dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lfpo.base.checks import at_least_one
 from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class LoraSettings:
 
 
 SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
+FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder")  # model types without blocks by default
 
 
 def check_model_name(name: str | Path) -> None:
@@ -46,3 +48,13 @@ def check_model_name(name: str | Path) -> None:
             f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded' or "
             "'embedded-block'"
         )
+
+
+def has_full_attention(name: str | Path) -> bool:
+    """Whether a model's config.json says that it does not attend block by block. False where it does, and where that is
+    not known: for another model type, and for a hub id."""
+    folder = Path(__file__).parent / str(name).replace("-", "_") if str(name) in SHIPPED_MODELS else Path(name)
+    if not (folder.expanduser() / "config.json").is_file():
+        return False
+    config = read_json(folder.expanduser() / "config.json")
+    return config.get("model_type") in FULL_ATTENTION and config.get("block_length") is None

@@ -1,9 +1,12 @@
-"""The charts of training metrics, as a table. The page, `lfpo report --text` and `--figures` read it."""
+"""The charts of training metrics, as a table, and the looks of lines. The page, `--text` and `--figures` read it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The colours of Okabe and Ito, which colour-blind readers can tell apart; STYLES change when the colours repeat.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+STYLES = ("-", "--", ":")
 SHARE = "share"  # the unit of values in [0, 1] that the page shows in percent
 
 
@@ -11,7 +14,7 @@ SHARE = "share"  # the unit of values in [0, 1] that the page shows in percent
 class Line:
     """One line of a chart.
 
-    key: in metrics.jsonl. name: in the legend. colour: index into COLOURS of style.py and page.js, modulo its length.
+    key: in metrics.jsonl. name: in the legend. colour: index into COLOURS (page.js has the same), modulo its length.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""The data of a run's page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
+"""The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
 
+COMPARED = ("title", "summary", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json."""
+    return comparison_data(run.dir) if (run.dir / "results.json").exists() else run_data(run)
+
+
+def comparison_data(folder: Path) -> dict[str, Any]:
+    """The data of a comparison's page. Raises UserError when results.json lacks what lfpo compare writes."""
+    results = read_json(folder / "results.json")
+    if missing := [key for key in COMPARED if key not in results]:
+        what = f"{folder / 'results.json'}: lacks {', '.join(missing)}"
+        raise UserError(f"{what}; run `lfpo compare` again, which trains nothing twice")
+    return {"kind": "comparison", "name": folder.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
 def run_data(run: Run) -> dict[str, Any]:

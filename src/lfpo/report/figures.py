@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
-from lfpo.report.charts import POLICY, SHARE, Chart, shown
-from lfpo.report.comparison import comparison_data, comparison_figure, is_comparison
-from lfpo.report.data import run_data
-from lfpo.report.style import COLOURS, STYLES
+from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
+from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 
 
@@ -23,9 +22,10 @@ def write_figures(run: Run) -> list[Path]:
 
     style: Any = {"svg.hashsalt": "lfpo", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9, "axes.grid": True}
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
-    written = []
+    style |= {"legend.fontsize": 8, "figure.autolayout": True}
+    data, written = page_data(run), []
     with plt.rc_context(style):
-        for name, figure in _figures(run):
+        for name, figure in [("comparison", _comparison(data))] if data["kind"] == "comparison" else _run_figures(data):
             for ending in ("svg", "pdf"):
                 path = run.dir / "figures" / f"{name}.{ending}"
                 try:
@@ -37,13 +37,6 @@ def write_figures(run: Run) -> list[Path]:
                 written.append(path)
             plt.close(figure)
     return written
-
-
-def _figures(run: Run) -> Iterator[tuple[str, Any]]:
-    if is_comparison(run.dir):
-        yield "comparison", comparison_figure(comparison_data(run.dir))
-        return
-    yield from _run_figures(run_data(run))
 
 
 def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -83,8 +76,7 @@ def _chart(chart: Chart, data: dict[str, Any]) -> Any:
     if chart.from_zero:
         axis.set_ylim(bottom=0)
     if len(lines) > 1:
-        axis.legend(fontsize=8)
-    figure.tight_layout()
+        axis.legend()
     return figure
 
 
@@ -104,8 +96,7 @@ def _convergence(data: dict[str, Any]) -> Any:
             steps, value = _series(data, f"eval/{name}/reward")
         axis.plot(steps, value, "o-", ms=3, lw=1.4, color=colour, label=f"held out, {name}")
     axis.set(xlabel="iteration", ylabel="reward, accuracy")
-    axis.legend(fontsize=8)
-    figure.tight_layout()
+    axis.legend()
     return figure
 
 
@@ -122,8 +113,7 @@ def _steps_accuracy(data: dict[str, Any]) -> Any:
         axis.vlines(nfe[-1], 100 * low[-1], 100 * high[-1], color=colour, lw=1, alpha=0.6)
     axis.set(xlabel="forwards a completion (NFE)", ylabel="held-out accuracy (%)")
     axis.set_xlim(left=0)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
+    axis.legend()
     return figure
 
 
@@ -149,4 +139,30 @@ def _reveal(reveal: dict[str, Any]) -> Any:
         axis.set(title=f"iteration {panel['step']} (n = {panel['n']})", xlabel="position")
     axes[0][0].set_ylabel("denoising step")
     figure.colorbar(image, ax=axes[0].tolist(), label="share revealed")
+    return figure
+
+
+def _comparison(data: dict[str, Any]) -> Any:
+    """Accuracy over forwards a completion, one point a threshold, and over training FLOPs: means over seeds, with bands
+    from the lowest to the highest seed. Black and dotted: the untrained model."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
+    lines = [curve for curve in data["curves"] if "learning" in curve]
+    styles = itertools.product(STYLES, COLOURS)
+    looks: list[Any] = [{"ls": style, "color": colour} for (style, colour), _ in zip(styles, lines, strict=False)]
+    if base := next((curve for curve in data["curves"] if "learning" not in curve), None):
+        lines, looks = [*lines, base], [*looks, {"ls": ":", "color": "#000000"}]
+    for axis, key in zip(axes, ("frontier", "learning"), strict=True):
+        for curve, look in zip(lines, looks, strict=True):
+            if (at := curve.get(key)) is None:
+                continue
+            mean, low, high = ([100 * y for y in at[name]] for name in ("mean", "low", "high"))
+            axis.plot(at["x"], mean, marker="o", ms=3, lw=1.5, label=curve["label"], **look)
+            axis.fill_between(at["x"], low, high, color=look["color"], alpha=0.1, lw=0)
+    axes[0].set_xscale("log", base=2)
+    axes[0].xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes[0].set(xlabel="forwards a completion (NFE)", ylabel="held-out accuracy (%)", title="after training")
+    axes[1].set(xlabel="TFLOPs of training", title="while training")
+    axes[0].legend(loc="lower right")
     return figure

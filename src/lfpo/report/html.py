@@ -11,23 +11,12 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
-from lfpo.report.comparison import comparison_data, is_comparison
-from lfpo.report.data import run_data
+from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
-SCRIPTS = (
-    "dom",
-    "charts",
-    "pane",
-    "picture",
-    "gif",
-    "player",
-    "heatmap",
-    "groups",
-    "comparison",
-    "page",
-)  # page.js starts the page
+# page.js starts the page.
+SCRIPTS = ("dom", "charts", "pane", "picture", "gif", "player", "heatmap", "groups", "comparison", "page")
 
 
 def write_report(run: Run) -> Path:
@@ -36,7 +25,7 @@ def write_report(run: Run) -> Path:
     Raises UserError when the folder holds neither.
     """
     path = run.dir / "report.html"
-    text = page(comparison_data(run.dir) if is_comparison(run.dir) else run_data(run))
+    text = page(page_data(run))
     try:
         replace_file(path, text)
     except OSError as error:

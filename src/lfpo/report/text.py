@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfpo.report.charts import POLICY, reward_parts, shown
-from lfpo.report.comparison import comparison_data, is_comparison
-from lfpo.report.data import run_data
+from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 from lfpo.runs.display import reward_text, sparkline
 
@@ -18,10 +17,17 @@ from lfpo.runs.display import reward_text, sparkline
 def print_report(run: Run, console: Console | None = None) -> None:
     """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
     console = console or Console()
-    if is_comparison(run.dir):
-        _print_comparison(comparison_data(run.dir), console)
-    else:
-        _print_run(run_data(run), console)
+    data = page_data(run)
+    if data["kind"] == "run":
+        _print_run(data, console)
+        return
+    made = data["table"]
+    table = Table(title=data["title"], caption=made["caption"], title_justify="left")
+    for i, name in enumerate(made["columns"]):
+        table.add_column(name, justify="right" if i else "left")
+    for row in made["rows"]:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _print_run(data: dict[str, Any], console: Console) -> None:
@@ -103,13 +109,3 @@ def thinned(values: list[float], width: int) -> list[float]:
         return values
     edges = [i * len(values) // width for i in range(width + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-
-
-def _print_comparison(data: dict[str, Any], console: Console) -> None:
-    made = data["table"]
-    table = Table(title=data["title"], caption=made["caption"], title_justify="left")
-    for i, name in enumerate(made["columns"]):
-        table.add_column(name, justify="right" if i else "left")
-    for row in made["rows"]:
-        table.add_row(*row)
-    console.print(table)

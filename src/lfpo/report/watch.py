@@ -104,16 +104,13 @@ class Handler(BaseHTTPRequestHandler):
         try:
             data = {**run_data(self.server.run), "live": True, "version": tag}
         except UserError as error:  # no metrics yet, or a file is being replaced: the page asks again
-            self.send_retry(str(error))
+            self.close_connection = True
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", retry=True)
             return
         if url.path == "/":
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(data), tag)
         else:
             self._answer(HTTPStatus.OK, "application/json", embedded(data), tag)
-
-    def send_retry(self, reason: str) -> None:
-        self.close_connection = True
-        self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{reason}\n", retry=True)
 
     def _allowed(self, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
@@ -122,16 +119,14 @@ class Handler(BaseHTTPRequestHandler):
         """
         token = self.server.token
         if token is not None:
-            given = query.get("token", [""])[0]
-            if hmac.compare_digest(given.encode(), token.encode()):
-                return True
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "the address needs ?token=..., as lfpo watch printed it\n")
-            return False
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if is_loopback(host):
-            return True
-        self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for this machine\n")
-        return False
+            allowed = hmac.compare_digest(query.get("token", [""])[0].encode(), token.encode())
+            reason = "the address needs ?token=..., as lfpo watch printed it\n"
+        else:
+            allowed = is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "")
+            reason = "only for this machine\n"
+        if not allowed:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", reason)
+        return allowed
 
     def _answer(self, status: HTTPStatus, kind: str, text: str, tag: str = "", retry: bool = False) -> None:
         body = text.encode()
@@ -158,14 +153,8 @@ class Handler(BaseHTTPRequestHandler):
 def version(folder: Path) -> str:
     """ETag of a run's folder: changes whenever the run has written something that the page shows."""
     state = []
-    for path in (
-        folder / "metrics.jsonl",
-        folder / "config.yaml",
-        folder / "notes.jsonl",
-        folder / "eval",
-        folder / "rollouts",
-    ):
-        if path.exists():
-            found = path.stat()
+    for name in ("metrics.jsonl", "config.yaml", "notes.jsonl", "eval", "rollouts"):
+        if (folder / name).exists():
+            found = (folder / name).stat()
             state.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
     return f'"{"-".join(state)}"'

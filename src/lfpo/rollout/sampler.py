@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, not_negative
 from lfpo.base.config import check_types
+from lfpo.base.errors import UserError
+from lfpo.models.settings import has_full_attention
 from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
 
 logger = logging.getLogger(__name__)
@@ -251,3 +253,13 @@ class SamplerConfig:
     @property
     def stops_at_confidence(self) -> bool:
         return self.early_stop in ("confidence", "both")
+
+
+def check_length(sampler: SamplerConfig, default: int, model: str, where: str) -> None:
+    """Raise the UserError of `for_length`, beginning with `where`, if the model is known to have full attention: with
+    blocks the length is rounded up to whole ones, and that a model has them only its loaded configuration tells."""
+    if has_full_attention(model):
+        try:
+            sampler.for_length(default)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error

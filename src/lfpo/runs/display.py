@@ -80,6 +80,7 @@ class Display:
 
     def __enter__(self) -> Display:
         self.began = self.updated = time.monotonic()
+        self.step = self.phase.resumed_at
         if self.console.is_terminal:
             self.live = Live(get_renderable=self._panel, console=self.console, refresh_per_second=2)
             self.live.start()

@@ -7,8 +7,7 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
-from lfpo.eval.evaluate import EvalResult, evaluate
-from lfpo.eval.generation import Answer
+from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.sources import PromptSource
 from lfpo.rollout.engine import Engine

@@ -14,6 +14,7 @@ from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction
+from lfpo.rollout.sampler import check_length
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 from lfpo.train.config import LFPOConfig
@@ -25,7 +26,9 @@ def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
     """Raise the UserError that `lfpo train` would raise later for its input files, names and folder."""
     _check_run(args, resume=resume, kind="train")
     if args.task is not None:
-        get_task(args.task)
+        length = args.sampler.gen_length or get_task(args.task).gen_length
+        for sampler in (args.sampler, *args.eval_samplers.values()):
+            check_length(sampler, length, args.model, "sampler")
     elif args.data_file is None:
         raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
     elif not args.reward_funcs:

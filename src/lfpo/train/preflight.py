@@ -4,7 +4,7 @@ disk room."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     model = saved[0]
     checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved)
     checkpoint += _trained(model) * moment_bytes(optim)
-    needed = (keep + 1) * checkpoint + 2 * _bytes(own_parameters(model))
+    needed = (keep + 1) * checkpoint + _bytes(model.weights().values())  # a LoRA run's export is the whole model
     folder = folder.expanduser().absolute()
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
     place = folder
@@ -188,7 +188,7 @@ def _trained(model: MaskedDiffusionLM) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def _bytes(parameters: Sequence[torch.nn.Parameter]) -> float:
+def _bytes(parameters: Iterable[torch.Tensor]) -> float:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 

@@ -231,7 +231,7 @@ class TrainingRun:
                 part.load(checkpoint / name)
             state = load_state(checkpoint)
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
-            self.done = self.saved = state["step"]
+            self.done = self.saved = self.progress.resumed_at = state["step"]
             self.unlogged = state.get("unlogged")
             self.note(f"resumed from {checkpoint}")
         if self.resume:

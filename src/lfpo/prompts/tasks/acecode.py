@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lfpo.prompts.tasks.code_task import code_row
-from lfpo.prompts.tasks.hub import HubSplit
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.code import extract_code
 

@@ -16,8 +16,7 @@ import sys
 
 from lfpo.prompts.tasks import acecode
 from lfpo.prompts.tasks.code_task import CodeTask, code_row, code_task
-from lfpo.prompts.tasks.hub import HubSplit
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.code import parses
 from lfpo.rewards.sandbox import installed_libraries

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.hub import HubSplit
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.code import Grader, code_job, needs_of, pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Limits
 
-ROLE = "You are an expert Python programmer."
-INSTRUCTION = "Answer with one block of code that holds the whole program:\n```python\n# your program\n```"
+INSTRUCTION = (
+    "You are an expert Python programmer. "
+    "Answer with one block of code that holds the whole program:\n```python\n# your program\n```"
+)
 GEN_LENGTH = 512
 STRICT = Grader(
     limits=Limits(seconds=120, cpu_seconds=40, memory=4 * 2**30, disk=2**28, open_files=256),
@@ -25,21 +25,6 @@ STRICT = Grader(
 )
 """For evaluation: nothing defends the rows that need one process from a program that cheats. Some suites take a correct
 program 12 s or 2 GB. Rewards have lower limits, to save time."""
-
-
-def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """lfpo.rewards.code.all_tests_pass with the limits of STRICT."""
-    return STRICT.all_tests_pass(prompts, completions, **columns)
-
-
-def ask_for_code(problem: str) -> list[dict[str, str]]:
-    """One user message. The chat template is applied later."""
-    return [{"role": "user", "content": f"{ROLE} {INSTRUCTION}\n\n{problem.strip()}"}]
-
-
-def fenced(code: str) -> str:
-    """A completion in the format that the prompt asks for."""
-    return f"```python\n{code.strip()}\n```"
 
 
 def code_row(
@@ -60,7 +45,7 @@ def code_row(
     an empty string if the data set has none.
     """
     return {
-        "prompt": ask_for_code(problem),
+        "prompt": [{"role": "user", "content": f"{INSTRUCTION}\n\n{problem.strip()}"}],
         "task_id": task_id,
         "problem": problem.strip(),
         "solution": solution,
@@ -77,7 +62,7 @@ def solution(row: Row) -> str:
     """A correct completion. Raises UserError if the data set has no solution."""
     if not row["solution"]:
         raise UserError(f"{row['task_id']}: the data set has no solution to imitate")
-    return fenced(row["solution"])
+    return f"```python\n{row['solution'].strip()}\n```"
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ def code_task(
     return CodeTask(
         name=name,
         build=build,
-        accuracy=all_tests_pass,
+        accuracy=STRICT.all_tests_pass,
         formats=(),
         solution_key=lambda row: row["task_id"],  # MBPP+ uses those of MBPP
         solution=solution,

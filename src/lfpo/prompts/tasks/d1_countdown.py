@@ -10,9 +10,8 @@ import itertools
 from fractions import Fraction
 
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.hub import HubSplit
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.countdown import countdown_accuracy
 from lfpo.rewards.formats import tag_format

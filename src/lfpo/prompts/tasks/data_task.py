@@ -9,13 +9,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
-from lfpo.prompts.tasks.files import find_split, has_split, read_records
-from lfpo.prompts.tasks.hub import HubSplit, load_hub
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.scoring import RewardFailed
@@ -49,11 +46,6 @@ class DataTask:
     stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",)))
     local: tuple[tuple[str, str], ...] = ()
     right_share: float = 1.0
-
-    @property
-    def n_test(self) -> int:
-        """Size of the test split. Loads the split."""
-        return len(split_rows(self, "test"))
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
         """Row `index` of a split. Test rows keep the data set's order. Training rows repeat, in a new order each epoch.
@@ -90,7 +82,7 @@ class DataTask:
             return []
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         try:
-            values = self.reward([row["prompt"] for row in rows], list(completions), **columns)
+            values = self.accuracy(prompts=[row["prompt"] for row in rows], completions=list(completions), **columns)
         except RewardFailed as error:
             warnings.warn(f"{len(rows)} completions are not judged: {error}", stacklevel=2)
             values = [None] * len(rows)
@@ -99,10 +91,6 @@ class DataTask:
     def needs(self, row: Row) -> str:
         """What this machine lacks to judge the row (`library pandas`), or an empty string."""
         return str(row.get("needs", ""))
-
-    def reward(self, prompts: list[Any], completions: list[Any], **columns: list[Any]) -> Sequence[float | None]:
-        """The accuracy reward, with TRL's signature."""
-        return self.accuracy(prompts=prompts, completions=completions, **columns)
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
@@ -123,8 +111,13 @@ class DataTask:
         Raises UserError for a path that does not exist.
         """
         if "=" in where:
-            pairs = tuple(_pair(part, self.name) for part in where.split(","))
-            return dataclasses.replace(self, local=pairs)
+            local = []
+            for part in where.split(","):
+                split, _, file = part.partition("=")
+                if split not in SPLITS or not file:
+                    raise UserError(f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {part!r}")
+                local.append((split, file))
+            return dataclasses.replace(self, local=tuple(local))
         path = Path(where).expanduser()
         if path.is_dir():
             stems = dict(self.stems)
@@ -134,13 +127,6 @@ class DataTask:
             raise UserError(f"task {self.name!r}: {path}: no such file or folder")
         is_train = path.stem.startswith(dict(self.stems)["train"])
         return dataclasses.replace(self, local=(("train" if is_train else "test", str(path)),))
-
-
-def _pair(text: str, name: str) -> tuple[str, str]:
-    split, _, path = text.partition("=")
-    if split not in SPLITS or not path:
-        raise UserError(f"task {name!r}: expected train=PATH,test=PATH after '@', found {text!r}")
-    return split, path
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.hub import HubSplit
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.formats import tag_format
 from lfpo.rewards.math import number_accuracy

@@ -1,11 +1,16 @@
-"""MATH (Hendrycks et al., arXiv 2103.03874; MIT): competition problems whose answers are LaTeX. The full test split."""
+"""MATH (Hendrycks et al., arXiv 2103.03874; MIT): competition problems whose answers are LaTeX.
+
+The task `math` tests on the full test split, `math500` on MATH-500 (Lightman et al., arXiv 2305.20050; MIT), 500 of its
+problems.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.hub import HubSplit
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.answers import last_boxed
 from lfpo.rewards.formats import tag_format
@@ -21,7 +26,6 @@ SUBJECTS = (
     "prealgebra",
     "precalculus",
 )
-TRAIN, TEST = (HubSplit("EleutherAI/hendrycks_math", split, SUBJECTS) for split in ("train", "test"))
 
 
 def build(record: Record) -> Row | None:
@@ -39,18 +43,16 @@ def build(record: Record) -> Row | None:
     return {"prompt": ask(ROLE, "\\boxed{...}", problem), "problem": problem, "steps": steps, "answer": answer}
 
 
-def problem_key(row: Row) -> str:
-    """The problem without white space, in which copies of the data set differ."""
-    return "".join(row["problem"].split())
-
-
 TASK = DataTask(
     name="math",
     build=build,
     accuracy=math_accuracy,
     formats=(tag_format,),
-    solution_key=problem_key,
+    solution_key=lambda row: "".join(row["problem"].split()),  # copies of the data set differ in white space
     solution=lambda row: tagged(row["steps"], f"\\boxed{{{row['answer']}}}"),
-    hub=(("train", TRAIN), ("test", TEST)),
+    hub=tuple((split, HubSplit("EleutherAI/hendrycks_math", split, SUBJECTS)) for split in ("train", "test")),
     gen_length=512,
+)
+MATH500 = dataclasses.replace(
+    TASK, name="math500", hub=(TASK.hub[0], ("test", HubSplit("HuggingFaceH4/MATH-500", "test")))
 )

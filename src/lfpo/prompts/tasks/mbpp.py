@@ -2,6 +2,9 @@
 
 The prompt shows the first assertion, which names the function, and hides the others, as EvalPlus does. With all three
 shown, a program could simply look up the expected values.
+
+MBPP+ (Liu et al., arXiv 2305.01210; Apache-2.0) has 378 corrected problems with about 35 times as many tests. It trains
+on MBPP's training rows, except those that are also in its own test split.
 """
 
 from __future__ import annotations
@@ -9,12 +12,8 @@ from __future__ import annotations
 import ast
 
 from lfpo.prompts.tasks.code_task import code_row, code_task
-from lfpo.prompts.tasks.hub import HubSplit
-from lfpo.prompts.tasks.records import Record
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
-
-TRAIN = HubSplit("google-research-datasets/mbpp", "train", ("full",))
-TEST = HubSplit("google-research-datasets/mbpp", "test", ("full",))
 
 
 def build(record: Record) -> Row:
@@ -55,4 +54,16 @@ def called_function(assertion: str, code: str) -> str:
     return next((name for name in names if name in defined), "")
 
 
-TASK = code_task("mbpp", build, (("train", TRAIN), ("test", TEST)))
+def build_plus(record: Record) -> Row:
+    """From `task_id`, `prompt`, `code`, `test_list` (the prompt shows its first) and `test` (the graded suite)."""
+    if "test" not in record and "text" in record:
+        return build(record)
+    return problem_row(record, [record.text("test")], [], record.texts("test_list")[0])
+
+
+_HUB = tuple((split, HubSplit("google-research-datasets/mbpp", split, ("full",))) for split in ("train", "test"))
+TASK = code_task("mbpp", build, _HUB)
+PLUS = code_task("mbpp_plus", build_plus, (_HUB[0], ("test", HubSplit("evalplus/mbppplus", "test"))))
+
+KNOWN_BROKEN = {"Mbpp/255": "returns millions of tuples, which need more memory than the limit allows"}
+"""Rows of MBPP+ whose reference solution fails here. They count in the accuracy."""

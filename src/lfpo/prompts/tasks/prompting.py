@@ -20,13 +20,3 @@ def ask(role: str, answer: str, question: str) -> list[dict[str, str]]:
 def tagged(reasoning: str, answer: str) -> str:
     """A completion in the format that `ask` describes."""
     return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
-
-
-def lettered(options: list[str]) -> str:
-    """The options, one per line: `A. ...`."""
-    return "\n".join(f"{letter(i)}. {option.strip()}" for i, option in enumerate(options))
-
-
-def letter(index: int) -> str:
-    """0 -> `A`, 1 -> `B`, ..."""
-    return chr(ord("A") + index)

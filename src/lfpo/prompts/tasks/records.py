@@ -1,12 +1,20 @@
-"""`Record`: one row of a data set, with checked access to its fields. Errors name the file and line."""
+"""Reads the records of data sets, from local files (JSONL, JSON, CSV, Parquet) or the Hugging Face hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
+from lfpo.prompts.jsonl import load_jsonl
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,9 @@ class Record:
         try:
             number = int(value)
         except (TypeError, ValueError, OverflowError):
-            raise self.wrong(field, f"a whole number from {low} to {high}") from None
-        if isinstance(value, bool) or number != (float(value) if isinstance(value, float) else number):
-            raise self.wrong(field, f"a whole number from {low} to {high}")
-        if not low <= number <= high:
+            number = low - 1
+        cut = isinstance(value, float) and value != number
+        if isinstance(value, bool) or cut or not low <= number <= high:
             raise self.wrong(field, f"a whole number from {low} to {high}")
         return number
 
@@ -60,3 +67,130 @@ class Record:
     def wrong(self, field: str, expected: str) -> UserError:
         """The error for a field that does not hold what is expected."""
         return UserError(f"{self.where}: field {field!r} must be {expected}, found {str(self[field])[:60]!r}")
+
+
+def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
+    """The files of a split in a folder: `test.jsonl`, the hub's shards `test-00000-of-00002.parquet`, `test_d1.csv`.
+
+    stems: possible names of the split; the first with a file is used. Raises UserError if there is no file, or several
+    that are not shards.
+    """
+    for stem in stems:
+        found, shards = _candidates(folder, stem)
+        if len(found) > 1 and not shards:
+            names = " and ".join(path.name for path in found)
+            raise UserError(f"{folder}: {names} could both be the {stem} split; name one file")
+        if found:
+            return found
+    wanted = ", ".join(f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
+    raise UserError(f"{folder}: no file of this split (looked for {wanted})")
+
+
+def has_split(folder: Path, stems: Sequence[str]) -> bool:
+    """Whether a folder has a file of a split, perhaps several that could be it."""
+    return any(_candidates(folder, stem)[0] for stem in stems)
+
+
+def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
+    """The files that a stem names in a folder, and whether they are shards of one."""
+    files = {path: path.name.removesuffix(_suffix(path)) for path in sorted(folder.iterdir()) if _suffix(path)}
+    exact = [path for path, name in files.items() if name == stem]
+    shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
+    found = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
+    return found, found == shards
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file. Raises UserError naming the file, and the line if known, if it cannot be read."""
+    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    suffix = _suffix(path)
+    if not suffix:
+        raise UserError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        records = readers.get(suffix, _read_jsonl)(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
+    if not records:
+        raise UserError(f"{path}: no rows")
+    return records
+
+
+def _suffix(path: Path) -> str:
+    """The file's suffix, one of SUFFIXES, or an empty string."""
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
+
+
+def _read_jsonl(path: Path) -> list[Record]:
+    return [Record(row, f"{path}:{number}") for number, row in enumerate(load_jsonl(path, required=()), start=1)]
+
+
+def _read_json(path: Path) -> list[Record]:
+    """A list of objects."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: expected a list of JSON objects")
+    return [Record(row, f"{path}: row {number}") for number, row in enumerate(rows, start=1)]
+
+
+def _read_csv(path: Path) -> list[Record]:
+    """A header line, then rows. All values are text; an empty cell counts as a missing field."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            return [Record({k: v for k, v in row.items() if k and v}, f"{path}:{reader.line_num}") for row in reader]
+        except csv.Error as error:
+            raise UserError(f"{path}:{reader.line_num}: not readable as CSV ({error})") from error
+
+
+def _read_parquet(path: Path) -> list[Record]:
+    try:
+        pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    except ImportError:
+        raise UserError(f"{path}: reading Parquet needs pyarrow (pip install pyarrow)") from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path}: not readable as Parquet ({' '.join(str(error).split())})") from error
+    return [Record(row, f"{path}: row {number}") for number, row in enumerate(rows, start=1)]
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """A split of a data set on the hub.
+
+    configs: configurations whose rows are joined in this order; None is the data set's default. revision: a branch.
+    `refs/convert/parquet` is needed for a data set whose main branch is a script, which `datasets` no longer runs.
+    """
+
+    path: str
+    split: str
+    configs: tuple[str | None, ...] = (None,)
+    revision: str | None = None
+
+
+def load_hub(source: HubSplit, task: str) -> list[Record]:
+    """All records of a split. Raises UserError, which names the alternative of local files, if it cannot be loaded."""
+    instead = f"or use local files: {task}@FOLDER, see docs/tasks.md"
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{source.path}: needs the datasets library (pip install datasets), {instead}") from None
+    records = []
+    for config in source.configs:
+        try:
+            rows = datasets.load_dataset(source.path, config, split=source.split, revision=source.revision)
+        # OSError: not found, gated or unreachable. ValueError: unknown split or configuration. RuntimeError: a script.
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            advice = "accept its terms on huggingface.co and run `hf auth login`, " if "gated" in reason else ""
+            raise UserError(
+                f"{source.path}: could not load the {source.split} split from the hub ({reason}); {advice}{instead}"
+            ) from error
+        where = f"{source.path}{f' ({config})' if config else ''}, {source.split}"
+        records += [Record(row, f"{where}: row {number}") for number, row in enumerate(rows, start=1)]
+    return records

@@ -96,18 +96,14 @@ class Task:
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
-        """The reward functions that training uses by default."""
+        """What training uses by default: accuracy, 1 or 0, with TRL's signature."""
 
         def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
             columns.pop("completion_ids", None)
-            return self.reward(prompts, completions, **columns)
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]
 
         return [accuracy]
-
-    def reward(self, prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
-        """The accuracy reward, 1 or 0, with TRL's signature."""
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]
 
 
 def in_test_split(task: str, solution: str) -> bool:
