@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 import yaml
 
-from lfpo.report.style import COLOURS
+from lfpo.report.charts import COLOURS
 from research.study import cells_of
 from research.tables import finished, mean
 
