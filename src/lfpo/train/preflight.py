@@ -212,17 +212,16 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
 
     longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
     """
-    from lfpo.train.plan.estimate import estimate
-    from lfpo.train.plan.shapes import model_config
-    from lfpo.train.plan.tables import duration
-    from lfpo.train.plan.ways import Way, whole_run
+    from lfpo.train.plan.estimate import Estimate
+    from lfpo.train.plan.model import model_config
+    from lfpo.train.plan.ways import duration, whole_run
 
     try:
         config = model_config(args.model)
     except UserError:  # a model object, which has no folder
         return ""
-    found = estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
-    run = whole_run(Way("as it stands", {}, gpus, found), args, flop_rate, None)
+    found = Estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
+    run = whole_run(found, flop_rate, None)
     hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
     counted = f"{found.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
     if found.peak > memory:
