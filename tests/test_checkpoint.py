@@ -11,8 +11,9 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint, verify
+from lfpo.train.checkpoint import latest_checkpoint, load_state, load_weights, save_checkpoint, verify
 from lfpo.train.optim import build_adamw
+from lfpo.train.optimizer_state import load_optimizer
 from tiny import LLADA_CONFIG, random_ids, write_llada
 
 

@@ -32,9 +32,9 @@ from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import readable
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
-from lfpo.train.plan.ways import command, duration, seconds, ways, whole_run
+from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_run
 from lfpo.train.plan.work import count, sampling_work
-from lfpo.train.preflight import GIB, plan_line
+from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from lfpo.rewards import reward_name
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
+from lfpo.train.plan.estimate import Estimate
+from lfpo.train.plan.model import model_config
+from lfpo.train.plan.ways import EFFICIENCY, GIB, duration, whole_run
 
-GIB = 2**30
 STAND_IN = "a stand-in completion"
 
 
@@ -132,10 +135,8 @@ def check_prompts(
             found.append((i, len(ids), bool(reason)))
         return found
 
-    ranks = distributed.together(lambda: share_of("train", training, gen_length))
-    trained = [row for part in ranks for row in part]
-    ranks = distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))
-    held_out = [row for part in ranks for row in part]
+    trained = list(chain(*distributed.together(lambda: share_of("train", training, gen_length))))
+    held_out = list(chain(*distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
     if len(left_out) == len(training):
         raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")
@@ -199,8 +200,6 @@ def planned(args: LFPOConfig, longest: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from lfpo.train.plan.ways import EFFICIENCY
-
     device = distributed.device()
     memory = torch.cuda.get_device_properties(device).total_memory
     rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
@@ -212,10 +211,6 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
 
     longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
     """
-    from lfpo.train.plan.estimate import Estimate
-    from lfpo.train.plan.model import model_config
-    from lfpo.train.plan.ways import duration, whole_run
-
     try:
         config = model_config(args.model)
     except UserError:  # a model object, which has no folder

@@ -28,11 +28,11 @@ from lfpo.train.checkpoint import (
     Part,
     export_model,
     latest_checkpoint,
-    load_optimizer,
     load_state,
     load_weights,
     save_checkpoint,
 )
+from lfpo.train.optimizer_state import load_optimizer
 
 
 class Trainer(Protocol):
