@@ -122,14 +122,12 @@ def optimizer_step(
     trajectory = batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    views = filler = None
-    if args.fsdp or not len(mine):
-        filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
-        views = filler.select(mine[:0])
-    if len(mine):
+    filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
+    if len(mine) or filler is None:
         seeds = [key(batch.seeds[b], step.iteration) for b in mine.tolist()]
         views = views_of(objective, trajectory.rows(mine), signal_B, seeds, step.inner)
-    assert views is not None
+    else:
+        views = filler.select(mine)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
     of = args.optimizer_steps_per_iteration

@@ -32,7 +32,7 @@ from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.flops import Meter
-from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
+from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft import sampled_length
@@ -63,14 +63,14 @@ class DPOTrainer(Trainer):
             self.model.checkpoint_layers()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
-        self.optimizer = adamw_of(self.model, config)
+        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, started, meter = self.args, time.perf_counter(), Meter()
-        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
+        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         numbers = [step * config.batch_size + i for i in mine]

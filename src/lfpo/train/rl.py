@@ -36,7 +36,7 @@ from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
 from lfpo.train.held_out import held_out
-from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.optim import build_adamw, set_lr
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
@@ -94,17 +94,9 @@ class LFPOTrainer(Trainer):
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
             self.model.checkpoint_layers()
-        self.optimizer = adamw_of(self.model, args)
+        self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
-        eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
-        self.source, self.about = preflight(
-            args,
-            self.source,
-            self.policies,
-            self.tokenizer,
-            lengths=(self.sampler.gen_length or 0, eval_length),
-            reward_weights=self.reward_weights,
-        )
+        self.source, self.about = preflight(self)
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
@@ -144,17 +136,17 @@ class LFPOTrainer(Trainer):
     def _queue(self) -> RolloutQueue | None:
         """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
         cannot sample ahead."""
-        args, engine = self.args, self.engine
-        if not args.engine.max_staleness:
+        args, staleness = self.args, self.args.engine.max_staleness
+        if not staleness:
             return None
-        if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+        if not (hasattr(self.engine, "submit") and hasattr(self.engine, "result")):
             raise UserError(
-                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness "
-                f"{args.engine.max_staleness} needs; set it to 0, or take another engine"
+                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} "
+                "needs; set it to 0, or take another engine"
             )
         return RolloutQueue(
-            cast(AsyncEngine, engine),
-            staleness=args.engine.max_staleness,
+            cast(AsyncEngine, self.engine),
+            staleness=staleness,
             iterations=args.max_steps,
             generations=args.num_generations,
             pad_id=self.model.pad_id,
@@ -192,7 +184,7 @@ class LFPOTrainer(Trainer):
         """Set the learning rate of one optimiser step, by the schedule over all of them, and return it."""
         args, inners, blocks = self.args, self.objective.num_iterations, self.args.optimizer_steps_per_iteration
         step = (iteration * inners + inner) * blocks + block
-        return set_scheduled_lr(self.optimizer, args, step, args.max_steps * inners * blocks)
+        return set_lr(self.optimizer, args, step, args.max_steps * inners * blocks)
 
     def count_skipped(self, iteration: int) -> None:
         """Count an update that was not applied; after MAX_SKIPPED in a row stop."""

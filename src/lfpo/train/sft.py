@@ -34,7 +34,7 @@ from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import equal_passes
-from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
+from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft_config import LossWeight, SFTConfig
@@ -74,14 +74,14 @@ class SFTTrainer(Trainer):
         if config.gradient_checkpointing:
             self.model.checkpoint_layers()
         self.draw = _example_source(config, self.tokenizer, self.model)
-        self.optimizer = adamw_of(self.model, config)
+        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
-        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
+        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}

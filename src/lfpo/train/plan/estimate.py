@@ -25,7 +25,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim, model_flops
 from lfpo.train.optim import moment_bytes
-from lfpo.train.plan.model import Activations, Kind, activations, adapter_size, model_shape
+from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.train.plan.work import count, sampling_work
 
 Phases = tuple[float, float, float]
@@ -80,6 +80,7 @@ class Estimate:
         self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
         self.trained = self.adapter if args.lora is not None else self.sizes.total
         self.share = 1 / (args.fsdp_size or gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
+        self.trained_here = self.adapter or self.share * self.sizes.total  # trained weights of one rank
 
         self.rollouts = args.prompts_per_iteration * args.num_generations
         self.work = count(self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations)
@@ -143,7 +144,7 @@ class Estimate:
             on_gpu = (0, per_weight * (sizes.layers - sizes.matrices * (copies > 0)), per_weight * sizes.layer)
         dequantised = self.per_product * sizes.matrix if args.load_in_4bit else 0
 
-        trained = self._trained_here()
+        trained = self.trained_here
         moments = moment_bytes(args.optim) * trained
         optimiser: Phases = (0, moments, moments)
         if args.optim.startswith("paged"):  # only those of the tensor that is being updated have to be on the GPU
@@ -161,10 +162,6 @@ class Estimate:
             "gradients": (0, 0, 4 * trained),
         }
 
-    def _trained_here(self) -> float:
-        """Trained weights of one rank."""
-        return self.adapter or self.share * self.sizes.total
-
     def _host(self) -> dict[str, float]:
         args, sizes = self.args, self.sizes
         offloaded = self.per_weight * sizes.layers if args.offload_reference else 0
@@ -173,7 +170,7 @@ class Estimate:
         return {
             "reference": offloaded,
             "base policy": offloaded if self.objective.needs_base else 0,
-            "optimiser": moment_bytes(args.optim) * self._trained_here() if paged else 0,
+            "optimiser": moment_bytes(args.optim) * self.trained_here if paged else 0,
             "earlier versions of the reference": (args.engine.max_staleness + 1) * one if kept else 0,
         }
 
@@ -199,7 +196,7 @@ class Estimate:
         in_flight = rows_in_flight(length, self.sampler, args.rollout_tokens, stores)
         active = in_flight * self.sampler.block_length  # positions in the active blocks
         piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
-        forward = self._activations("forward", piece, length).peak + 2 * active * hf.hidden_size * self.per_weight
+        forward = self._activations("forward", piece, length)[1] + 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
         products = precision_of(args.head_precision, torch.device(kind), getattr(torch, args.dtype))
         probability = 8 if products == "float32" else 4
@@ -216,7 +213,9 @@ class Estimate:
 
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
-        body = self._activations("checkpointed" if args.gradient_checkpointing else "full", self.rows, self.view_tokens)
+        held, peak = self._activations(
+            "checkpointed" if args.gradient_checkpointing else "full", self.rows, self.view_tokens
+        )
         targets = min(self.rows * self.work.most_targets, self.rows * self.length)
         states = 3 * targets * self.hf.hidden_size * per_weight
         logits = targets * self.hf.vocab_size
@@ -229,7 +228,7 @@ class Estimate:
         # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's
         # backward pass, when the head's gradient is held twice; that of a split head has left by then, in a third copy.
         later, leaving = (0, 3 * head_gradient) if args.fsdp else (2 * head_gradient, 0)
-        at_head = max(max(chunk, leaving) - (body.peak - body.kept), later)
+        at_head = max(max(chunk, leaving) - (peak - held), later)
         # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
         # embeddings are gathered, and their gradient is copied on its way.
         reduced = 0
@@ -238,13 +237,13 @@ class Estimate:
         elif self.gpus > 1:
             reduced = 4 * self.trained
         return {
-            "activations of a pass": (0, 0, body.peak),
+            "activations of a pass": (0, 0, peak),
             "hidden states at targets": (0, 0, states),
             "logits chunk, head's gradient": (0, 0, at_head),
-            "gradients on their way": (0, 0, max(0, reduced - body.peak - states - at_head)),
+            "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head)),
         }
 
-    def _activations(self, kind: Kind, rows: int, length: int) -> Activations:
+    def _activations(self, kind: Kind, rows: int, length: int) -> tuple[float, float]:
         dtype = getattr(torch, self.args.dtype)
         return activations(kind, self.config, rows, length, dtype, self.args.lora, self.autocast)
 

@@ -167,16 +167,9 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
     return sizes[0] + (model_shape(config)[1].num_hidden_layers - 2) * (sizes[1] - sizes[0])
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Bytes beside weights and gradients. kept: held from the forward to its backward pass. peak: the most in both."""
-
-    kept: float
-    peak: float
-
-
-def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> Activations:
-    """Activations of the body for `rows` rows.
+def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
+    """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to its
+    backward pass, and the most in both.
 
     kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
     without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.
@@ -184,15 +177,15 @@ def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> A
     """
     two, three = _of_small_runs(kind, config, *shape).unbind(1)
     one_row, two_rows = two + (model_shape(config)[1].num_hidden_layers - 2) * (three - two)
-    kept, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
-    return Activations(kept, peak)
+    held, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
+    return held, peak
 
 
 @by_value
 def _of_small_runs(
     kind: Kind, config: dict[str, Any], length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
 ) -> torch.Tensor:
-    """[rows 1 and 2, layers 2 and 3, (kept, peak)], float64, measured by the training code itself on fake tensors,
+    """[rows 1 and 2, layers 2 and 3, (held, peak)], float64, measured by the training code itself on fake tensors,
     which allocate nothing."""
     model = skeleton(config, layers=3, dtype=dtype)
     if lora is not None:
@@ -218,10 +211,10 @@ def _of_small_runs(
                 ids = torch.zeros(rows, length, dtype=torch.long)
                 with _LiveBytes(model.parameters()) as live, torch.set_grad_enabled(kind != "forward"):
                     hidden = model.hidden(ids)
-                    kept = live.now
+                    held = live.now
                     if hidden.requires_grad:
                         hidden.backward(torch.empty_like(hidden))
-            found[rows - 1, layers - 2] = torch.tensor([kept, live.peak])
+            found[rows - 1, layers - 2] = torch.tensor([held, live.peak])
     return found
 
 
