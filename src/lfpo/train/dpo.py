@@ -96,12 +96,9 @@ class DPOTrainer(Trainer):
         means, done = means_over_ranks(measures), step + 1
         if done % config.logging_steps and done < config.max_steps:
             return {}
-        made = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
-        return (
-            made
-            | {"skipped_updates": self.state["skipped"], "time/total": self.state["seconds"]}
-            | {"flops": self.state["flops"]}
-        )
+        metrics = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
+        spent = {"time/total": self.state["seconds"], "flops": self.state["flops"]}
+        return metrics | {"skipped_updates": self.state["skipped"]} | spent
 
     def evaluates_after(self, step: int) -> bool:
         every = self.args.eval_steps

@@ -36,7 +36,7 @@ from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
 from lfpo.train.held_out import held_out
-from lfpo.train.optim import build_adamw, set_lr
+from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
@@ -179,12 +179,6 @@ class LFPOTrainer(Trainer):
         if self.versions is None:
             return contextlib.nullcontext()
         return self.versions.in_place(batch.version, newest=iteration)
-
-    def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
-        """Set the learning rate of one optimiser step, by the schedule over all of them, and return it."""
-        args, inners, blocks = self.args, self.objective.num_iterations, self.args.optimizer_steps_per_iteration
-        step = (iteration * inners + inner) * blocks + block
-        return set_lr(self.optimizer, args, step, args.max_steps * inners * blocks)
 
     def count_skipped(self, iteration: int) -> None:
         """Count an update that was not applied; after MAX_SKIPPED in a row stop."""
