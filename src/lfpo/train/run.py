@@ -215,9 +215,14 @@ class TrainingRun:
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
+        if not self.resume:
+            return
         trainer = self.trainer
-        checkpoint = self._newest() if self.resume else None
-        if checkpoint is not None:
+        found = latest_checkpoint(self.folder.dir, self.note) if distributed.rank() == 0 else None  # verifies the files
+        checkpoint = distributed.gather(found)[0]
+        if checkpoint is None:
+            self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
+        else:
             load_weights(trainer.model, checkpoint / "model")
             if trainer.reference is not None:
                 load_weights(trainer.reference, checkpoint / "reference")
@@ -229,18 +234,9 @@ class TrainingRun:
             self.done = self.saved = state["step"]
             self.unlogged = state.get("unlogged")
             self.note(f"resumed from {checkpoint}")
-        if self.resume:
-            self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-            before = self.folder.read_metrics() if distributed.rank() == 0 else []
-            self.health = Health(distributed.gather(before)[0])
-
-    def _newest(self) -> Path | None:
-        """The newest intact checkpoint. Rank 0 alone verifies the files."""
-        found = latest_checkpoint(self.folder.dir, self.note) if distributed.rank() == 0 else None
-        checkpoint = distributed.gather(found)[0]
-        if checkpoint is None:
-            self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
-        return checkpoint
+        self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
+        before = self.folder.read_metrics() if distributed.rank() == 0 else []
+        self.health = Health(distributed.gather(before)[0])
 
 
 def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
