@@ -16,8 +16,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.examples import sampled_length
-from lfpo.train.sft import MIN_T, accumulate_sft_gradients, train_sft
+from lfpo.train.sft import MIN_T, accumulate_sft_gradients, sampled_length, train_sft
 from lfpo.train.sft_config import SFTConfig
 from processes import run_lfpo
 from test_sft import config as without_blocks

@@ -11,9 +11,10 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_state, load_weights, save_checkpoint, verify
+from lfpo.train.checkpoint import latest_checkpoint, load_state, load_weights, save_checkpoint, verify
 from lfpo.train.optim import build_adamw
-from tiny import LLADA_CONFIG, random_ids, write_llada
+from lfpo.train.optimizer_state import load_optimizer
+from tiny import LLADA_CONFIG, optimiser_settings, random_ids, write_llada
 
 
 class Trainee:
@@ -22,7 +23,7 @@ class Trainee:
     def __init__(self, folder: Path):
         self.model = load_model(folder)
         self.tokenizer = load_tokenizer(folder)
-        self.optimizer = build_adamw(self.model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.98))
+        self.optimizer = build_adamw(self.model, optimiser_settings(1e-2, 0.1, 0.98))
 
     def train(self, step: int) -> None:
         self.model(random_ids(2, 6, seed=step)).square().mean().backward()
@@ -88,7 +89,7 @@ def test_an_optimizer_that_has_not_stepped_yet(llada: Path, run: Path) -> None:
 def test_hyperparameters_stay_as_configured(trainee: Trainee, run: Path, llada: Path) -> None:
     path = trainee.save(run, 1)
     model = load_model(llada)
-    optimizer = build_adamw(model, learning_rate=5e-5, weight_decay=0.0, betas=(0.9, 0.999))
+    optimizer = build_adamw(model, optimiser_settings(5e-5, 0.0, 0.999))
     load_optimizer(optimizer, path)
     assert all(g["lr"] == 5e-5 and g["betas"] == (0.9, 0.999) for g in optimizer.param_groups)
 

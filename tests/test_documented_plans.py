@@ -12,11 +12,10 @@ import pytest
 from lfpo.base.config import load_yaml, parse_overrides, recipe_names
 from lfpo.cli.list_recipes import kind_of, row
 from lfpo.train.plan.command import ASSUMED_TFLOPS
-from lfpo.train.plan.estimate import estimate
+from lfpo.train.plan.estimate import Estimate
+from lfpo.train.plan.model import model_config
 from lfpo.train.plan.settings import configure
-from lfpo.train.plan.shapes import model_config
-from lfpo.train.plan.tables import GIB, duration
-from lfpo.train.plan.ways import Way, ways, whole_run
+from lfpo.train.plan.ways import GIB, duration, ways, whole_run
 
 ROOT = Path(__file__).parent.parent
 # A block of one command, and the sentence below it.
@@ -37,9 +36,9 @@ def sentence(command: str) -> str:
     options = parse_overrides([w for w in words[1:start] if w not in ("-m", "lfpo")])
     gpus = int(options.get("nnodes", 1)) * int(options.get("nproc_per_node", 1))
     _, args = configure(load_yaml(words[start + 1]), parse_overrides(words[start + 2 :]))
-    found = estimate(args, model_config(args.model), gpus=gpus)
+    found = Estimate(args, model_config(args.model), gpus=gpus)
     assert found.peak <= 80 * GIB
-    run = whole_run(Way("", {}, gpus, found), args, ASSUMED_TFLOPS * 1e12, None)
+    run = whole_run(found, ASSUMED_TFLOPS * 1e12, None)
     training, evaluation = duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours)
     return f"`lfpo plan`: {found.peak / GIB:.1f} GiB a GPU, {training} of training, {evaluation} of evaluation."
 
@@ -65,7 +64,7 @@ def test_the_needs_of_a_recipe_are_the_plans(name: str):
     (full,) = (n for n in recipe_names() if n.rpartition("/")[2] == name)
     needs = row(full)[3]
     _, args = configure(load_yaml(name), {})
-    plan = functools.partial(estimate, config=model_config(args.model))
+    plan = functools.partial(Estimate, config=model_config(args.model))
     found = {(way.label, way.gpus) for way in ways(plan, args, 1, 80 * GIB)}
     if needs == "1 GPU":
         assert ("as it stands", 1) in found

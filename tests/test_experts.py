@@ -29,7 +29,7 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, ema_update
 from lfpo.train.flops import forward_flops
-from lfpo.train.plan.shapes import adapter_size, model_shape
+from lfpo.train.plan.model import adapter_size, model_shape
 from processes import run_ranks
 from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
 from test_lora import moved

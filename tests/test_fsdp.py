@@ -30,6 +30,7 @@ from lfpo.train.optim import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks
 from split_memory import gathered_bytes, measured, one_backward, start, write_model
+from tiny import optimiser_settings
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 SEEDS = [1, 2, 3, 4]
@@ -52,7 +53,7 @@ class Training:
         if checkpointing:
             model.checkpoint_layers()
         model.train()
-        self.optimizer = build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99))
+        self.optimizer = build_adamw(model, optimiser_settings(1e-2, 0.1, 0.99))
 
     def step(self, trajectory: Any, rows: list[int]) -> dict[str, torch.Tensor]:
         """One step on some rows of all; loss, norm and gradients summed over ranks."""
@@ -148,7 +149,7 @@ def gathers_in_bfloat16(folder: Path, trajectory: Any) -> None:
             policy.autocast = True
         policies[CURRENT].checkpoint_layers()
         policies[CURRENT].train()
-        training.optimizer = build_adamw(policies[CURRENT], learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99))
+        training.optimizer = build_adamw(policies[CURRENT], optimiser_settings(1e-2, 0.1, 0.99))
         with gathered_bytes() as bytes_:
             found.append([training.step(trajectory, distributed.share(4)) for _ in range(STEPS)])
         sent.append(bytes_[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,19 +24,20 @@ from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig
 from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
-from tiny import random_ids
+from tiny import optimiser_settings, random_ids
 
 installed = importlib.util.find_spec("bitsandbytes") is not None
 needs_it = pytest.mark.skipif(not installed, reason="bitsandbytes is not installed")
 
 
 def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    return build_adamw(model, learning_rate=1e-2, weight_decay=0.1, betas=(0.9, 0.99), optim=optim)
+    return build_adamw(model, optimiser_settings(1e-2, 0.1, 0.99, optim))
 
 
 def test_learning_rates_by_hand():
     def rates(schedule: str) -> list[float]:
-        return [lr_at(step, total=6, peak=8.0, schedule=schedule, warmup_steps=2) for step in range(7)]
+        args = SimpleNamespace(learning_rate=8.0, lr_scheduler_type=schedule, warmup_steps=2)
+        return [lr_at(args, step, total=6) for step in range(7)]
 
     assert rates("constant") == [4.0, *[8.0] * 6]
     assert rates("linear") == pytest.approx([4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0])

@@ -28,12 +28,13 @@ from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engine_settings import EngineSettings
-from lfpo.train.plan.estimate import Estimate, estimate
-from lfpo.train.plan.shapes import PUBLISHED, model_config, model_shape, sizes_of, skeleton
-from lfpo.train.plan.tables import duration, readable
-from lfpo.train.plan.ways import Way, command, seconds, ways, whole_run
-from lfpo.train.plan.work import count, forward_flops
-from lfpo.train.preflight import GIB, plan_line
+from lfpo.train.flops import model_flops
+from lfpo.train.plan.command import readable
+from lfpo.train.plan.estimate import Estimate
+from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
+from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_run
+from lfpo.train.plan.work import count, sampling_work
+from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
 
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
 
     step()  # creates the optimiser's state
     update = peak(step, CPU)
-    plan = estimate(args, MODEL, prompt_length=PROMPT, device="cpu")
+    plan = Estimate(args, MODEL, prompt_length=PROMPT, device="cpu")
     standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser"))
     held = sum(p.numel() * p.element_size() for p in model.parameters())
     counted = plan.parts["weights"][1] + (plan.parts["reference"][1] if args.lora else 0)
@@ -90,19 +91,19 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
 
 
 def test_parameter_counts_by_hand():
-    sizes = sizes_of(skeleton(model_config("llada-8b")))
+    sizes = model_shape(model_config("llada-8b"))[0]
     assert sizes.layers == 32 * (4 * 4096**2 + 3 * 4096 * 12288 + 2 * 4096)
     assert sizes.head == 126464 * 4096
     assert sizes.total == 8_015_581_184
-    assert sizes_of(skeleton(model_config("apple/DiffuCoder-7B-Instruct"))).total == 7_615_616_512
+    assert model_shape(model_config("apple/DiffuCoder-7B-Instruct"))[0].total == 7_615_616_512
 
 
 def test_offloading_by_hand():
     """LLaDA-8B on one GPU with an offloaded reference and paged moments: 26 GiB of layers are in CPU memory only."""
     heavy: dict[str, Any] = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
-    sizes = sizes_of(skeleton(model_config("llada-8b")))
+    sizes = model_shape(model_config("llada-8b"))[0]
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
-    plan = estimate(light, model_config("llada-8b"))
+    plan = Estimate(light, model_config("llada-8b"))
     assert set(plan.parts["reference"]) == {4 * sizes.outside}
     assert list(plan.parts["copies for sampling"]) == [0, 2 * sizes.matrices, 0]
     norms = sizes.layers - sizes.matrices
@@ -111,20 +112,20 @@ def test_offloading_by_hand():
     assert plan.host == {"reference": 4 * sizes.layers, "optimiser": 2 * (1 + 4 / 256) * sizes.total}
     # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three transfers besides.
     assert plan.transfers == 64 + 3
-    whole = estimate(recipe(optim="adamw_8bit", **heavy), model_config("llada-8b"))
+    whole = Estimate(recipe(optim="adamw_8bit", **heavy), model_config("llada-8b"))
     assert whole.parts["optimiser"][2] == 2 * (1 + 4 / 256) * sizes.total
     assert whole.parts["reference"][2] == 4 * sizes.total
     assert (whole.host, whole.transfers) == ({}, 0)
     ahead = recipe(optim="adamw_8bit", old_policy="sampler", engine=EngineSettings(max_staleness=2), **heavy)
-    kept = estimate(ahead, model_config("llada-8b")).host
+    kept = Estimate(ahead, model_config("llada-8b")).host
     assert kept == {"earlier versions of the reference": 3 * 4 * sizes.total}
-    split = estimate(recipe(fsdp=True, **heavy), model_config("llada-8b"), gpus=2)
+    split = Estimate(recipe(fsdp=True, **heavy), model_config("llada-8b"), gpus=2)
     assert "copies for sampling" not in split.parts
 
 
 def test_a_base_in_four_bits_by_hand():
-    sizes = sizes_of(skeleton(model_config("llada-8b")))
-    plan = estimate(recipe(lora={"r": 64}, dtype="bfloat16", load_in_4bit=True), model_config("llada-8b"))
+    sizes = model_shape(model_config("llada-8b"))[0]
+    plan = Estimate(recipe(lora={"r": 64}, dtype="bfloat16", load_in_4bit=True), model_config("llada-8b"))
     adapter = 32 * 64 * (4 * (4096 + 4096) + 3 * (4096 + 12288))
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
@@ -142,7 +143,7 @@ def test_splitting_divides_all_weights():
     and one on its way in float32."""
     args = recipe(fsdp=True, **QUARTER)
     config = model_config("llada-8b")
-    split = estimate(args, config, gpus=4)
+    split = Estimate(args, config, gpus=4)
     sizes, head = split.sizes, 126464 * 4096
     for name in ("weights", "reference"):
         assert list(split.parts[name]) == 3 * [sizes.total]  # float32, a quarter: from the start
@@ -151,63 +152,64 @@ def test_splitting_divides_all_weights():
     in_rollouts = 2 * sizes.matrices + 4 * (sizes.total - sizes.matrices)
     in_updates = 4 * 2 * head + (2 * 2 + 2 + 4) * sizes.layer
     assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates]
-    assert estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
+    assert Estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
         4 * sizes.total
     )
     # Two machines of two: each holds a copy, and each GPU half of it.
-    assert estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
-    adapters = estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
+    assert Estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
+    adapters = Estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
     factors = adapters.trained
     assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
     in_rollouts, in_updates = 2 * sizes.total + 8 * sizes.matrix, 2 * head + 3 * 2 * sizes.layer
     assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates]
     apart = recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", merge_lora=False, **QUARTER)
-    assert estimate(apart, config, gpus=4).parts["gathered weights"][1] == 2 * sizes.total + 4 * factors
+    assert Estimate(apart, config, gpus=4).parts["gathered weights"][1] == 2 * sizes.total + 4 * factors
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_the_work_of_every_objective_is_counted(name: str):
-    work = count(make_objective({"name": name}), SamplerConfig(temperature=1.0).for_length(8), 4, False)
+    sampler = SamplerConfig(temperature=1.0).for_length(8)
+    work = count(make_objective({"name": name}), sampler)
     if name == "mdpo":
         assert work.views == 8
     assert work.views > 0
     assert 0 < work.most_targets <= 12
-    assert work.forwards == 8
-    assert work.tokens == 8 * 12
+    assert sampling_work(sampler, 4, False) == (8, 8 * 12)
 
 
 def test_work_by_hand():
     lfpo = make_objective({"name": "lfpo", "timesteps": 2})
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
-    work = count(lfpo, sampler, 4, True)
+    work = count(lfpo, sampler)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
     # Two blocks of two forwards: the first runs all twelve tokens, the second the block and the token before it.
-    assert (work.forwards, work.tokens) == (4, 2 * (12 + 5))
-    assert count(make_objective({"name": "diffu_grpo"}), sampler, 4, True).others == 2
+    assert sampling_work(sampler, 4, True) == (4, 2 * (12 + 5))
+    assert count(make_objective({"name": "diffu_grpo"}), sampler).others == 2
 
 
 def test_the_work_of_a_block_model(tmp_path: Path):
     model = load_model(golden("sdar", tmp_path / "sdar"))
     lfpo = make_objective({"name": "lfpo", "timesteps": 2})
     sampler = SamplerConfig(temperature=1.0, remasking="low_confidence_static").for_length(12, 4)
-    work = count(lfpo, sampler, 8, False, trained_block=4)
+    forwards, tokens = sampling_work(sampler, 8, False, trained_block=4)
     # Prompt and first block once, eleven other forwards of a block, and two that store a finished one.
-    assert (work.forwards, work.tokens) == (12, 12 + 11 * 4 + 2 * 4)
+    assert (forwards, tokens) == (12, 12 + 11 * 4 + 2 * 4)
     model.eos_id = 131  # never drawn
     found = rollout(model, [list(range(8)), list(range(9, 17))], sampler, [1, 2])
-    assert found.queries.tolist() == [work.tokens] * 2
+    assert found.queries.tolist() == [tokens] * 2
     # A view replays two of the four steps of all three blocks; its targets are their masked positions.
+    work = count(lfpo, sampler, trained_block=4)
     assert (work.views, work.unit) == (2, 1)
     assert 12 < work.targets <= 2 * 12
-    assert count(lfpo, sampler, 8, False, trained_block=4, group=4).tokens == 12 / 4 + 13 * 4
+    assert sampling_work(sampler, 8, False, trained_block=4, group=4)[1] == 12 / 4 + 13 * 4
 
 
 @pytest.mark.long
 def test_a_plan_for_a_block_model_counts_both_halves_of_its_views():
     args, config = recipe(sampler={"gen_length": 40, "temperature": 1.0}), model_config("sdar-1.7b")
-    blocks = estimate(args, config)
+    blocks = Estimate(args, config)
     assert blocks.doubled
-    full = estimate(args, {**config, "model_type": "Dream", "mlp_bias": False})
+    full = Estimate(args, {**config, "model_type": "Dream", "mlp_bias": False})
     assert not full.doubled
     assert blocks.update_flops > 1.4 * full.update_flops
     assert blocks.rollout_flops < full.rollout_flops / 10
@@ -269,7 +271,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
     """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
 
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
-        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+        return Estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
 
     many = {"num_generations": 64, "update_tokens": 4096, "rollout_tokens": 4096}
     args = recipe(optim="adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2, **many)
@@ -284,7 +286,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
 
 def test_a_stated_number_of_gpus_is_kept():
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
-        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+        return Estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
 
     args = recipe(prompts_per_iteration=4, num_generations=64, update_tokens=4096, rollout_tokens=4096)
     found = ways(plan, args, 4, memory=0.9 * plan(args, 4).peak)
@@ -295,7 +297,7 @@ def test_a_stated_number_of_gpus_is_kept():
 @pytest.mark.long
 def test_settings_that_exclude_each_other_are_changed_together():
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
-        return estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
+        return Estimate(args, MODEL, gpus=gpus, prompt_length=PROMPT, device="cpu")
 
     many = {"num_generations": 64, "update_tokens": 4096, "rollout_tokens": 4096}
     args = recipe(prompts_per_iteration=4, fsdp=True, fsdp_size=2, **many)
@@ -307,8 +309,8 @@ def test_settings_that_exclude_each_other_are_changed_together():
 
 def test_hours_and_cost_by_hand():
     args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7)
-    found = estimate(args, MODEL, prompt_length=PROMPT)
-    run = whole_run(Way("", {}, 4, found), args, 1e12, 3.0)
+    found = Estimate(args, MODEL, gpus=4, prompt_length=PROMPT)
+    run = whole_run(found, 1e12, 3.0)
     assert run.training_hours == pytest.approx(10 * (found.rollout_flops + found.update_flops) / 4e12 / 3600)
     assert run.evaluation_hours == pytest.approx(found.evaluation_flops / 4e12 / 3600)
     assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
@@ -316,18 +318,18 @@ def test_hours_and_cost_by_hand():
     # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
     sizes, hf, _ = model_shape(MODEL)
     forwards = COMPLETION * (PROMPT + COMPLETION)
-    one = forward_flops(sizes, hf, forwards, PROMPT + COMPLETION, COMPLETION * COMPLETION)
+    one = model_flops(hf, sizes.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
-    assert estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
-    assert estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
+    assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
+    assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
 
 
 def test_the_start_of_a_run_says_what_the_plan_counts():
     args = LFPOConfig(
         output_dir="x", model="llada-8b", max_steps=10, lora=LoraSettings(r=8), dtype="bfloat16", task="gsm8k"
     )
-    found = estimate(args, model_config("llada-8b"), gpus=1, prompt_length=100)
-    run = whole_run(Way("", {}, 1, found), args, 4e14, None)
+    found = Estimate(args, model_config("llada-8b"), gpus=1, prompt_length=100)
+    run = whole_run(found, 4e14, None)
     line = plan_line(args, 100, gpus=1, memory=80 * GIB, flop_rate=4e14)
     hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
     assert line == f"{found.peak / GIB:.1f} of 80.0 GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
@@ -335,9 +337,8 @@ def test_the_start_of_a_run_says_what_the_plan_counts():
 
 
 def test_a_command_for_several_machines():
-    found = estimate(recipe(), MODEL)
     given = {"sampler": {"steps": 4}, "eval_samplers": {}, "objective": {"name": "spg"}, "reward_funcs": ["a.b", "c.d"]}
-    line = command("my.yaml", given, Way("", {"fsdp": True, "lora": {"r": 8}}, 16, found), 8)
+    line = command("my.yaml", given, {"fsdp": True, "lora": {"r": 8}}, 16, 8)
     assert line == (
         "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint FIRST_MACHINE:29500 --nproc_per_node 8 -m lfpo train "
         "my.yaml --sampler.steps 4 --eval_samplers '{}' --objective.name spg --reward_funcs '[a.b, c.d]' --fsdp true "
@@ -363,7 +364,7 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
     config = model_config(args.model)
 
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
-        return estimate(args, config, gpus=gpus)
+        return Estimate(args, config, gpus=gpus)
 
     found = [f"| {way.label} | {way.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)]
     page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
@@ -381,11 +382,11 @@ def test_small_models_are_counted_in_millions(parameters: int, text: str):
 
 def test_rollouts_by_workers_beside_the_update():
     """By hand: 8 PFLOP of rollouts on 4 workers, 3 PFLOP of update on 2 GPUs, at 1 PFLOP/s each."""
-    found: Any = SimpleNamespace(rollout_flops=8e15, update_flops=3e15)
 
     def taken(**engine: Any) -> tuple[float, float, float]:
         args = build(LFPOConfig, {"output_dir": "unused", "engine": engine})
-        return seconds(found, args, 2, 1e15)
+        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=3e15)
+        return seconds(found, 1e15)
 
     workers = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}
     assert taken() == (4.0, 1.5, 5.5)

@@ -71,7 +71,7 @@ def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     [
         ("evaluate", 1, 0),  # before anything was learned
         ("sample_and_score", 2, 1),  # at once: nothing of iteration 2 is in the weights yet
-        ("set_learning_rate", 3, 2),  # in the middle of an update, which is finished
+        ("old_policy", 2, 2),  # at the start of an update, which is finished
         ("evaluate", 3, 2),  # the update is in, its evaluation is made after the resume
         ("save", 1, 3),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -334,3 +335,10 @@ def reference_logits(folder: Path, ids_BL: torch.Tensor) -> torch.Tensor:
 def random_ids(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Token ids below 256 (ordinary bytes in both families)."""
     return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def optimiser_settings(learning_rate: float, weight_decay: float, beta2: float, optim: str = "adamw_torch") -> Any:
+    """What build_adamw reads of a configuration."""
+    return SimpleNamespace(
+        optim=optim, learning_rate=learning_rate, weight_decay=weight_decay, adam_beta1=0.9, adam_beta2=beta2
+    )

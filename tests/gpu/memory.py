@@ -19,7 +19,7 @@ from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.estimate import CONTEXT, estimate
+from lfpo.train.plan.estimate import CONTEXT, Estimate
 from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15
@@ -77,7 +77,7 @@ def against_plan(machine: Machine, label: str, changes: dict[str, Any]) -> list[
     length = len(tokenizer.encode(prompt, add_special_tokens=False))
     args = recipe(length, machine.size(256, 40), **changes)
     config, layers = _that_fits(machine, args, length)
-    plan = estimate(args, config, prompt_length=length, device=machine.device.type)
+    plan = Estimate(args, config, prompt_length=length, device=machine.device.type)
     found = peaks(config, args, prompt, machine.device)
     rows = [measured(f"{label}: layers", layers)]
     standing = 0 if machine.gpu else sum(plan.parts[name][2] for name in STANDING if name in plan.parts)
@@ -101,7 +101,7 @@ def _that_fits(machine: Machine, args: LFPOConfig, length: int) -> tuple[dict[st
     room = 0.9 * torch.cuda.get_device_properties(0).total_memory
     for layers in (32, 28, 24, 16, 8, 4):
         config = with_layers(LAYOUTS["llada-8b"], layers)
-        if estimate(args, config, prompt_length=length).peak <= room:
+        if Estimate(args, config, prompt_length=length).peak <= room:
             break
     return config, layers
 

@@ -32,7 +32,7 @@ from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
 from lfpo.runs.context import Context
 from lfpo.train.flops import Meter, rollout_flops, update_flops
-from lfpo.train.optim import step_if_finite
+from lfpo.train.optim import set_lr, step_if_finite
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
@@ -125,18 +125,16 @@ def optimizer_step(
     trajectory = batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    views = filler = None
-    if args.fsdp or not len(mine):
-        filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
-        views = filler.select(mine[:0])
-    if len(mine):
+    filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
+    if len(mine) or filler is None:
         seeds = [key(batch.seeds[b], step.iteration) for b in mine.tolist()]
         views = views_of(objective, trajectory.rows(mine), signal_B, seeds, step.inner)
-    assert views is not None
+    else:
+        views = filler.select(mine)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
-    of = args.optimizer_steps_per_iteration
-    context.progress.begin(f"update {step.inner * of + step.number + 1} of {of * objective.num_iterations}")
+    of, inners = args.optimizer_steps_per_iteration, objective.num_iterations
+    context.progress.begin(f"update {step.inner * of + step.number + 1} of {of * inners}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -150,7 +148,8 @@ def optimizer_step(
     )
     add_measures(step.measures, measured)
     # The step.
-    lr = trainer.set_learning_rate(step.iteration, step.inner, step.number)
+    number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
+    lr = set_lr(trainer.optimizer, args, number, total)
     loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
     if not stepped:
         trainer.count_skipped(step.iteration)

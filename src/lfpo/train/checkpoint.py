@@ -26,8 +26,7 @@ from lfpo.base.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
-from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
-from lfpo.train.optimizer_state import restore, state_of
+from lfpo.train.optimizer_state import save_optimizer
 
 CARD = "README.md"
 
@@ -65,16 +64,23 @@ def save_checkpoint(
     """
     root = run_dir / "checkpoints"
     final, partial = root / f"step-{step}", root / f".step-{step}.partial"
+
+    def prepare() -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(".*.partial"):  # of interrupted saves
+            shutil.rmtree(leftover)
+        (partial / "optimizer").mkdir(parents=True)
+
     try:
-        distributed.by_first(lambda: _prepare(root, partial))
+        distributed.by_first(prepare)
         for name, part in (parts or {}).items():
             distributed.by_first((partial / name).mkdir)
             part.save(partial / name)
         _save_policy(model, partial / "model", tokenizer)
-        distributed.by_first(lambda: _write_text(partial / "model" / CARD, card))
+        distributed.by_first(lambda: (partial / "model" / CARD).write_text(card, encoding="utf-8"))
         if reference is not None:
             _save_policy(reference, partial / "reference", tokenizer)
-        _save_optimizer(optimizer, partial / "optimizer")
+        save_optimizer(optimizer, partial / "optimizer")
         distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
         manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))
@@ -88,14 +94,6 @@ def save_checkpoint(
             + "free disk space or check permissions, then run the same command with --resume"
         ) from error
     return final
-
-
-def _prepare(root: Path, partial: Path) -> None:
-    """Create the folder `partial`, and remove the partial folders of interrupted saves."""
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".*.partial"):
-        shutil.rmtree(leftover)
-    (partial / "optimizer").mkdir(parents=True)
 
 
 def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
@@ -126,7 +124,7 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, car
     final, partial = run_dir / "model", run_dir / ".model.partial"
 
     def publish() -> None:
-        _write_text(partial / CARD, card)
+        (partial / CARD).write_text(card, encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
 
@@ -183,22 +181,17 @@ def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> Non
         distributed.by_first(lambda: save_adapter(policy, folder))
 
 
-def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Write per-parameter state as tensors `number.field`; numbers count parameters over all groups. A collective."""
-    tensors = state_of(optimizer)
-    write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "optimizer")
-
-
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
     """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects.
 
     Raises UserError where the folder holds an adapter and the model has none, the reverse, or other shapes.
     """
     if (folder / "adapter_config.json").exists() != (model.adapter is not None):
-        found = (
-            "all weights, and the configuration has" if model.adapter else "an adapter, and the configuration has no"
+        found, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
+        raise UserError(
+            f"{folder}: holds {found}, and the configuration {has} 'lora'; resume with the configuration it was saved "
+            "under"
         )
-        raise UserError(f"{folder}: holds {found} 'lora'; resume with the configuration it was saved under")
     if model.adapter is not None:
         load_adapter(model, folder)
         return
@@ -208,17 +201,6 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
         raise UserError(f"{folder}: was saved from another model than the one given ({error})") from error
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Restore per-parameter state from a checkpoint; hyperparameters keep their current values. A rank reads only its
-    rows of split parameters. Raises UserError for the state of another kind of optimiser."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, file in tensor_paths(path / "optimizer").items():
-        index, _, field = name.partition(".")
-        state.setdefault(int(index), {})[field] = read_like(file, name, parameters[int(index)])
-    restore(optimizer, state, path)
-
-
 def _numbered(root: Path) -> list[Path]:
     found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
     return sorted(found, key=_number)
@@ -226,10 +208,6 @@ def _numbered(root: Path) -> list[Path]:
 
 def _number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:

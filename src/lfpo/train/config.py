@@ -159,10 +159,9 @@ class LFPOConfig:
     }
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_shared(self)
         self.objective = {"name": "lfpo", **self.objective}
         check_settings(self.objective)
-        check_trackers(self.report_to)
         for rule in self.stop_on:
             if rule not in RULES:
                 raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")
@@ -175,18 +174,18 @@ class LFPOConfig:
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
-        at_least_one(self, "update_tokens", "rollout_tokens", "save_steps", "save_total_limit")
+        at_least_one(self, "rollout_tokens")
         not_negative(self, "eval_size", "eval_steps")
+        decays(self, "ema_decay", "average_decay")
+        time_limits(self, "reward_timeout")
         if self.task is not None and self.data_file is not None:
             raise ValueError("give either 'task' or 'data_file', not both")
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
-        check_precision(self)
         if self.merge_lora and self.rollout_compile:
             raise ValueError("'merge_lora' does not work with 'rollout_compile', whose weights stay where they are")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
-        check_split(self)
         for name, why in (
             ("lora", "the reference is an adapter on the same weights, and small"),
             ("fsdp", "the reference is split over ranks already"),
@@ -194,9 +193,6 @@ class LFPOConfig:
         ):
             if self.offload_reference and getattr(self, name):
                 raise ValueError(f"'offload_reference' does not work with '{name}': {why}")
-        check_optimiser(self)
-        decays(self, "ema_decay", "average_decay")
-        time_limits(self, "reward_timeout", "rank_timeout", "progress_timeout")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
         rollouts = self.prompts_per_iteration * self.num_generations
@@ -217,9 +213,22 @@ class LFPOConfig:
         return bool(self.eval_steps and self.eval_samplers) and (step % self.eval_steps == 0 or step == self.max_steps)
 
 
-def check_split(args: Any) -> None:
-    """Raise ValueError for settings that do not go with `fsdp`, and for `fsdp_size` without it."""
-    not_negative(args, "fsdp_size")
+def check_shared(args: Any) -> None:
+    """Raise ValueError for values and combinations of the keys that the configurations of `lfpo train`, `sft` and `dpo`
+    share."""
+    check_types(args)
+    check_trackers(args.report_to)
+    positive(args, "learning_rate")
+    not_negative(args, "fsdp_size", "warmup_steps", "weight_decay", "max_grad_norm", "threads")
+    decays(args, "adam_beta1", "adam_beta2")
+    at_least_one(args, "update_tokens", "save_steps", "save_total_limit")
+    time_limits(args, "rank_timeout", "progress_timeout")
+    if args.dtype == "bfloat16" and args.lora is None:
+        raise ValueError(
+            "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
+        )
+    if args.load_in_4bit and args.lora is None:
+        raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
     if args.fsdp_size and not args.fsdp:
         raise ValueError("'fsdp_size' is for 'fsdp: true'")
     if args.load_in_4bit and args.fsdp:
@@ -232,20 +241,3 @@ def check_split(args: Any) -> None:
             f"'optim' {args.optim} scales moments in blocks, which fsdp would split; with fsdp use "
             "adamw_torch, or train with 'lora'"
         )
-
-
-def check_optimiser(args: Any) -> None:
-    """Raise ValueError for settings of the optimiser, its schedule or its threads that have no meaning."""
-    positive(args, "learning_rate")
-    not_negative(args, "warmup_steps", "weight_decay", "max_grad_norm", "threads")
-    decays(args, "adam_beta1", "adam_beta2")
-
-
-def check_precision(args: Any) -> None:
-    """Raise ValueError where weights of the given `dtype` or in 4 bits would have to be trained themselves."""
-    if args.dtype == "bfloat16" and args.lora is None:
-        raise ValueError(
-            "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
-        )
-    if args.load_in_4bit and args.lora is None:
-        raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
-from lfpo.train.checkpoint import Part
 from lfpo.train.dpo_config import DPOConfig
-from lfpo.train.examples import sampled_length, train_on_examples
 from lfpo.train.flops import Meter
-from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
+from lfpo.train.optim import build_adamw, set_lr, step_if_finite
+from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import check_ranks, load_policies
+from lfpo.train.sft import sampled_length
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
@@ -49,14 +49,13 @@ def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str]
     return train_on_examples(DPOTrainer, config, resume=resume, report=report)
 
 
-class DPOTrainer:
-    """What a run of `lfpo dpo` trains (see lfpo.train.run.Trainer)."""
+class DPOTrainer(Trainer):
+    """What a run of `lfpo dpo` trains."""
 
-    kind, reference, stop_on = "dpo", None, ()
-    parts: Mapping[str, Part] = {}
+    kind = "dpo"
 
     def __init__(self, config: DPOConfig):
-        self.args = config
+        self.args, self.total_steps = config, config.max_steps
         check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
         self.model = self.policies[CURRENT].train()
@@ -64,18 +63,14 @@ class DPOTrainer:
             self.model.checkpoint_layers()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
-        self.optimizer = adamw_of(self.model, config)
+        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
-
-    @property
-    def total_steps(self) -> int:
-        return self.args.max_steps
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, started, meter = self.args, time.perf_counter(), Meter()
-        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
+        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         numbers = [step * config.batch_size + i for i in mine]
@@ -101,12 +96,9 @@ class DPOTrainer:
         means, done = means_over_ranks(measures), step + 1
         if done % config.logging_steps and done < config.max_steps:
             return {}
-        made = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
-        return (
-            made
-            | {"skipped_updates": self.state["skipped"], "time/total": self.state["seconds"]}
-            | {"flops": self.state["flops"]}
-        )
+        metrics = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
+        spent = {"time/total": self.state["seconds"], "flops": self.state["flops"]}
+        return metrics | {"skipped_updates": self.state["skipped"]} | spent
 
     def evaluates_after(self, step: int) -> bool:
         every = self.args.eval_steps
@@ -152,9 +144,6 @@ class DPOTrainer:
             return None
         pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
         return self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
-
-    def export(self) -> MaskedDiffusionLM:
-        return self.model
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, not_negative, positive, time_limits
-from lfpo.base.config import check_types
+from lfpo.base.checks import at_least_one, not_negative, positive
 from lfpo.models.settings import LoraSettings
-from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim, check_optimiser, check_precision, check_split
+from lfpo.train.config import Optim, check_shared
 from lfpo.train.sft_config import check_shares
 
 
@@ -81,18 +79,12 @@ class DPOConfig:
     offload_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_trackers(self.report_to)
+        check_shared(self)
         if bool(self.tasks) == (self.data_file is not None):
             raise ValueError("give either 'data_file' or 'tasks'")
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
-        check_precision(self)
-        check_split(self)
-        check_optimiser(self)
         check_shares(self.tasks)
         positive(self, "beta")
         not_negative(self, "eval_size", "eval_steps")
-        at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "update_tokens")
-        at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
-        time_limits(self, "rank_timeout", "progress_timeout")
+        at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "logging_steps")

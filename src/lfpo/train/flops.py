@@ -35,24 +35,26 @@ def forward_flops(
 
     queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
     structure: which tokens attend to which, where all are run.
-    Counts 2 for each weight of the body that a token uses, 4 H E for each key that a token attends to in a layer of H
-    heads of width E, and 2 for each weight of the head and predicted position.
     """
-    config = model.backbone.config
-    head = config.vocab_size * config.hidden_size
     layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
     body = sum(
         active_weights(model.backbone, name, original_shape(p).numel()) for name, p in layers if _runs(model, name)
     )
     run = (structure.tokens(lengths) if queries is None else queries).double()
     pairs = structure.pairs(lengths) if queries is None else run * lengths
-    attention = 4 * config.num_hidden_layers * attention_width(config) * float(pairs.sum())
-    return 2 * body * float(run.sum()) + attention + 2 * head * predicted
+    return model_flops(model.backbone.config, body, float(run.sum()), float(pairs.sum()), predicted)
 
 
-def attention_width(config: Any) -> int:
-    """Heads times head width of a transformers configuration; in some models not the hidden size."""
-    return int(config.num_attention_heads * head_dim(config))
+def model_flops(config: Any, weights: float, tokens: float, pairs: float, predicted: float) -> float:
+    """FLOPs of running `tokens` tokens through a body of `weights` weights, and the head at `predicted` positions.
+
+    config: transformers configuration. pairs: (token, key that it attends to) in a layer.
+    Counts 2 for each weight of the body and token, 4 H E for each pair in a layer of H heads of width E, and 2 for each
+    weight of the head and predicted position.
+    """
+    width = config.num_attention_heads * head_dim(config)  # in some models not the hidden size
+    attention = 4 * config.num_hidden_layers * width * pairs
+    return 2 * weights * tokens + attention + 2 * config.vocab_size * config.hidden_size * predicted
 
 
 def head_dim(config: Any) -> int:

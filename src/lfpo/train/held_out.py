@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
-from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.sources import PromptSource
-from lfpo.rollout.engine import Engine
 from lfpo.rollout.records import completion_record
 from lfpo.rollout.sampler import SamplerConfig
+
+if TYPE_CHECKING:
+    from lfpo.train.rl import LFPOTrainer
 
 KEPT = 16  # problems whose completions are recorded at each evaluation
 
 
 def held_out(
-    source: PromptSource,
-    engine: Engine,
-    model: MaskedDiffusionLM,
-    tokenizer: Any,
-    sampler: SamplerConfig,
-    *,
-    reward_weights: list[float],
-    reward_timeout: float,
-    seed: int,
-    progress: Progress,
+    trainer: LFPOTrainer, name: str, sampler: SamplerConfig, progress: Progress
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
-    collective: each rank samples its share, and all return the same.
+    """Evaluate the weights that the trainer's engine has on its held-out rows, with the eval sampler of this name.
 
+    Returns metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
+    collective: each rank samples its share, and all return the same.
     Metrics: steps, nfe, and accuracy with its 95 % interval (low, high); the mean reward where there is no verifier.
     """
-    rows = source.eval_rows
+    source, tokenizer, rows = trainer.source, trainer.tokenizer, trainer.source.eval_rows
     correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
+    progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
 
-    result = evaluate(engine, model, tokenizer, rows, correct_all, sampler, seed=seed, finished=count)
+    seed = trainer.args.seed
+    result = evaluate(trainer.engine, trainer.model, tokenizer, rows, correct_all, sampler, seed=seed, finished=count)
     metrics = {"steps": result.mean_steps, "nfe": result.mean_nfe}
     if source.correct_all is None:
-        metrics["reward"] = _mean_reward(source, result, reward_weights, reward_timeout)
+        metrics["reward"] = _mean_reward(trainer, result)
     elif result.accuracy is not None and result.interval is not None:
         metrics |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
     records = []
@@ -56,14 +50,15 @@ def held_out(
     return metrics, records
 
 
-def _mean_reward(source: PromptSource, result: EvalResult, weights: list[float], timeout: float) -> float:
+def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
     """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
-    rows = source.eval_rows
+    rows = trainer.source.eval_rows
     mine = distributed.share(len(rows))
-    own, ids = [rows[i] for i in mine], result.trajectory.completion_ids()
-    total = 0.0
-    if own:
-        texts = [result.completions[i] for i in mine]
-        scored = source.score(own, texts, [ids[i] for i in mine], weights, timeout)
+    ids, total = result.trajectory.completion_ids(), 0.0
+    if mine:
+        own, texts = [rows[i] for i in mine], [result.completions[i] for i in mine]
+        scored = trainer.source.score(
+            own, texts, [ids[i] for i in mine], trainer.reward_weights, trainer.args.reward_timeout
+        )
         total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)

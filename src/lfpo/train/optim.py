@@ -23,18 +23,12 @@ SMALL = 4096  # tensors with fewer numbers keep float32 moments
 BLOCK = 256  # numbers that share a scale
 
 
-def build_adamw(
-    model: nn.Module,
-    *,
-    learning_rate: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-    optim: Optim = "adamw_torch",
-) -> torch.optim.Optimizer:
+def build_adamw(model: nn.Module, args: Any) -> torch.optim.Optimizer:
     """AdamW over the trainable parameters; weight decay applies to matrices, not to norms and biases.
 
-    optim: torch's fused AdamW, or bitsandbytes' with 8-bit moments, with moments that the driver moves to CPU memory
-        when the GPU is full ("paged"), or with both.
+    args: a configuration with learning_rate, weight_decay, adam_beta1, adam_beta2, and optim: torch's fused AdamW, or
+        bitsandbytes' with 8-bit moments, with moments that the driver moves to CPU memory when the GPU is full
+        ("paged"), or with both.
     Raises UserError where bitsandbytes is missing, and for paging without a GPU.
     """
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -42,28 +36,20 @@ def build_adamw(
     groups = [
         {
             "params": [p for n, p in trainable if ("layers." in n) == in_layers and (p.ndim >= 2) == matrix],
-            "weight_decay": weight_decay if matrix else 0.0,
+            "weight_decay": args.weight_decay if matrix else 0.0,
         }
         for in_layers in (True, False)
         for matrix in (True, False)
     ]
     groups = [g for g in groups if g["params"]]
+    optim, given = args.optim, {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
     if optim == "adamw_torch":
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+        return torch.optim.AdamW(groups, **given, fused=True)
     paged = optim.startswith("paged")
     if paged and trainable[0][1].device.type != "cuda":
         raise UserError(f"optim {optim!r} needs a GPU, whose memory it pages; without a GPU take adamw_8bit")
-    return bitsandbytes(f"optim {optim!r}").optim.AdamW(
-        groups, lr=learning_rate, betas=betas, optim_bits=8 if "8bit" in optim else 32, is_paged=paged
-    )
-
-
-def adamw_of(model: nn.Module, args: Any) -> torch.optim.Optimizer:
-    """`build_adamw` by a configuration's optim, learning_rate, weight_decay, adam_beta1 and adam_beta2."""
-    betas = (args.adam_beta1, args.adam_beta2)
-    return build_adamw(
-        model, learning_rate=args.learning_rate, weight_decay=args.weight_decay, betas=betas, optim=args.optim
-    )
+    library = bitsandbytes(f"optim {optim!r}").optim
+    return library.AdamW(groups, **given, optim_bits=8 if "8bit" in optim else 32, is_paged=paged)
 
 
 def moment_bytes(optim: Optim) -> float:
@@ -90,26 +76,23 @@ def step_if_finite(
     return loss, norm, finite
 
 
-def lr_at(step: int, *, total: int, peak: float, schedule: str, warmup_steps: int) -> float:
-    """Learning rate of step `step` (from 0) of `total`: linear warm-up to `peak`, then constant, cosine or linear."""
+def lr_at(args: Any, step: int, total: int) -> float:
+    """Learning rate of step `step` (from 0) of `total`: linear warm-up to the peak, then constant, cosine or linear.
+
+    args: a configuration with learning_rate (the peak), lr_scheduler_type and warmup_steps.
+    """
+    peak, warmup_steps = args.learning_rate, args.warmup_steps
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    if schedule == "constant":
+    if args.lr_scheduler_type == "constant":
         return peak
     progress = min(1.0, (step - warmup_steps) / max(1, total - warmup_steps))
-    return peak * (0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress)
+    return peak * (0.5 * (1 + math.cos(math.pi * progress)) if args.lr_scheduler_type == "cosine" else 1 - progress)
 
 
-def set_scheduled_lr(optimizer: torch.optim.Optimizer, args: Any, step: int, total: int) -> float:
-    """Set the learning rate of step `step` of `total` by a configuration's learning_rate, lr_scheduler_type and
-    warmup_steps; returns it."""
-    lr = lr_at(
-        step,
-        total=total,
-        peak=args.learning_rate,
-        schedule=args.lr_scheduler_type,
-        warmup_steps=args.warmup_steps,
-    )
+def set_lr(optimizer: torch.optim.Optimizer, args: Any, step: int, total: int) -> float:
+    """Set the learning rate of step `step` of `total`, and return it."""
+    lr = lr_at(args, step, total)
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

@@ -4,10 +4,10 @@ disk room."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,6 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.needs import signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import encode_prompt, misfit
@@ -26,61 +25,42 @@ from lfpo.rewards import reward_name
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
+from lfpo.train.plan.estimate import Estimate
+from lfpo.train.plan.model import model_config
+from lfpo.train.plan.ways import EFFICIENCY, GIB, duration, whole_run
 
-GIB = 2**30
+if TYPE_CHECKING:
+    from lfpo.train.rl import LFPOTrainer
+
 STAND_IN = "a stand-in completion"
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Prompts that were checked, the longest of them in tokens, and rows that were left out because they do not fit."""
-
-    checked: int
-    longest: int
-    left_out: tuple[int, ...]
-
-
-def preflight(
-    args: LFPOConfig,
-    source: PromptSource,
-    policies: Mapping[str, MaskedDiffusionLM],
-    tokenizer: Any,
-    *,
-    lengths: tuple[int, int],
-    reward_weights: Sequence[float],
-) -> tuple[PromptSource, str]:
-    """Check prompts, reward functions and disk room. Returns the source without prompts that are left out, and a few
-    lines that say what will run and what was found. A collective.
-
-    lengths: the longest completions of training and of evaluation, in tokens. Raises UserError.
-    """
-    model, reference = policies[CURRENT], policies[OLD]
-    prompts = check_prompts(source, tokenizer, model, *lengths, args)
-    if prompts.left_out:
-        source = source.without(prompts.left_out)
+def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
+    """Check prompts, reward functions and disk room of a trainer. Returns its source without prompts that are left out,
+    and a few lines that say what will run and what was found. A collective. Raises UserError."""
+    args, source = trainer.args, trainer.source
+    model, reference = trainer.model, trainer.reference
+    checked, longest, out = check_prompts(trainer)
+    if out:
+        source = source.without(out)
     failed = distributed.together(
-        lambda: check_rewards(source, tokenizer, reward_weights, args) if distributed.rank() == 0 else []
+        lambda: check_rewards(source, trainer.tokenizer, trainer.reward_weights, args) if not distributed.rank() else []
     )[0]
+    saved = [model, reference] + [model] * bool(args.average_decay)
+    saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     needed, free = distributed.together(
-        lambda: check_disk(
-            Path(args.output_dir),
-            [model, reference]
-            + [model] * bool(args.average_decay)
-            + [reference] * (args.engine.max_staleness * (args.old_policy == "sampler")),
-            args.optim,
-            args.save_total_limit,
-        )
+        lambda: check_disk(Path(args.output_dir), saved, args.optim, args.save_total_limit)
     )[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
-    left_out = f"; {len(prompts.left_out)} too long and left out" if prompts.left_out else ""
+    left_out = f"; {len(out)} too long and left out" if out else ""
     names = ", ".join(reward_name(function) for function in source.reward_functions)
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
-        "plan": planned(args, prompts.longest),
-        "prompts": f"{prompts.checked} checked, the longest has {prompts.longest} tokens{left_out}",
+        "plan": planned(args, longest),
+        "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",
         "rewards": "; ".join(failed) or f"{names}: called once",
         "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
         "folder": args.output_dir,
@@ -99,16 +79,15 @@ def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> No
     signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
 
 
-def check_prompts(
-    source: PromptSource, tokenizer: Any, model: MaskedDiffusionLM, gen_length: int, eval_length: int, args: LFPOConfig
-) -> Lengths:
+def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     """Encode every training and held-out prompt; of a task that generates its prompts, those of the first iteration.
 
-    gen_length, eval_length: the longest completions of training and of evaluation, in tokens. A collective: each rank
-    checks its share. Raises UserError, naming file and line, for a row with other columns than the first, and for a
-    prompt that has no tokens, holds the mask token or does not fit. With args.filter_overlong_prompts, training prompts
-    that do not fit are left out instead.
+    Returns the number of prompts that were checked, the tokens of the longest, and the rows that are left out: with
+    args.filter_overlong_prompts training prompts that do not fit. A collective: each rank checks its share. Raises
+    UserError, naming file and line, for a row with other columns than the first, and for a prompt that has no tokens,
+    holds the mask token or does not fit.
     """
+    args, source, model = trainer.args, trainer.source, trainer.model
     training = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
 
     def share_of(split: str, rows: Sequence[Row], length: int) -> list[tuple[int, int, bool]]:
@@ -123,7 +102,7 @@ def check_prompts(
                     f"{where}: the columns are {mine}, and those of {source.place(split, 0)} are {first}; give every "
                     "row the same"
                 )
-            ids = encode_prompt(tokenizer, prompt)
+            ids = encode_prompt(trainer.tokenizer, prompt)
             too_long = len(ids) + length > model.max_length
             reason = misfit(ids, model, length)
             if reason and not (too_long and may_leave_out):
@@ -132,15 +111,15 @@ def check_prompts(
             found.append((i, len(ids), bool(reason)))
         return found
 
-    ranks = distributed.together(lambda: share_of("train", training, gen_length))
-    trained = [row for part in ranks for row in part]
-    ranks = distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))
-    held_out = [row for part in ranks for row in part]
+    gen_length = trainer.sampler.gen_length or 0
+    eval_length = max((sampler.gen_length or 0 for sampler in trainer.eval_samplers.values()), default=0)
+    trained = list(chain(*distributed.together(lambda: share_of("train", training, gen_length))))
+    held_out = list(chain(*distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
     if len(left_out) == len(training):
         raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")
     longest = max(n for _, n, out in [*trained, *held_out] if not out)
-    return Lengths(len(trained) + len(held_out), longest, left_out)
+    return len(trained) + len(held_out), longest, left_out
 
 
 def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], args: LFPOConfig) -> list[str]:
@@ -199,8 +178,6 @@ def planned(args: LFPOConfig, longest: int) -> str:
     """
     if not torch.cuda.is_available():
         return ""
-    from lfpo.train.plan.ways import EFFICIENCY
-
     device = distributed.device()
     memory = torch.cuda.get_device_properties(device).total_memory
     rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
@@ -212,17 +189,12 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
 
     longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
     """
-    from lfpo.train.plan.estimate import estimate
-    from lfpo.train.plan.shapes import model_config
-    from lfpo.train.plan.tables import duration
-    from lfpo.train.plan.ways import Way, whole_run
-
     try:
         config = model_config(args.model)
     except UserError:  # a model object, which has no folder
         return ""
-    found = estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
-    run = whole_run(Way("as it stands", {}, gpus, found), args, flop_rate, None)
+    found = Estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
+    run = whole_run(found, flop_rate, None)
     hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
     counted = f"{found.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
     if found.peak > memory:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.rollout.denoise import Finished
-from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit, shifted
+from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import ready_to_sample
@@ -70,7 +70,7 @@ class RayEngine:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
             units = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
             job = self.dispatcher.submit(self.version, self.weights, [unit for _, unit in units])
-            work = _Work(job, [r for r, _ in units], len(requests))
+            work = _Work(job, [r for r, _ in units])
         return Ticket(self.version, work)
 
     def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
@@ -98,14 +98,14 @@ class RayEngine:
 
     def _of_ranks(self, work: _Work, finished: Finished | None) -> list[Trajectory | None]:
         """The trajectories of each rank's request, None for none. finished: told about rank 0's."""
-        units, rank_of = work.job.units, work.rank_of
-        own = [len(unit.prompts) * (r == 0) for unit, r in zip(units, rank_of, strict=True)]
-        first = [sum(own[:i]) for i in range(len(own))]
+        units = work.job.units
         for i, trajectory in self.dispatcher.results(work.job):
-            tell = shifted(finished, first[i]) if rank_of[i] == 0 else None
-            if tell is not None:
-                tell(list(range(len(trajectory))), trajectory)
-        of_ranks = [[work.job.done[i] for i, r in enumerate(rank_of) if r == rank] for rank in range(work.ranks)]
+            if finished is not None and work.rank_of[i] == 0:  # whose units are the first ones
+                start = sum(len(unit.prompts) for unit in units[:i])
+                finished(list(range(start, start + len(trajectory))), trajectory)
+        of_ranks: list[list[Trajectory]] = [[] for _ in range(distributed.world())]
+        for i, rank in enumerate(work.rank_of):
+            of_ranks[rank].append(work.job.done[i])
         return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
 
     def metrics(self) -> dict[str, float]:
@@ -133,13 +133,11 @@ class RayEngine:
         wait_for_start([actor.start.remote() for actor in self.actors])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """What rank 0 keeps of a request: its units as a job, the rank of each unit, and the number of ranks."""
+class _Work(NamedTuple):
+    """What rank 0 keeps of a request: its units as a job, and the rank of each unit."""
 
     job: Job
     rank_of: list[int]
-    ranks: int
 
 
 class Worker:

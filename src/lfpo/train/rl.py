@@ -36,9 +36,9 @@ from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
 from lfpo.train.held_out import held_out
-from lfpo.train.optim import adamw_of, set_scheduled_lr
+from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import check_groups, preflight
-from lfpo.train.run import run_trainer
+from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
 from lfpo.train.versions import Versions
 
@@ -46,7 +46,7 @@ MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after wh
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
 
-class LFPOTrainer:
+class LFPOTrainer(Trainer):
     """Reinforcement learning of a masked diffusion language model, called the way TRL's trainers are.
 
     model: a checkpoint folder, hub id, "embedded", or a loaded MaskedDiffusionLM (then give its tokenizer too).
@@ -59,6 +59,7 @@ class LFPOTrainer:
     """
 
     kind = "train"
+    reference: MaskedDiffusionLM
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class LFPOTrainer:
             args = replace(args, lora=settings_of(peft_config))
         if model is not None:
             args = with_name(args, model)
-        self.args = args
+        self.args, self.total_steps, self.stop_on = args, args.max_steps, {"no_reward", *args.stop_on}
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
@@ -93,17 +94,9 @@ class LFPOTrainer:
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         if args.gradient_checkpointing:
             self.model.checkpoint_layers()
-        self.optimizer = adamw_of(self.model, args)
+        self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
-        eval_length = max((s.gen_length or 0 for s in self.eval_samplers.values()), default=0)
-        self.source, self.about = preflight(
-            args,
-            self.source,
-            self.policies,
-            self.tokenizer,
-            lengths=(self.sampler.gen_length or 0, eval_length),
-            reward_weights=self.reward_weights,
-        )
+        self.source, self.about = preflight(self)
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
@@ -116,6 +109,8 @@ class LFPOTrainer:
         self.queue = self._queue()
         ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
         self.versions = Versions(own_parameters(self.reference)) if ahead else None
+        parts: dict[str, Part | None] = {"average": self.average, "queue": self.queue, "versions": self.versions}
+        self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         # The run directory, to read from; what is written goes through the run's context.
@@ -141,17 +136,17 @@ class LFPOTrainer:
     def _queue(self) -> RolloutQueue | None:
         """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
         cannot sample ahead."""
-        args, engine = self.args, self.engine
-        if not args.engine.max_staleness:
+        args, staleness = self.args, self.args.engine.max_staleness
+        if not staleness:
             return None
-        if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+        if not (hasattr(self.engine, "submit") and hasattr(self.engine, "result")):
             raise UserError(
-                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness "
-                f"{args.engine.max_staleness} needs; set it to 0, or take another engine"
+                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} "
+                "needs; set it to 0, or take another engine"
             )
         return RolloutQueue(
-            cast(AsyncEngine, engine),
-            staleness=args.engine.max_staleness,
+            cast(AsyncEngine, self.engine),
+            staleness=staleness,
             iterations=args.max_steps,
             generations=args.num_generations,
             pad_id=self.model.pad_id,
@@ -185,12 +180,6 @@ class LFPOTrainer:
             return contextlib.nullcontext()
         return self.versions.in_place(batch.version, newest=iteration)
 
-    def set_learning_rate(self, iteration: int, inner: int, block: int) -> float:
-        """Set the learning rate of one optimiser step, by the schedule over all of them, and return it."""
-        args, inners, blocks = self.args, self.objective.num_iterations, self.args.optimizer_steps_per_iteration
-        step = (iteration * inners + inner) * blocks + block
-        return set_scheduled_lr(self.optimizer, args, step, args.max_steps * inners * blocks)
-
     def count_skipped(self, iteration: int) -> None:
         """Count an update that was not applied; after MAX_SKIPPED in a row stop."""
         self.state["skipped"] += 1
@@ -207,25 +196,6 @@ class LFPOTrainer:
             records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
             context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", [row for part in records for row in part])
 
-    # What a run asks of its trainer (see lfpo.train.run.Trainer).
-
-    @property
-    def total_steps(self) -> int:
-        return self.args.max_steps
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        parts: dict[str, Part | None] = {
-            "average": self.average,
-            "queue": self.queue,
-            "versions": self.versions,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
-
-    @property
-    def stop_on(self) -> set[str]:
-        return {"no_reward", *self.args.stop_on}
-
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
@@ -234,31 +204,15 @@ class LFPOTrainer:
         the run."""
         if not self.source.eval_rows:
             return {}
-        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            return self._evaluate(step, context)
-
-    def _evaluate(self, step: int, context: Context) -> dict[str, float]:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         records: list[dict[str, Any]] = []
-        self.engine.update(f"theta after {step}", self.model)
-        for name, sampler in self.eval_samplers.items():
-            context.progress.begin(
-                f"evaluation, {name}", len(distributed.share(len(self.source.eval_rows))), "problems"
-            )
-            found, kept = held_out(
-                self.source,
-                self.engine,
-                self.model,
-                self.tokenizer,
-                sampler,
-                reward_weights=self.reward_weights,
-                reward_timeout=self.args.reward_timeout,
-                seed=self.args.seed,
-                progress=context.progress,
-            )
-            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-            records += [{"sampler": name, **record} for record in kept]
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            self.engine.update(f"theta after {step}", self.model)
+            for name, sampler in self.eval_samplers.items():
+                found, kept = held_out(self, name, sampler, context.progress)
+                metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+                records += [{"sampler": name, **record} for record in kept]
         if self.args.log_completions:
             context.folder.write_rows(f"eval/step-{step}.jsonl", records)
         return metrics | {"time/eval": time.perf_counter() - started}

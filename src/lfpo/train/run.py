@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.config import to_dict
+from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
@@ -25,89 +28,80 @@ from lfpo.train.checkpoint import (
     Part,
     export_model,
     latest_checkpoint,
-    load_optimizer,
     load_state,
     load_weights,
     save_checkpoint,
 )
+from lfpo.train.optimizer_state import load_optimizer
 
 
 class Trainer(Protocol):
-    """What a run runs.
+    """What a run runs: `lfpo train`, `sft` and `dpo` each have one.
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
-        read here. kind: "train", "sft" or "dpo".
+        read here. kind: "train", "sft" or "dpo". total_steps: iterations.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
+    stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
     about: what to show before it starts.
     """
 
     args: Any
     kind: str
+    total_steps: int
     model: MaskedDiffusionLM
+    reference: MaskedDiffusionLM | None = None
     tokenizer: Any
     optimizer: torch.optim.Optimizer
+    parts: Mapping[str, Part] = MappingProxyType({})
     state: dict[str, Any]
+    stop_on: Collection[str] = ()
     about: str
-
-    @property
-    def reference(self) -> MaskedDiffusionLM | None: ...
-
-    @property
-    def parts(self) -> Mapping[str, Part]: ...
-
-    @property
-    def total_steps(self) -> int: ...
-
-    @property
-    def stop_on(self) -> Collection[str]:
-        """Rules of lfpo.runs.health that end the run when they begin to hold."""
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
+        return False
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Results on held-out data after `step` iterations, as metrics."""
+        return {}
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model as it is to be exported."""
+        return self.model
 
 
-class Shows(Protocol):
-    """Where a run shows its progress: lines of text, and metrics as they are logged. Entered while the run trains."""
+class Lines:
+    """A display that reports one line a logged step. steps/s are those since the line before."""
 
-    def note(self, message: str) -> None: ...
+    def __init__(self, total: int, report: Callable[[str], None]):
+        self.total, self.note = total, report
+        self.last: tuple[int, float] | None = None
 
-    def update(self, metrics: dict[str, Any]) -> None: ...
+    def __enter__(self) -> Lines:
+        return self
 
-    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: object) -> None:
+        pass
 
-    def __exit__(self, *_: object) -> None: ...
-
-
-class Silent:
-    """What ranks other than 0 show: nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def update(self, metrics: dict[str, Any]) -> None: ...
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    def update(self, metrics: dict[str, Any]) -> None:
+        step, now, rate = metrics["step"], time.perf_counter(), ""
+        if self.last is not None:
+            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
+        self.last = step, now
+        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
+        self.note(f"step {step}/{self.total}{text}{rate}")
 
 
 class TrainingRun:
-    """The run of one trainer: its folder, log, checkpoints and end.
+    """The run of one trainer: its folder, log, checkpoints and end. context: what it gives to the trainer."""
 
-    context: what it gives to the trainer. folder, stop, progress, note: those of the context.
-    """
-
-    def __init__(self, trainer: Trainer, *, resume: bool, display: Shows | None):
+    def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
         progress = Progress()
         path = Path(self.args.output_dir)
@@ -115,16 +109,16 @@ class TrainingRun:
         restarted = distributed.gather(distributed.launched() and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
         if distributed.rank() == 0:
-            folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
-            self.display: Shows = display or Display(
+            self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
+            self.display = display or Display(
                 trainer.total_steps, progress=progress, evaluates_after=trainer.evaluates_after
             )
         else:
-            folder = Run(path.expanduser(), silent=True)
-            self.display = Silent()
+            self.folder = Run(path.expanduser(), silent=True)
+            self.display = Lines(trainer.total_steps, lambda text: None)
         distributed.barrier()
-        self.context = Context(folder, StopRequests(), progress, self.display.note)
-        self.folder, self.stop, self.progress, self.note = folder, self.context.stop, progress, self.display.note
+        self.note = self.display.note
+        self.context = Context(self.folder, StopRequests(), progress, self.note)
         self.health = Health()
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
@@ -141,10 +135,10 @@ class TrainingRun:
             self.restore()
             distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
-            with self.display, tracked, self.stop:
+            with self.display, tracked, self.context.stop:
                 try:
                     if self.done == 0 and trainer.evaluates_after(0):
-                        with self.stop.at_once():
+                        with self.context.stop.at_once():
                             before = trainer.evaluate(0, self.context)
                         self.log({"step": 0, **before})
                     elif self.unlogged is not None:
@@ -153,19 +147,20 @@ class TrainingRun:
                         metrics = trainer.iterate(step, self.context)
                         self.done = step + 1
                         self.finish(metrics)
-                        self.stop.check()
+                        self.context.stop.check()
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
                 except CannotGoOn as error:
                     raise UserError(f"{error}; {self.keep()}") from None
-            self.progress.end()
-            return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=self._card())
+            self.context.progress.end()
+            card = model_card(self.folder, to_dict(self.args), trainer.kind)
+            return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """What follows an iteration: evaluation, log, checkpoint."""
         self.unlogged = metrics
         if self.trainer.evaluates_after(self.done):
-            with self.stop.at_once():
+            with self.context.stop.at_once():
                 metrics = {"step": self.done, **metrics, **self.trainer.evaluate(self.done, self.context)}
         self.log(metrics)
         self.unlogged = None
@@ -193,7 +188,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
-        self.progress.begin("checkpoint")
+        self.context.progress.begin("checkpoint")
         trainer = self.trainer
         save_checkpoint(
             self.folder.dir,
@@ -204,11 +199,11 @@ class TrainingRun:
             optimizer=trainer.optimizer,
             parts=trainer.parts,
             state={**trainer.state, "unlogged": self.unlogged},
-            card=self._card(),
+            card=model_card(self.folder, to_dict(self.args), trainer.kind),
             keep=self.args.save_total_limit,
         )
         self.saved = self.done
-        self.progress.end()
+        self.context.progress.end()
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
@@ -220,9 +215,14 @@ class TrainingRun:
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
+        if not self.resume:
+            return
         trainer = self.trainer
-        checkpoint = self._newest() if self.resume else None
-        if checkpoint is not None:
+        found = latest_checkpoint(self.folder.dir, self.note) if distributed.rank() == 0 else None  # verifies the files
+        checkpoint = distributed.gather(found)[0]
+        if checkpoint is None:
+            self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
+        else:
             load_weights(trainer.model, checkpoint / "model")
             if trainer.reference is not None:
                 load_weights(trainer.reference, checkpoint / "reference")
@@ -231,30 +231,33 @@ class TrainingRun:
                 part.load(checkpoint / name)
             state = load_state(checkpoint)
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
-            self.done = self.saved = self.progress.resumed_at = state["step"]
+            self.done = self.saved = self.context.progress.resumed_at = state["step"]
             self.unlogged = state.get("unlogged")
             self.note(f"resumed from {checkpoint}")
-        if self.resume:
-            self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-            before = self.folder.read_metrics() if distributed.rank() == 0 else []
-            self.health = Health(distributed.gather(before)[0])
-
-    def _newest(self) -> Path | None:
-        """The newest intact checkpoint. Rank 0 alone verifies the files."""
-        found = latest_checkpoint(self.folder.dir, self.note) if distributed.rank() == 0 else None
-        checkpoint = distributed.gather(found)[0]
-        if checkpoint is None:
-            self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
-        return checkpoint
-
-    def _card(self) -> str:
-        return model_card(self.folder, to_dict(self.args), self.trainer.kind)
+        self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
+        before = self.folder.read_metrics() if distributed.rank() == 0 else []
+        self.health = Health(distributed.gather(before)[0])
 
 
-def run_trainer(trainer: Trainer, *, resume: bool = False, display: Shows | None = None) -> Path:
+def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder.
 
     A rank that is lost ends the others (see lfpo.base.distributed.watched).
     """
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
+
+
+def train_on_examples(
+    make: Callable[[Any], Trainer], config: Any, *, resume: bool, report: Callable[[str], None]
+) -> Path:
+    """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
+    model. report: takes each line of progress."""
+    distributed.start()
+    use_threads(config.threads)
+    trainer = make(config)
+    folder = run_trainer(trainer, resume=resume, display=Lines(trainer.total_steps, report))
+    if distributed.rank() == 0:
+        report(f"saved {folder}")
+    distributed.stop()
+    return folder

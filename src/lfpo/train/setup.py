@@ -85,11 +85,9 @@ def load_policies(
             inject(unsplit, args.lora)
         others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
         return {CURRENT: model} | others, tokenizer
-    frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
-    if mesh is not None:
-        frozen_copy = split_frozen_copy
-    elif args.offload_reference:
-        frozen_copy = frozen_copy_on_cpu
+    frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = (
+        split_frozen_copy if mesh else frozen_copy_on_cpu if args.offload_reference else MaskedDiffusionLM.frozen_copy
+    )
     names = [name for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed]
     return {CURRENT: model} | {name: frozen_copy(model) for name in names}, tokenizer
 
@@ -113,7 +111,7 @@ def make_source(
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         if functions:
-            source = PromptSource(**{**source.__dict__, "reward_functions": functions})
+            source = replace(source, reward_functions=functions)
         return source
     if args.task is not None or (train_dataset is not None and args.data_file is not None):
         raise UserError("more than one of task, data_file and train_dataset was given; give one")
@@ -121,22 +119,20 @@ def make_source(
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    if train_dataset is None:
-        assert args.data_file is not None
-        rows = load_jsonl(args.data_file)
-    else:
-        rows = _checked_rows(train_dataset, "train_dataset")
-        if not rows:
-            raise UserError("train_dataset: no rows")
-    if eval_dataset is not None:
-        eval_rows = _checked_rows(eval_dataset, "eval_dataset")
-    else:
-        eval_rows = load_jsonl(args.eval_file) if args.eval_file else []
+    given = {"train": train_dataset, "eval": eval_dataset}
     files = {"train": args.data_file, "eval": args.eval_file}
 
+    def rows_of(split: str) -> list[Row]:
+        if given[split] is not None:
+            return _checked_rows(given[split], f"{split}_dataset")
+        return load_jsonl(file) if (file := files[split]) else []
+
     def place(split: str, index: int) -> str:
-        given = train_dataset if split == "train" else eval_dataset
-        return f"{files[split]}:{index + 1}" if given is None else f"{split}_dataset[{index}]"
+        return f"{files[split]}:{index + 1}" if given[split] is None else f"{split}_dataset[{index}]"
+
+    rows, eval_rows = rows_of("train"), rows_of("eval")
+    if not rows:
+        raise UserError("train_dataset: no rows")
 
     return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size], place=place)
 

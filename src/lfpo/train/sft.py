@@ -10,7 +10,7 @@ of the block with their first EOS, which is where rollouts end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,8 @@ from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import equal_passes
-from lfpo.train.checkpoint import Part
-from lfpo.train.examples import sampled_length, train_on_examples
-from lfpo.train.optim import adamw_of, set_scheduled_lr, step_if_finite
+from lfpo.train.optim import build_adamw, set_lr, step_if_finite
+from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import check_ranks, load_policies
 from lfpo.train.sft_config import LossWeight, SFTConfig
 
@@ -60,14 +59,13 @@ def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str]
     return train_on_examples(SFTTrainer, config, resume=resume, report=report)
 
 
-class SFTTrainer:
-    """What a run of `lfpo sft` trains (see lfpo.train.run.Trainer)."""
+class SFTTrainer(Trainer):
+    """What a run of `lfpo sft` trains."""
 
-    kind, reference, stop_on = "sft", None, ()
-    parts: Mapping[str, Part] = {}
+    kind = "sft"
 
     def __init__(self, config: SFTConfig):
-        self.args = config
+        self.args, self.total_steps = config, config.steps
         check_ranks(config, "sft")
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
         self.model = policies[CURRENT].train()
@@ -76,18 +74,14 @@ class SFTTrainer:
         if config.gradient_checkpointing:
             self.model.checkpoint_layers()
         self.draw = _example_source(config, self.tokenizer, self.model)
-        self.optimizer = adamw_of(self.model, config)
+        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
-
-    @property
-    def total_steps(self) -> int:
-        return self.args.steps
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
-        lr = set_scheduled_lr(self.optimizer, config, step, self.total_steps)
+        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}
@@ -113,12 +107,6 @@ class SFTTrainer:
         mean = sum(losses) / len(losses)
         losses.clear()
         return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
-
-    def evaluates_after(self, step: int) -> bool:
-        return False
-
-    def evaluate(self, step: int, context: Context) -> dict[str, float]:
-        return {}
 
     def export(self) -> MaskedDiffusionLM:
         kept = [(p, p.detach().clone()) for _, p in factors(self.model)]
@@ -184,6 +172,15 @@ def accumulate_sft_gradients(
             loss.backward()
         total += loss.item()
     return total
+
+
+def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: MaskedDiffusionLM) -> int:
+    """Tokens of a completion as a sampler would have left it: to the end of the block that holds its first EOS. For a
+    model with full attention all tokens."""
+    if model.block_length is None:
+        return len(completion)
+    end = completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
+    return end + -(len(prompt) + end) % model.block_length
 
 
 def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:

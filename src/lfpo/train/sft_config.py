@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, time_limits
-from lfpo.base.config import check_types
+from lfpo.base.checks import at_least_one
 from lfpo.models.settings import LoraSettings
-from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.config import Optim, check_optimiser, check_split
+from lfpo.train.config import Optim, check_shared
 
 LossWeight = Literal["1/t", "equal"]
 
@@ -86,11 +84,8 @@ class SFTConfig:
     offload_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_split(self)
-        check_optimiser(self)
+        check_shared(self)
         check_shares(self.tasks)
-        check_trackers(self.report_to)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
         if self.right_share is not None and not 0 <= self.right_share <= 1:
@@ -101,10 +96,7 @@ class SFTConfig:
             raise ValueError("'right_share' is for tasks; 'data_file' has its own completions")
         if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
             raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")
-        at_least_one(self, "block_length")
-        at_least_one(self, "steps", "batch_size", "gen_length", "update_tokens")
-        at_least_one(self, "logging_steps", "save_steps", "save_total_limit")
-        time_limits(self, "rank_timeout", "progress_timeout")
+        at_least_one(self, "block_length", "steps", "batch_size", "gen_length", "logging_steps")
 
 
 def check_shares(tasks: Mapping[str, float]) -> None:

@@ -9,59 +9,47 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.estimate import PHASES, estimate
+from lfpo.train.plan.estimate import PHASES, Estimate
+from lfpo.train.plan.model import model_config
 from lfpo.train.plan.settings import PlanConfig
-from lfpo.train.plan.shapes import model_config
-from lfpo.train.plan.tables import GIB, print_memory, print_time, print_ways
-from lfpo.train.plan.ways import EFFICIENCY, Plan, Way, changed, command, seconds, ways, whole_run
+from lfpo.train.plan.ways import EFFICIENCY, GIB, Plan, Way, WholeRun, command, duration, seconds, ways, whole_run
 
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 
 
-def run_plan(
-    config: PlanConfig,
-    args: LFPOConfig,
-    *,
-    recipe: str | None = None,
-    given: dict[str, Any] | None = None,
-    console: Console | None = None,
-) -> list[Way]:
-    """Print the plan and the ways that fit, each with its command; write them to `config.output`; return the ways.
+def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given: dict[str, Any]) -> None:
+    """Print the plan and the ways that fit, each with its command; write them to `config.output`.
 
     recipe, given: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing fits.
     """
-    console = console or Console()
+    console = Console()
     plan = _planner(config, args)
     found = plan(args, gpus=config.gpus)
     memory, source = _memory(config)
     rates, assumption = _rates(config)
-    opposite = replace(args, gradient_checkpointing=not args.gradient_checkpointing)
-    print_memory(
-        found,
-        args,
-        config,
-        memory=memory,
-        source=source,
-        other_activations=plan(opposite, gpus=config.gpus).parts["activations of a pass"][2],
-        console=console,
-    )
+    _print_memory(found, plan, config, memory, source, console)
 
-    def rate(dtype: str) -> float:
-        return rates["bfloat16" if args.bf16 and config.device == "cuda" else dtype]
+    def rate(args: LFPOConfig) -> float:
+        return rates["bfloat16" if args.bf16 and config.device == "cuda" else args.dtype]
 
-    taken = seconds(found, args, config.gpus, rate(args.dtype))
-    print_time(found, args, taken, assumption, console)
-    fitting = ways(plan, args, config.gpus, memory)
-    rows = []
-    for way in fitting:
-        run = whole_run(way, args, rate(changed(args, way.changes).dtype), config.price_per_hour)
-        rows.append((way, run, command(recipe, given or {}, way, config.gpus_per_machine)))
+    taken = seconds(found, rate(args))
+    _print_time(found, taken, assumption, console)
+    rows = [
+        (
+            way,
+            whole_run(way.found, rate(way.found.args), config.price_per_hour),
+            command(recipe, given, way.changes, way.gpus, config.gpus_per_machine),
+        )
+        for way in ways(plan, args, config.gpus, memory)
+    ]
     if config.output:
         result = {
             "parameters": {"total": found.sizes.total, "active": found.sizes.total_active, "trained": found.trained},
@@ -71,7 +59,7 @@ def run_plan(
             "host": found.host,
             "gpu_memory": memory,
             "fits": found.peak <= memory,
-            "seconds": {"rollout": taken[0], "update": taken[1], "iteration": taken[2]},
+            "seconds": dict(zip(("rollout", "update", "iteration"), taken, strict=True)),
             "assumption": assumption,
             "ways": [
                 {"way": way.label, "gpus": way.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}
@@ -91,8 +79,7 @@ def run_plan(
             f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "
             "--gpu_memory), or a smaller model"
         )
-    print_ways(rows, memory, console)
-    return fitting
+    _print_ways(rows, memory, console)
 
 
 def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | None:
@@ -102,30 +89,27 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "DefaultCPUAllocator" not in text:
         return None
     reason = text.splitlines()[0] if text else "an allocation failed"
+    lower = f"lower update_tokens (now {args.update_tokens})"
+    further = "set gradient_checkpointing or lora, or take more GPUs with fsdp, then --resume"
     if not isinstance(args, LFPOConfig):
-        return UserError(
-            f"out of memory ({reason}); lower update_tokens (now {args.update_tokens}), set gradient_checkpointing or "
-            "lora, or take more GPUs with fsdp, then --resume"
-        )
+        return UserError(f"out of memory ({reason}); {lower}, {further}")
     config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = _planner(config, args)(args, gpus=gpus)
     except UserError:  # a model object without a config.json that can be found
         return UserError(f"out of memory ({reason}); see `lfpo plan`, and lower update_tokens or rollout_tokens")
-    phase, peak = max(zip(PHASES, found.totals, strict=True), key=lambda pair: pair[1])
-    column = PHASES.index(phase)
-    largest = sorted(found.parts, key=lambda name: -found.parts[name][column])[:3]
-    counted = ", ".join(f"{name} {found.parts[name][column] / GIB:.2f}" for name in largest)
+    phase = found.totals.index(found.peak)
+    largest = sorted(found.parts, key=lambda name: -found.parts[name][phase])[:3]
+    counted = ", ".join(f"{name} {found.parts[name][phase] / GIB:.2f}" for name in largest)
     return UserError(
-        f"out of memory ({reason}); `lfpo plan` counts {peak / GIB:.2f} GiB in the {phase} phase, most of it "
-        f"{counted}; lower update_tokens (now {args.update_tokens}) or rollout_tokens (now {args.rollout_tokens}), set "
-        "gradient_checkpointing or lora, or take more GPUs with fsdp, then --resume"
+        f"out of memory ({reason}); `lfpo plan` counts {found.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most "
+        f"of it {counted}; {lower} or rollout_tokens (now {args.rollout_tokens}), {further}"
     )
 
 
 def _planner(config: PlanConfig, args: LFPOConfig) -> Plan:
     return functools.partial(
-        estimate, config=model_config(args.model), prompt_length=config.prompt_length, device=config.device
+        Estimate, config=model_config(args.model), prompt_length=config.prompt_length, device=config.device
     )
 
 
@@ -140,7 +124,7 @@ def _memory(config: PlanConfig) -> tuple[float, str]:
 
 def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
     """FLOP/s of one GPU for each dtype, and a sentence on where they are from."""
-    here = config.device if config.device == "cpu" or torch.cuda.is_available() else None
+    here = config.device == "cpu" or torch.cuda.is_available()
     rates, origins = {}, []
     for dtype, stated, assumed in (
         ("bfloat16", config.tflops, ASSUMED_TFLOPS),
@@ -148,10 +132,103 @@ def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
     ):
         if stated is not None:
             rates[dtype], origin = stated * 1e12, "stated"
-        elif here is not None:
-            rates[dtype] = EFFICIENCY * matmul_peak(torch.device(here), getattr(torch, dtype))
+        elif here:
+            rates[dtype] = EFFICIENCY * matmul_peak(torch.device(config.device), getattr(torch, dtype))
             origin = f"{EFFICIENCY:.0%} of one large product, measured here"
         else:
             rates[dtype], origin = assumed * 1e12, "assumed"
         origins.append(f"{rates[dtype] / 1e12:.3g} TFLOP/s in {dtype} ({origin})")
     return rates, ", ".join(origins)
+
+
+def readable(parameters: int) -> str:
+    """A number of parameters in billions with two decimals, or below a billion in millions with three digits."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
+
+
+def _colour(value: float, memory: float) -> str:
+    return "red" if value > memory else "yellow" if value > 0.9 * memory else "green"
+
+
+def _print_memory(
+    found: Estimate, plan: Plan, config: PlanConfig, memory: float, source: str, console: Console
+) -> None:
+    """memory: bytes of one GPU. source: where that number is from."""
+    args, sizes = found.args, found.sizes
+    how = "LoRA" if args.lora else "all weights"
+    split = ", split by FSDP2" if args.fsdp else ""
+    active = f", {readable(sizes.total_active)} active" if sizes.experts else ""
+    title = f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained ({how})"
+    console.print(f"{title}, {config.gpus} GPU{'s' if config.gpus > 1 else ''}{split}", soft_wrap=True)
+    table = Table(box=box.SIMPLE)
+    table.add_column("GiB on each GPU", no_wrap=True)
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    for name, values in found.parts.items():
+        table.add_row(name, *(f"{v / GIB:.2f}" if v else "" for v in values))
+        if name == "activations of a pass":
+            opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=config.gpus)
+            other = "without" if args.gradient_checkpointing else "with"
+            table.add_row(f"[dim]  {other} checkpointing[/]", "", "", f"[dim]({opposite.parts[name][2] / GIB:.2f})[/]")
+    table.add_section()
+    table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in found.totals))
+    table.add_row(f"of {memory / GIB:.3g} GiB ({source})", *(f"{v / memory:.0%}" for v in found.totals))
+    console.print(table)
+    if found.host:
+        held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in found.host.items())
+        copied = f"; the reference's layers are copied {found.transfers} times an iteration" if found.transfers else ""
+        console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
+    console.print(
+        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length})"
+        f"{', each run beside its clean copy, twice the tokens' if found.doubled else ''}. "
+        + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
+        soft_wrap=True,
+    )
+
+
+def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: str, console: Console) -> None:
+    """taken: seconds of an iteration's rollouts, of its update, and of the whole of it. assumption: the rates that they
+    rest on."""
+    engine, where = found.args.engine, ""
+    rollouts, update, whole = map(duration, taken)
+    if engine.name == "ray":
+        order = "beside" if engine.max_staleness else "before"
+        where = (
+            f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, {order} the update: "
+            f"{whole} an iteration."
+        )
+    console.print(
+        f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
+        f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
+        f"({found.work.views:g} views a rollout).{where}\n"
+        f"At {assumption}.",
+        soft_wrap=True,
+    )
+
+
+def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: Console) -> None:
+    """A table of the ways that fit, with what a whole run takes, and under it the command of each."""
+    table = Table(title=f"Whole runs that fit {memory / GIB:.3g} GiB a GPU", box=box.SIMPLE, title_justify="left")
+    table.add_column("", justify="right")
+    table.add_column("way")
+    for name in ("GPUs", "peak GiB", "training", "evaluation", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    priced = rows[0][1].cost is not None
+    if priced:
+        table.add_column("cost", justify="right")
+    for number, (way, run, _) in enumerate(rows, 1):
+        peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
+        hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))
+        tokens = f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
+        cost = [f"{run.cost:.0f}" if run.cost >= 10 else f"{run.cost:.2f}"] if run.cost is not None else []
+        table.add_row(str(number), way.label, str(way.gpus), peak, *hours, tokens, *cost)
+    console.print(table)
+    console.print(
+        "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
+        "not counted." + (" cost: training and evaluation of all GPUs." if priced else ""),
+        soft_wrap=True,
+    )
+    for number, (way, _, line) in enumerate(rows, 1):
+        label = f"\n{number}  {way.label}, {way.gpus} GPU{'s' if way.gpus > 1 else ''}"
+        console.print(label, style="dim", highlight=False)
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

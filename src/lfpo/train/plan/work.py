@@ -1,8 +1,7 @@
-"""What one iteration of a recipe computes (forwards, views, targets, policies), counted on two toy rollouts."""
+"""What one iteration of a recipe computes: the sampler's forwards, the objective's views, targets and policies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.flops import attention_width
-from lfpo.train.plan.shapes import Sizes
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
@@ -30,9 +27,7 @@ TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 class Work:
     """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
     unit: views that must share a pass. before: views of one rollout that run without gradients before the pass.
-    others: policies beside CURRENT whose predictions the loss uses.
-    forwards: of one rollout, at most; those that only store a finished block are not among them.
-    tokens: all tokens that run for one rollout, for the planned prompt length."""
+    others: policies beside CURRENT whose predictions the loss uses."""
 
     views: float
     targets: float
@@ -40,25 +35,15 @@ class Work:
     unit: int
     before: float
     others: int
-    forwards: int
-    tokens: float
 
 
-def count(
-    objective: Objective,
-    sampler: SamplerConfig,
-    prompt_length: int,
-    shift: bool,
-    *,
-    trained_block: int | None = None,
-    group: int = 1,
-) -> Work:
-    """The work of an objective on rollouts that do not stop early.
+def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | None = None, group: int = 1) -> Work:
+    """The work of an objective on rollouts that do not stop early, counted by running it on toy rollouts.
 
-    sampler: with its lengths set. prompt_length: tokens. shift: the family's logit shift.
-    trained_block: the block length of a model that attends block by block. group: rollouts of a prompt.
+    sampler: with its lengths set. trained_block: the block length of a model that attends block by block. group:
+    rollouts of a prompt.
     """
-    trajectory = _toy(sampler, kept_steps(objective, sampler), trained_block, group if objective.whole_groups else 2)
+    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else 2)
     size = len(trajectory)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
@@ -80,7 +65,6 @@ def count(
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
-    forwards, tokens = sampling_work(sampler, prompt_length, shift, trained_block=trained_block, group=group)
     return Work(
         views=len(views) / size,
         targets=float(views.target.sum()) / size,
@@ -88,49 +72,55 @@ def count(
         unit=unit,
         before=before / size,
         others=len(set(predictions.used) - {CURRENT}),
-        forwards=forwards,
-        tokens=tokens,
     )
 
 
 def sampling_work(
     sampler: SamplerConfig, prompt_length: int, shift: bool, *, trained_block: int | None = None, group: int = 1
 ) -> tuple[int, float]:
-    """Forwards of one rollout that does not stop early, and all tokens that run for it. trained_block, group: as in
-    `count`."""
-    forwards, passes = int(_toy(sampler, ()).nfe[0]), 2 if sampler.cfg_scale else 1
+    """Forwards of one rollout that does not stop early, and all tokens that run for it. Forwards that only store a
+    finished block are not among the first.
+
+    shift: the family's logit shift. The other arguments are those of `count`.
+    """
+    assert sampler.gen_length and sampler.block_length
+    steps = int((_revealed(sampler) > 0).sum())  # of a block
     if trained_block is not None:
-        assert sampler.gen_length
         blocks = sampler.gen_length // trained_block
+        forwards = steps * (sampler.gen_length // sampler.block_length)
         forwards += blocks * sampler.max_post_steps if sampler.edits else 0
         # The first forward runs the prompt and the first block, once for all rollouts of the prompt. The others run a
         # block each, and so do those that store each finished block but the last.
         return forwards, (prompt_length + trained_block) / group + (forwards - 1 + blocks - 1) * trained_block
-    return passes * forwards, passes * _tokens(sampler, prompt_length, forwards, shift)
+    # Every forward runs the whole row, or with a cache those that renew it; the others run the window.
+    whole, tokens = prompt_length + sampler.gen_length, 0
+    starts = range(0, sampler.gen_length, sampler.block_length)
+    for start in starts:
+        renewals = steps
+        if sampler.cache != "none":
+            renewals = 1 if sampler.cache_refresh is None else -(-steps // sampler.cache_refresh)
+        window = sampler.block_length if sampler.cache == "dual" else sampler.gen_length - start
+        tokens += renewals * whole + (steps - renewals) * (window + int(shift))
+    passes = 2 if sampler.cfg_scale else 1
+    return passes * steps * len(starts), passes * tokens
 
 
-def forward_flops(sizes: Sizes, hf: Any, tokens: float, length: float, predicted: float) -> float:
-    """FLOPs of running `tokens` tokens in rows of `length`, with the head at `predicted` positions, counted as in
-    lfpo.train.flops. hf: transformers configuration."""
-    attention = 4 * hf.num_hidden_layers * attention_width(hf) * tokens * length
-    return 2 * sizes.active * tokens + attention + 2 * hf.vocab_size * hf.hidden_size * predicted
-
-
-def _toy(
-    sampler: SamplerConfig, keep_steps: Sequence[int], trained_block: int | None = None, size: int = 2
-) -> Trajectory:
-    """`size` rollouts, with a prompt of one token or one block, revealed from left to right by the
-    sampler's schedule, or one token a step where it has none."""
-    assert sampler.gen_length and sampler.block_length
-    length, block = sampler.gen_length, sampler.block_length
+def _revealed(sampler: SamplerConfig) -> torch.Tensor:
+    """Tokens that each step of a block reveals, by the sampler's schedule, or one where it has none."""
     counts = reveal_schedule(sampler)
-    if not len(counts):
-        counts = torch.ones(block, dtype=torch.long)
+    return counts if len(counts) else torch.ones(sampler.block_length or 0, dtype=torch.long)
+
+
+def _toy(objective: Objective, sampler: SamplerConfig, trained_block: int | None, size: int) -> Trajectory:
+    """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
+    assert sampler.gen_length and sampler.block_length
+    length, blocks = sampler.gen_length, sampler.gen_length // sampler.block_length
+    counts = _revealed(sampler)
     in_block = torch.arange(len(counts)).repeat_interleave(counts)
-    steps = torch.cat([in_block + i * len(counts) for i in range(length // block)]).expand(size, -1)
+    steps = torch.cat([in_block + i * len(counts) for i in range(blocks)]).expand(size, -1)
     tokens = torch.ones(size, length, dtype=torch.long)
     kept: dict[str, Any] = {}
-    if keep_steps:
+    if keep_steps := kept_steps(objective, sampler):
         kept["predicted_at"] = torch.tensor(keep_steps).expand(size, -1)
         kept["predicted_tokens"] = tokens[:, None].expand(-1, len(keep_steps), -1)
         kept["predicted_confidence"] = torch.ones(kept["predicted_tokens"].shape)
@@ -141,8 +131,8 @@ def _toy(
         reveal_step=steps.clone(),
         confidence=torch.ones(size, length),
         entropy=torch.ones(size, length),
-        scheduled_steps=torch.full((size,), len(counts) * (length // block)),
-        nfe=torch.full((size,), int((counts > 0).sum()) * (length // block)),
+        scheduled_steps=torch.full((size,), len(counts) * blocks),
+        nfe=torch.full((size,), int((counts > 0).sum()) * blocks),
         queries=torch.zeros(size, dtype=torch.long),
         sampler=sampler,
         mask_id=15,
@@ -150,20 +140,3 @@ def _toy(
         structure=Structure(trained_block),
         **kept,
     )
-
-
-def _tokens(sampler: SamplerConfig, prompt_length: int, forwards: int, shift: bool) -> int:
-    """Tokens run for one rollout: the whole row in every forward, or, with a cache, in those that renew it, and the
-    window in the others."""
-    assert sampler.gen_length and sampler.block_length
-    whole = prompt_length + sampler.gen_length
-    if sampler.cache == "none":
-        return forwards * whole
-    total = 0
-    blocks = sampler.gen_length // sampler.block_length
-    for i in range(blocks):
-        steps = forwards // blocks
-        renewals = 1 if sampler.cache_refresh is None else -(-steps // sampler.cache_refresh)
-        window = sampler.block_length if sampler.cache == "dual" else sampler.gen_length - i * sampler.block_length
-        total += renewals * whole + (steps - renewals) * (window + int(shift))
-    return total

@@ -1,0 +1,248 @@
+"""A model without its weights: its config.json, its numbers of parameters, and the memory of a pass through it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.backbone import build_backbone
+from lfpo.models.experts import active_weights, is_expert
+from lfpo.models.layouts import LAYOUTS, with_layers
+from lfpo.models.loading import SHIPPED, family_of
+from lfpo.models.lora import factors, inject
+from lfpo.models.settings import LoraSettings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = Literal["full", "checkpointed", "forward"]
+
+# Published checkpoints of a known layout: a plan for them needs no network.
+PUBLISHED = {
+    "GSAI-ML/LLaDA-8B-Base": "llada-8b",
+    "GSAI-ML/LLaDA-8B-Instruct": "llada-8b",
+    "GSAI-ML/LLaDA-1.5": "llada-8b",
+    "Dream-org/Dream-v0-Base-7B": "dream-7b",
+    "Dream-org/Dream-v0-Instruct-7B": "dream-7b",
+    "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-7b",
+    "apple/DiffuCoder-7B-Base": "dream-7b",
+    "apple/DiffuCoder-7B-Instruct": "dream-7b",
+    "apple/DiffuCoder-7B-cpGRPO": "dream-7b",
+    "inclusionAI/LLaDA-MoE-7B-A1B-Base": "llada-moe-7b",
+    "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": "llada-moe-7b",
+    "inclusionAI/LLaDA2.0-mini": "llada2-mini",
+    "inclusionAI/LLaDA2.1-mini": "llada2-mini",
+    "JetLM/SDAR-1.7B-Chat": "sdar-1.7b",
+    "JetLM/SDAR-4B-Chat": "sdar-4b",
+    "JetLM/SDAR-8B-Chat": "sdar-8b",
+    "JetLM/SDAR-30B-A3B-Chat": "sdar-30b-a3b",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of parameters. layers: all layers. active: those of the layers that a token uses, which are fewer in a
+    mixture of experts. experts: those of the experts' matrices. layer: the largest layer. matrices: all matrices of the
+    layers. matrix: the largest of these. head: the head, 0 if it is tied to the embeddings. rest: embeddings and the
+    last norm."""
+
+    layers: int
+    active: int
+    experts: int
+    layer: int
+    matrices: int
+    matrix: int
+    head: int
+    rest: int
+
+    @property
+    def outside(self) -> int:
+        """Parameters that FSDP leaves whole on every rank."""
+        return self.head + self.rest
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.outside
+
+    @property
+    def total_active(self) -> int:
+        """All parameters that a token uses."""
+        return self.active + self.outside
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded.
+
+    Raises UserError where there is none.
+    """
+    if name in LAYOUTS or name in PUBLISHED:
+        return LAYOUTS[PUBLISHED.get(name, name)]
+    folder = SHIPPED.get(name, Path(name).expanduser())
+    if folder.is_dir():
+        return read_json(folder / "config.json")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {', '.join(LAYOUTS)}")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return read_json(Path(hf_hub_download(name, "config.json")))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"model {name!r}: its config.json could not be downloaded from the hub ({reason}); give a folder that "
+            f"holds one, or a layout: {', '.join(LAYOUTS)}"
+        ) from error
+
+
+def skeleton(
+    config: dict[str, Any], *, layers: int | None = None, dtype: torch.dtype = torch.float32
+) -> MaskedDiffusionLM:
+    """The model on the meta device, with `layers` layers (None: its own number)."""
+    config = with_layers(config, layers)
+    family = family_of(config, "config.json")
+    backbone: Any = build_backbone(family, config)
+    if backbone.config.tie_word_embeddings:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    for p in backbone.parameters():
+        p.data = p.data.to(dtype)
+    return MaskedDiffusionLM(backbone, family, config, mask_id=0, eos_id=0, pad_id=0)
+
+
+def by_value(function: Callable[P, R]) -> Callable[P, R]:
+    """A cache for arguments that are equal where their repr is, such as the dict of a config.json."""
+    results: dict[str, R] = {}
+
+    @functools.wraps(function)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+        key = repr((args, kwargs))
+        if key not in results:
+            results[key] = function(*args, **kwargs)
+        return results[key]
+
+    return cached
+
+
+@by_value
+def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
+    """Parameter counts, transformers configuration and logit shift of a config.json's model."""
+    model = skeleton(config)
+    backbone = model.backbone
+    stack = backbone.model.layers
+    layers = sum(p.numel() for p in stack.parameters())
+    active = sum(active_weights(backbone, f"layers.{name}", p.numel()) for name, p in stack.named_parameters())
+    matrices = [p.numel() for p in stack.parameters() if p.ndim >= 2]
+    head = 0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel()
+    sizes = Sizes(
+        layers=layers,
+        active=int(active),
+        experts=sum(p.numel() for name, p in stack.named_parameters() if is_expert(f"layers.{name}")),
+        layer=max(sum(p.numel() for p in layer.parameters()) for layer in stack),
+        matrices=sum(matrices),
+        matrix=max(matrices),
+        head=head,
+        rest=sum(p.numel() for p in backbone.parameters()) - layers - head,
+    )
+    return sizes, backbone.config, model.family.shift
+
+
+@by_value
+def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
+    """The number of weights of one adapter."""
+    sizes = []
+    for layers in (2, 3):  # the first layer of a mixture of experts may be without experts
+        model = skeleton(config, layers=layers)
+        inject(model, settings)
+        sizes.append(sum(p.numel() for _, p in factors(model)))
+    return sizes[0] + (model_shape(config)[1].num_hidden_layers - 2) * (sizes[1] - sizes[0])
+
+
+def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
+    """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to its
+    backward pass, and the most in both.
+
+    kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
+    without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.
+    Memory grows linearly in rows and layers, so one and two rows, and two and three layers, are enough.
+    """
+    two, three = _of_small_runs(kind, config, *shape).unbind(1)
+    one_row, two_rows = two + (model_shape(config)[1].num_hidden_layers - 2) * (three - two)
+    held, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
+    return held, peak
+
+
+@by_value
+def _of_small_runs(
+    kind: Kind, config: dict[str, Any], length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
+) -> torch.Tensor:
+    """[rows 1 and 2, layers 2 and 3, (held, peak)], float64, measured by the training code itself on fake tensors,
+    which allocate nothing."""
+    model = skeleton(config, layers=3, dtype=dtype)
+    if lora is not None:
+        inject(model, lora)
+    if kind == "checkpointed":
+        model.checkpoint_layers()
+    model.autocast = autocast
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        model.backbone.to_empty(device="cpu")  # CPU kernels save the same tensors as a GPU's
+    # Gradients of parameters are not activations: drop them, and do not compute the embedding's, which is large.
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(_drop_gradient)
+    model.train()
+    body = model.backbone.model
+    body.embed_tokens.requires_grad_(False)
+    found, all_layers = torch.zeros(2, 2, 2, dtype=torch.float64), body.layers
+    for rows in (1, 2):
+        for layers in (2, 3):  # not one: the input of the first is kept in any case
+            body.layers = all_layers[:layers]
+            with fake:
+                ids = torch.zeros(rows, length, dtype=torch.long)
+                with _LiveBytes(model.parameters()) as live, torch.set_grad_enabled(kind != "forward"):
+                    hidden = model.hidden(ids)
+                    held = live.now
+                    if hidden.requires_grad:
+                        hidden.backward(torch.empty_like(hidden))
+            found[rows - 1, layers - 2] = torch.tensor([held, live.peak])
+    return found
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of live storages that operations create. now: at present. peak: the most so far.
+
+    excluded: tensors whose storages do not count.
+    """
+
+    def __init__(self, excluded: Any):
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = weakref.WeakSet(p.untyped_storage() for p in excluded)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.seen:
+                storage = tensor.untyped_storage()
+                self.seen.add(storage)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        return out
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
