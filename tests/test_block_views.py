@@ -65,12 +65,6 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         assert torch.equal(again.reveal_step[row], alone)
 
 
-def test_full_attention_has_no_rounds(rollouts: Trajectory):
-    t = dataclasses.replace(rollouts, structure=FULL)
-    assert t.in_rounds() is t
-    assert bool(t.entered.all()) and not bool(t.block_BC.any())
-
-
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],

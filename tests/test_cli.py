@@ -61,19 +61,6 @@ def test_train_writes_a_run_and_a_report(tmp_path: Path, capsys: pytest.CaptureF
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_eval_writes_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "deep" / "result.json"
-    arguments = ["eval", "--task", "choice", "--n", "6", "--n_samples", "2", "--sampler.temperature", "1"]
-    assert main([*arguments, "--output", str(out)]) == 0
-    result = json.loads(out.read_text())
-    for key in ("task", "n", "accuracy", "interval", "mean_steps", "mean_nfe", "tokens_per_second", "sampler", "model"):
-        assert key in result
-    assert result["sampler"]["temperature"] == 1.0
-    assert result["sampler"]["gen_length"] == 4
-    assert {"dtype", "device", "versions", "seed"} <= result.keys()
-    assert "pass@2" in capsys.readouterr().out
-
-
 def test_sample_shows_steps(capsys: pytest.CaptureFixture[str]):
     assert main(["sample", "--task", "sudoku", "--show_steps", "true"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -95,12 +82,6 @@ def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.Ca
     assert main(["sample", "--task", "choice"]) == 0
     assert "verdict: " in capsys.readouterr().out
     assert main(["sample", "--task", "choice", "--index", "-1"]) == 2
-
-
-def test_sample_from_a_prompt(capsys: pytest.CaptureFixture[str]):
-    prompt = r"countdown\n3 4 5 = 17\n"
-    assert main(["sample", "--prompt", prompt, "--sampler.gen_length", "8"]) == 0
-    assert "3 4 5 = 17" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -262,18 +243,6 @@ def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
         assert "top_p 2.0 must be" in fails(*command, "--sampler.top_p", "2")
         assert "did you mean 'entropy'" in fails(*command, "--sampler.alg", "entropi")
         assert "did you mean 'cache_refresh'" in fails(*command, "--sampler.cache_refres", "2")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "--sampler.alg entropy --sampler.alg_temp 0.1",
-        "--sampler.factor 1 --sampler.cache dual --sampler.block_length 4",
-    ],
-)
-def test_sample_by_other_samplers(settings: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["sample", "--task", "sudoku", *settings.split()]) == 0
-    assert "of 16 tokens" in capsys.readouterr().out
 
 
 def train_with_small_files(arguments: list[str]) -> int:

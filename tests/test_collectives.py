@@ -56,12 +56,6 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, local_rank: int, gpus: int) -> list
     return done
 
 
-def test_the_gpu_is_chosen_before_the_group_is_joined(monkeypatch: pytest.MonkeyPatch):
-    first, settings = on_gpus(monkeypatch, local_rank=1, gpus=2)
-    assert first == "set device 1"
-    assert (settings["backend"], settings["device_id"]) == ("nccl", torch.device("cuda", 1))
-
-
 def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UserError, match="4 ranks on a machine with 2 GPUs: give torchrun --nproc_per_node 2"):

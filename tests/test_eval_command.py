@@ -16,7 +16,7 @@ from lfpo.cli.command_line import main
 from lfpo.eval import command, scoring
 from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
-from lfpo.eval.store import Journal, differences, read_partial
+from lfpo.eval.store import Journal, read_partial
 from lfpo.eval.table import group_means, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
@@ -79,22 +79,6 @@ def test_a_killed_evaluation_continues_to_the_same_result(
     assert not list(tmp_path.glob("*.partial-*"))
 
 
-def test_completions_of_an_interrupted_run_are_those_of_a_whole_one(
-    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert run(llada, tmp_path / "whole.json", *SAMPLED) == 0
-    with monkeypatch.context() as patch:
-        killed_after(3, patch)
-        run(llada, tmp_path / "out.json", *SAMPLED)
-    assert run(llada, tmp_path / "out.json", *SAMPLED) == 0
-    texts = [(tmp_path / f"{name}.completions.jsonl").read_text() for name in ("whole", "out")]
-    assert texts[0] == texts[1]
-    rows = [json.loads(line) for line in texts[0].splitlines()]
-    assert [(r["problem"], r["sample"]) for r in rows] == [(i, j) for i in range(5) for j in range(2)]
-    assert rows[2]["prompt"] == get_task("choice").row("test", 1)["prompt"]
-    assert {"completion", "correct", "steps", "nfe"} <= rows[0].keys()
-
-
 def test_other_settings_are_never_mixed(
     llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -129,12 +113,6 @@ def test_a_damaged_partial_file_is_named(llada: Path, tmp_path: Path, capsys: py
     (tmp_path / "choice.partial-0.jsonl").write_text("not JSON\n")
     assert run(llada, tmp_path) == 2
     assert "choice.partial-0.jsonl" in capsys.readouterr().err
-
-
-def test_differences_are_told_by_key():
-    assert differences({"a": {"b": 1}, "c": (1, 2)}, {"a": {"b": 2}, "c": (1, 2)}) == "a.b 1 there, 2 here"
-    assert differences({"a": 1}, {"a": 1}) == ""
-    assert differences({"a": [1, 2]}, {"a": (1, 2)}) == ""  # JSON knows no tuples
 
 
 def test_several_tasks_give_a_file_each_and_one_table(
@@ -224,28 +202,6 @@ def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_p
     assert [r["completion"] for r in kept] == [r["completion"] for r in records]
 
 
-def test_nothing_judged_is_no_accuracy(
-    judged: None, llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Judge, "correct_all", lambda self, rows, completions: [None] * len(rows))
-    assert run(llada, tmp_path, task="judged") == 0
-    result = json.loads((tmp_path / "judged.json").read_text())
-    assert result["accuracy"] is None
-    assert result["interval"] is None
-    assert "not judged" in capsys.readouterr().out
-
-
-def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.eval.progress.LINE_SECONDS", 0.0)
-    console = Console(record=True, width=100, file=io.StringIO())
-    with Progress("gsm8k", 8, "completions", console) as progress:
-        progress.advance(2)
-        progress.advance(6)
-    lines = console.export_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["gsm8k: 2 of 8 completions", "gsm8k: 8 of 8 completions"]
-    assert lines[1].endswith("about 0 s left")
-
-
 def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     both = ("eval", "--model", str(llada), "--limit", "5", "--output")
     for how in ("generation", "likelihood"):
@@ -264,15 +220,6 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
         assert one == two
         assert logps[0] == pytest.approx(logps[1], rel=1e-6)  # forwards of other shapes round otherwise
         assert not list(tmp_path.glob("*.partial-*"))
-
-
-def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
-    assert run(llada, tmp_path / "out.json") == 0
-    both = ("eval", "--model", str(llada), "--limit", "5", "--output", str(tmp_path / "out.json"), "--task", "choice")
-    process = run_lfpo(*both, "--seed", "3", ranks=2)
-    assert process.returncode != 0
-    assert [line for line in process.stderr.splitlines() if "seed 0 there, 3 here" in line][1:] == []
-    assert "seed 0 there, 3 here" in process.stderr
 
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path):

@@ -55,13 +55,6 @@ def test_short_answers_are_exact(checkpoint: Path, cfg_scale: float):
     assert [b.nfe for b in bounds] == [n * (2 if cfg_scale else 1) for n in (1, 3, 7)]
 
 
-def test_an_answer_of_one_token_has_its_likelihood(llada: Path):
-    (bound,) = likelihood_bounds(load_model(llada), [Pair(PROMPT, [65], 0)], LikelihoodConfig(mc_num=1))
-    masked = torch.tensor([[*PROMPT, load_model(llada).mask_id]])
-    logp = tiny.reference_logits(llada, masked)[0, -1].log_softmax(-1)[65]
-    assert bound.logp == pytest.approx(float(logp), abs=1e-5)
-
-
 @pytest.mark.parametrize(("length", "mc_num"), [(3, 1), (3, 4), (4, 8)])
 def test_the_estimate_is_unbiased(length: int, mc_num: int, llada: Path):
     """The mean over many seeds comes within four of its own standard errors of the full enumeration."""
@@ -149,11 +142,6 @@ def test_bounds_depend_on_their_pair_only(llada: Path):
     assert every == pytest.approx(backwards, abs=1e-12)
 
 
-def test_the_noise_decides_only_between_masks():
-    assert not torch.equal(maskings(12, 1, 8)[0], maskings(12, 2, 8)[0])
-    assert torch.equal(maskings(12, 1, 8)[0], maskings(12, 1, 8)[0])
-
-
 def test_options_as_text():
     rows = {
         "hellaswag": {"question": "Which?\n[header] A man [title] runs", "options": ["fast.", "home."], "answer": "B"},
@@ -166,13 +154,6 @@ def test_options_as_text():
     assert built["winogrande"] == Options(["Ann met Eva as Ann", "Ann met Eva as Eva"], [" was late."] * 2, 0)
     assert built["piqa"] == Options(["Question: boil water\nAnswer:"] * 2, [" heat it", " cool it"], 0)
     assert built["gpqa"].right == 3
-
-
-def test_examples_stand_before_the_context():
-    task = get_task("choice")
-    rows, solved = task.test_rows(1), [task.row("train", 0)]
-    (options,) = options_of(task, rows, solved)
-    assert options.contexts[0] == f"{solved[0]['prompt']}{solved[0]['answer']}\n\n{rows[0]['prompt']}"
 
 
 def test_spaces_before_an_answer_belong_to_it():

@@ -23,7 +23,7 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import elbo_views, masked_views, stratified_sizes, subset_masks
+from lfpo.objectives.masks import elbo_views, masked_views, subset_masks
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
@@ -36,7 +36,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from processes import run_ranks
 from small_runs import rolled, step_of
-from test_objective_views import check_rate, mixed, views_of
+from test_objective_views import check_rate, views_of
 from test_objectives import GOOD_BAD, loss_of
 
 LN2 = log(2)
@@ -239,14 +239,6 @@ def test_stable_drl_by_hand():
 # What is drawn.
 
 
-def test_stratified_sizes_are_uniform_and_cover_the_range():
-    g = torch.Generator().manual_seed(0)
-    sizes = torch.stack([stratified_sizes(2, 9, 4, g) for _ in range(4000)])
-    for value in range(2, 10):
-        check_rate(sizes == value, 1 / 8)
-    assert bool(((sizes[:, 1:] - sizes[:, :-1]) % 8 == 2).all())
-
-
 def test_subsets_are_uniform_among_scored_positions():
     scored = torch.tensor([True, True, False, True, True]).repeat(4000, 1)
     drawn = subset_masks(scored, range(4000), 0, lambda n, _: torch.tensor([1, n - 1]))
@@ -254,16 +246,6 @@ def test_subsets_are_uniform_among_scored_positions():
     check_rate(drawn[0][:, scored[0]], 1 / 4)
     check_rate(drawn[1][:, scored[0]], 3 / 4)
     check_rate((drawn[0] & drawn[1])[:, scored[0]], 3 / 16)
-
-
-def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
-    for objective in (ESPO(after_eos=False), GDSD(after_eos=False)):
-        t = rollouts(["abeaa"] * 200)
-        views = views_of(objective, t)
-        assert bool((views.input_ids[:, -2:] == 3).all()) and not views.target[:, -2:].any()
-        scored = torch.zeros(200, 5, dtype=torch.long).index_add(0, views.row, views.target[:, 2:].long())
-        assert scored.tolist() == [[2, 2, 2, 0, 0]] * 200
-        assert {int(n) for n in views.target.sum(-1)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("text", "after_eos"), [("abe", True), ("abeaaa", False)])
@@ -319,14 +301,6 @@ def test_states_never_show_an_end_that_was_not_placed_yet():
     views = views_of(RLDF(states=3), t)
     assert bool((views.input_ids[:, -2:] == 3).all())
     assert bool(views.target[:, -2].all()) and not views.target[:, -1].any()  # the first EOS is trained
-
-
-def test_egspo_takes_the_most_uncertain_steps():
-    t = mixed()
-    views = views_of(EGSPO(steps=2), t)
-    for row, (steps, means) in enumerate(zip(t.distinct_steps(True), t.step_means(t.entropy, True), strict=True)):
-        best = sorted(steps[means.topk(min(2, len(steps))).indices].tolist())
-        assert views.state[views.row == row].tolist() == best
 
 
 def test_means_of_steps_by_hand():

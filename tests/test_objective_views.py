@@ -214,14 +214,6 @@ def test_unigrpo_starts_anywhere_between_its_bounds_and_goes_on_from_there():
     assert steps[2].tolist() == [10] * 200
 
 
-def test_unigrpo_scores_after_the_eos_what_the_sampler_reached():
-    t = rollouts(["aebb", "aeee"], ["0123", "01--"])
-    everything = torch.ones(2, 4, dtype=torch.bool)
-    for after_eos, expected in ((True, [[1, 1, 1, 1], [1, 1, 0, 0]]), (False, [[1, 1, 0, 0]] * 2)):
-        views = UniGRPO(after_eos=after_eos).masked_views(t, everything)
-        assert views.target[:, 2:].int().tolist() == expected
-
-
 # coupled-GRPO.
 
 
@@ -392,12 +384,6 @@ def test_trace_rl_scores_every_token_once_before_the_first_of_its_steps():
                 before = t.rows(torch.tensor([row])).state_before(torch.tensor(group[:1]))[0]
                 assert torch.equal(views.input_ids[i, 5:], before)
     torch.testing.assert_close(views.weight.sum(1), torch.ones(len(views)))  # the mean over each state's tokens
-
-
-def test_trace_rl_leaves_out_prompts_without_a_signal():
-    views = TraceRL().views(mixed(), torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 0.0]), range(6), 0)
-    assert views.row.unique().tolist() == [1, 3]
-    assert len(TraceRL().views(mixed(), torch.zeros(6), range(6), 0)) == 0
 
 
 # Rejection.
