@@ -149,20 +149,6 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_wrong_commands_and_keys(fails: Callable[..., str], tmp_path: Path):
-    assert "did you mean 'train'" in fails("trian")
-    assert "did you mean 'learning_rate'" in fails(*train_arguments(tmp_path, learning_rat="1e-3"))
-    assert "did you mean 'steps'" in fails(*train_arguments(tmp_path, **{"sampler.step": "4"}))
-    assert "did you mean 'beta'" in fails(
-        *train_arguments(tmp_path, **{"objective.name": "lfpo", "objective.bta": "1"})
-    )
-    assert "max_steps: expected a whole number, found 'many'" in fails(*train_arguments(tmp_path, max_steps="many"))
-    assert "expected --key value" in fails("train", "demo", "oops")
-    assert "did you mean 'sudoku'" in fails(*train_arguments(tmp_path, task="sudoko"))
-    assert "no such file" in fails("train", "nothing.yaml")
-    assert "either 'prompt' or 'task'" in fails("sample")
-
-
 def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
     assert "no such folder" in fails(*train_arguments(tmp_path, model=str(tmp_path / "none")))
     broken = tiny.write_llada(tmp_path / "broken")
@@ -171,33 +157,6 @@ def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
     assert "model.safetensors" in fails(*train_arguments(tmp_path, model=str(broken)))
     maskless = tiny.write_llada(tmp_path / "maskless", special=("<|startoftext|>", "<|endoftext|>", "<|eot_id|>"))
     assert "mask token" in fails(*train_arguments(tmp_path, model=str(maskless)))
-
-
-def test_wrong_rows(fails: Callable[..., str], tmp_path: Path):
-    def train(text: str) -> str:
-        file = tmp_path / "rows.jsonl"
-        file.write_text(text)
-        arguments = train_arguments(tmp_path, data_file=str(file), reward_funcs="[test_train.even_letters]")
-        at = arguments.index("--task")
-        return fails(*arguments[:at], *arguments[at + 2 :])
-
-    assert "rows.jsonl:2" in train('{"prompt": "a"}\n{"prompt": \n')
-    assert "rows.jsonl:1" in train('{"text": "a"}\n')
-    assert "rows.jsonl:2: empty line" in train('{"prompt": "a"}\n\n{"prompt": "b"}\n')
-    assert "the prompt is empty" in train('{"prompt": " "}\n')
-    assert "context of 512" in train(json.dumps({"prompt": "1" * 600}) + "\n")
-
-
-def test_wrong_rewards(fails: Callable[..., str], tmp_path: Path):
-    for function, named in (
-        ("wrong_length", "'wrong_length': returned 1 rewards for 4"),
-        ("not_a_number", "'not_a_number': reward 0 is nan"),
-        ("missing", "has no 'missing'"),
-        ("raises", "'raises' failed on its first call: ConnectionError: nobody there (reward_samples.py:"),
-    ):
-        changes = {"output_dir": str(tmp_path / function), "reward_funcs": f"[reward_samples.{function}]"}
-        assert named in fails(*train_arguments(tmp_path, **changes))
-        assert not (tmp_path / function).exists()
 
 
 def test_keep_going_trains_although_a_reward_raises_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -228,21 +187,6 @@ def test_a_mistake_found_before_anything_was_logged_leaves_the_folder_free(fails
     assert "exceeds the model's context" in fails(*train_arguments(tmp_path, **long))
     assert main(train_arguments(tmp_path)) == 0
     assert "holds another run" in fails(*train_arguments(tmp_path))
-
-
-def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
-    evaluate, sample = ("eval", "--task", "sudoku", "--n", "1"), ("sample", "--task", "sudoku")
-    for command in (evaluate, sample):
-        named = "sampler: cache does not go with cfg_scale"
-        assert named in fails(*command, "--sampler.cache", "prefix", "--sampler.cfg_scale", "1")
-        # That there is one block only the task's length tells.
-        assert "set block_length" in fails(*command, "--sampler.cache", "dual")
-        assert "cache_refresh needs cache" in fails(*command, "--sampler.cache_refresh", "2")
-        assert "alg and threshold" in fails(*command, "--sampler.alg", "origin", "--sampler.threshold", "0.9")
-        assert "leave 'steps' out" in fails(*command, "--sampler.factor", "1", "--sampler.steps", "4")
-        assert "top_p 2.0 must be" in fails(*command, "--sampler.top_p", "2")
-        assert "did you mean 'entropy'" in fails(*command, "--sampler.alg", "entropi")
-        assert "did you mean 'cache_refresh'" in fails(*command, "--sampler.cache_refres", "2")
 
 
 def train_with_small_files(arguments: list[str]) -> int:

@@ -102,12 +102,6 @@ def test_siblings_are_distilled_by_their_advantages():
     assert losses[1] - losses[0] == pytest.approx(0.5 * (kl + LN2) / 2, rel=1e-6)
 
 
-def test_the_schedule_of_distillation():
-    start, end = (DTreeRPO(lambda_max=0.2).at_progress(u) for u in (0.0, 1.0))
-    assert start.strength == 0 and end.strength == pytest.approx(0.2)
-    assert DTreeRPO(progress=0.3).at_progress(0.9).progress == 0.3
-
-
 def test_a_tree_s_rollouts_stay_in_one_block(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[list[int]]] = []
     views = DTreeRPO.views

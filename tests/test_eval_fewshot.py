@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tiny
 from lfpo.cli.command_line import main
-from lfpo.eval.command import prepare
 from lfpo.eval.fewshot import asked, cut, examples, stop_text
-from lfpo.eval.settings import EvalConfig
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.tasks import get_task
 
@@ -60,17 +57,6 @@ def test_text_examples_are_paragraphs_and_the_next_one_is_cut_off(gsm8k: str):
     assert stop_text(rows, [], "text") is None
 
 
-def test_problems_that_begin_differently_have_no_stop_text():
-    task = get_task("words")
-    assert stop_text(task.test_rows(5), examples(task, 2), "chat") is None
-
-
-def test_no_examples_leave_prompts_as_they_are(gsm8k: str):
-    for name in (gsm8k, "words"):
-        rows = get_task(name).test_rows(2)
-        assert asked(rows, [], "chat") == rows
-
-
 def test_the_result_records_them(tmp_path: Path, gsm8k: str):
     base = tiny.write_llada(tmp_path / "base")  # no chat template: a base model
     out = tmp_path / "out"
@@ -82,13 +68,6 @@ def test_the_result_records_them(tmp_path: Path, gsm8k: str):
     assert result["stop"].startswith("\n\nYou are")
     (line,) = (out / "gsm8k.completions.jsonl").read_text().splitlines()
     assert json.loads(line)["prompt"].count("What is") == 2
-
-
-def test_examples_decide_the_result(gsm8k: str):
-    def sha(**changes: Any) -> str:
-        return prepare(gsm8k, EvalConfig(task=gsm8k, **changes), "").settings["data_sha256"]
-
-    assert len({sha(), sha(num_fewshot=1), sha(num_fewshot=2), sha(prompt_format="text")}) == 4
 
 
 def test_turns_go_through_the_chat_template(dream: Path, gsm8k: str):

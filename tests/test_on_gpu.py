@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from cuda_stand_in import cuda_stand_in
 from lfpo.base.config import build
-from lfpo.base.distributed import clip_gradients
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.settings import EvalConfig, LikelihoodConfig
@@ -184,12 +183,3 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
     recording = forwards + 4 if edits else 0  # each forward asks where its edits are
     assert waits == 1 + math.ceil(LOOKS * forwards) + recording  # one before the first forward
-
-
-def test_how_often_clipping_waits_for_the_device():
-    with cuda_stand_in() as gpu:
-        model = load_model("embedded", device="cuda")
-        torch.stack([p.square().sum() for p in model.parameters()]).sum().backward()
-        gpu.waits = 0
-        clip_gradients(model.parameters(), 1.0)
-        assert gpu.waits == 1

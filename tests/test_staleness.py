@@ -111,12 +111,6 @@ def flat(policy: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
 
 
-def test_without_staleness_both_choices_are_the_same(llada: Path, tmp_path: Path):
-    for choice in ("reference", "sampler"):
-        trainer_of(llada, tmp_path, choice, 0, max_steps=2, old_policy=choice).train()
-    assert_same_bits(tmp_path / "reference", tmp_path / "sampler")
-
-
 class Recorded(dict[str, Any]):
     """Policies that note which of them is read."""
 

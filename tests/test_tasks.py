@@ -5,7 +5,6 @@ import functools
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,11 +12,9 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import LENGTHS, TASKS, Task, expression, get_task, sudoku
-from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.rewards.sudoku import is_grid
 from lfpo.train.sft import _tokenizer_corpus
 from lfpo.train.sft_config import SFTConfig
 
@@ -185,41 +182,12 @@ def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytes
     assert found[-1] == 1
 
 
-def test_grids() -> None:
-    assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
-    assert all(is_grid(g) for g in sudoku.grids())
-    assert not is_grid("1234123412341234")
-    assert not is_grid("1234341221434312")
-
-
 def test_puzzles_have_one_solution() -> None:
     for index in range(50):
         row = get_task("sudoku").row("train", index)
         fits = [g for g in sudoku.grids() if all(p in ("_", d) for p, d in zip(row["puzzle"], g, strict=True))]
         assert fits == [row["solution"]]
         assert 1 <= row["puzzle"].count("_") <= 10
-
-
-def test_countdown_problems_can_be_solved() -> None:
-    task = get_task("countdown")
-    for (numbers, target), solution in problems().items():
-        assert task.correct(solution, {"numbers": list(numbers), "target": target})
-
-
-def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:
-    for row, _ in rows("words"):
-        value = int(row["prompt"].split(" has ")[1].split()[0])
-        for before, sign, amount in row["steps"]:
-            assert before == value
-            value = value + amount if sign == "+" else value - amount
-        assert value == row["answer"]
-        assert row["steps"]
-
-
-def test_the_reward_has_trls_signature() -> None:
-    task = get_task("choice")
-    columns: dict[str, list[Any]] = {"answer": ["A", "B", "B"], "a": [1, 2, 3], "b": [4, 5, 6]}
-    assert task.reward(["p"] * 3, ["A", "A", "B"], **columns) == [1.0, 0.0, 1.0]
 
 
 def test_a_dotted_path_is_a_task_too() -> None:
