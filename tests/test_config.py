@@ -43,11 +43,7 @@ COMMANDS = [
     *(PlanConfig, SampleConfig, SFTConfig, WatchConfig),
 ]
 NEEDED: dict[type, dict[str, Any]] = {
-    CompareConfig: {
-        "recipe": "sudoku",
-        "output_dir": "out",
-        "objectives": {"lfpo": {"name": "lfpo"}},
-    },
+    CompareConfig: {"recipe": "sudoku", "output_dir": "out", "objectives": {"lfpo": {"name": "lfpo"}}},
     EvalConfig: {"task": "sudoku"},
     LFPOConfig: {"output_dir": "out"},
     SampleConfig: {"prompt": "a"},

@@ -31,8 +31,7 @@ def test_llada_schedule_reveals_early_then_idles():
 
 
 @pytest.mark.parametrize(
-    ("length", "steps", "idle", "last"),
-    [(512, 512, 1, 2), (512, 1024, 514, 3), (512, 2048, 1539, 4), (256, 128, 0, 3)],
+    ("length", "steps", "idle", "last"), [(512, 512, 1, 2), (512, 1024, 514, 3), (512, 2048, 1539, 4), (256, 128, 0, 3)]
 )
 def test_dream_schedule_rounds_down_and_leaves_the_rest_to_the_last_step(length: int, steps: int, idle: int, last: int):
     counts = reveal_counts(length, steps, "dream")
@@ -49,12 +48,7 @@ def test_dream_schedule_by_hand():
     assert reveal_counts(64, 4, "dream", 0.5).tolist() == [8, 7, 8, 41]
 
 
-@given(
-    st.integers(1, 64),
-    st.integers(1, 300),
-    st.sampled_from(["llada", "uniform", "dream"]),
-    st.floats(1e-4, 0.9),
-)
+@given(st.integers(1, 64), st.integers(1, 300), st.sampled_from(["llada", "uniform", "dream"]), st.floats(1e-4, 0.9))
 def test_schedules_reveal_the_whole_block(length: int, steps: int, schedule: str, eps: float):
     counts = reveal_counts(length, steps, schedule, eps)
     assert len(counts) == steps
@@ -125,11 +119,7 @@ def test_entropy_bound_adds_up_all_but_the_largest():
     assert chosen(revealed(entropy, eligible, entropy_bound=9.0)) == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
-@given(
-    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8),
-    st.floats(0.05, 3.0),
-    st.integers(0, 255),
-)
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.05, 3.0), st.integers(0, 255))
 def test_factor_and_entropy_bound_follow_their_definitions(values: list[float], bound: float, dropped: int):
     """Compared with the definitions, evaluated for every n."""
     score = torch.tensor([values], dtype=torch.float64)

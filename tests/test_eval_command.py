@@ -75,7 +75,8 @@ def test_a_killed_evaluation_continues_to_the_same_result(
     assert {k: v for k, v in mine.items() if k != "rollout_tokens"} == {
         k: v for k, v in theirs.items() if k != "rollout_tokens"
     }
-    assert (tmp_path / "out.completions.jsonl").read_text().count("\n") == kept + len(asked)
+    texts = [(tmp_path / f"{name}.completions.jsonl").read_text() for name in ("whole", "out")]
+    assert texts[1].count("\n") == kept + len(asked) and ("likelihood" in more or texts[0] == texts[1])
     assert not list(tmp_path.glob("*.partial-*"))
 
 

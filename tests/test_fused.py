@@ -153,14 +153,15 @@ def test_the_rectified_sum_by_hand_on_two_tokens():
 
 @given(
     seed=st.integers(0, 10**6),
-    sizes=st.tuples(st.integers(1, 9), st.integers(2, 12), st.integers(1, 4)),
+    sizes=st.tuples(st.integers(0, 9), st.integers(2, 12), st.integers(1, 4)),
     heads=st.sampled_from(["own", "shared"]),
-    rewards=st.sampled_from(["anywhere", "mixed", "binary"]),
+    rewards=st.sampled_from(["anywhere", "mixed", "binary", "ones", "zeros"]),
     beta=st.floats(0.05, 3.0),
     weights=st.tuples(st.floats(0, 2), st.floats(0, 2)),
     elements=st.integers(1, 60),
+    upstream=st.sampled_from([1.0, -3.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_shape_in_any_chunks_gives_the_plain_sum(
     seed: int,
     sizes: tuple[int, int, int],
@@ -169,13 +170,15 @@ def test_any_shape_in_any_chunks_gives_the_plain_sum(
     beta: float,
     weights: tuple[float, float],
     elements: int,
+    upstream: float,
 ):
     t, v, d = sizes
     case = random_case(heads, rewards, seed=seed, t=t, v=v, d=d)
     knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1]}
     with chunks_of(elements):
-        found = fused(case, **knobs)
-    assert_same(found, plain(case, **knobs), rtol=1e-9)
+        found = fused(case, upstream=upstream, **knobs)
+    loss, *gradients = plain(case, **knobs)
+    assert_same(found, (loss, *(upstream * g for g in gradients)), rtol=1e-9)
 
 
 def test_a_second_backward_pass_adds_the_same_gradients_again():

@@ -90,6 +90,18 @@ def test_raw_logits_may_be_mixed(seed: int, shift: float):
     torch.testing.assert_close(plain, shifted, rtol=1e-8, atol=1e-8)
 
 
+@given(st.integers(0, 10**6), st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_convex_in_the_logits(seed: int, share: float):
+    z, z_ref, y, r = random_case(seed)
+    other = random_case(seed + 1)[0]
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return rectified_loss(x, z_ref, y, r, beta=0.7)
+
+    assert bool((loss(share * z + (1 - share) * other) <= share * loss(z) + (1 - share) * loss(other) + 1e-9).all())
+
+
 def test_negatives_saturate_where_unlikelihood_runs_away():
     """Descending a pure negative (r = 0) slows down by itself; dropping pi-'s normaliser would not."""
     z_ref, y, r = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]), double([0.0])

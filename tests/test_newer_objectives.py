@@ -266,7 +266,7 @@ def test_masks_of_gdpo_s_nodes_have_their_shares_of_the_scored_tokens():
 
 
 @pytest.mark.parametrize("after_eos", [True, False])
-@pytest.mark.parametrize("name", ["espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
+@pytest.mark.parametrize("name", ["espo", "gdsd", "unigrpo", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
 def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_eos: bool):
     """What comes after the EOS is revealed at steps of its own, the most uncertain ones."""
     objective = make_objective({"name": name, "after_eos": after_eos})

@@ -70,7 +70,7 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
 }
 # Settings that an objective needs of its rollouts.
 ROLLOUTS: dict[str, dict[str, Any]] = {
-    "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)},
+    "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)}
 }
 
 

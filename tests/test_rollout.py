@@ -52,6 +52,7 @@ def test_greedy_tokens_equal_the_published_procedure(model: MaskedDiffusionLM, s
         expected = generate(model, prompt, steps=steps, gen_length=16, block_length=block, cfg_scale=cfg)
         assert batch.tokens[row].tolist() == expected
     assert batch.scheduled_steps.tolist() == [steps] * 4
+    assert batch.nfe.tolist() == [min(steps, 16) * (2 if cfg else 1)] * 4  # guidance runs two forwards a step
 
 
 @pytest.mark.parametrize("schedule", ["llada", "uniform"])
@@ -195,6 +196,10 @@ def test_rows_with_one_prompt_share_their_first_forward(
     shapes.clear()
     rollout(model, [[5, 6, 7]] * 8, sampler, range(8), share_first=False)
     assert [n for n, _ in shapes] == states * each * [8]
+    if not settings:  # rows that enter later share it too
+        shapes.clear()
+        rollout(model, [[5, 6, 7]] * 6, sampler, range(6), rollout_tokens=21)
+        assert [n for n, _ in shapes] == [1, 3, 3, 3, 1, 3, 3, 3]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200))
@@ -381,9 +386,12 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     assert (plain.scheduled_steps.tolist(), plain.nfe.tolist()) == ([8], [4])
 
 
-def test_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
+def test_threshold_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
     base = load_model(llada)
     model = Scripted(base, [5, 6, 7, 8], [0.8, 0.7, 0.76, 0.4])
+    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, threshold=0.75), [0])
+    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
+    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [3]
     result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, factor=1.0), [0])
     # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
     assert result.reveal_step.tolist() == [[0, 1, 0, 2]]

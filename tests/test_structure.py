@@ -19,12 +19,7 @@ from tiny import random_ids
 BLOCK = 3
 # Real tokens of four rows: whole, padded on the left, on the right, and on both sides.
 REAL = torch.tensor(
-    [
-        [1, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 1, 1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 1, 0, 0, 0],
-        [0, 1, 1, 1, 1, 1, 1, 0],
-    ]
+    [[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1, 0]]
 )
 
 

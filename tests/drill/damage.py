@@ -9,17 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drill.harness import (
-    EVERY,
-    ITERATIONS,
-    Drill,
-    Row,
-    difference,
-    in_namespaces,
-    not_possible,
-    recover,
-    saved_step,
-)
+from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, recover, saved_step
 from drill.inside import CLONE_NEWNS, Fault
 from lfpo.train.checkpoint import verify
 

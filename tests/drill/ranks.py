@@ -165,11 +165,7 @@ def _arguments(folder: Path, **changes: Any) -> list[str]:
 
 
 def start_two(
-    folder: Path,
-    faults: dict[int, Fault],
-    resume: bool = False,
-    networks: Sequence[Network] = (),
-    **changes: Any,
+    folder: Path, faults: dict[int, Fault], resume: bool = False, networks: Sequence[Network] = (), **changes: Any
 ) -> list[Child]:
     """Start a run of two ranks without a launcher, so that only the other rank can notice a fault.
 
