@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -73,14 +72,3 @@ def test_intervals_and_pass_at_k_by_hand():
     assert pass_at_k(4, 3, 2) == 1.0
     # Two problems at 1/2 and 1: mean 3/4, standard error 1/4.
     assert mean_interval([1, 2], [2, 2]) == pytest.approx((0.75 - 0.49, 1.0))
-
-
-def test_a_users_task_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "shout.py").write_text(
-        "from lfpo.prompts.tasks.task import Task\n"
-        "TASK = Task('shout', lambda rng: {'prompt': rng.choice('abcdefgh'), 'answer': 'x'}, lambda r: r['prompt'],\n"
-        "            lambda c, r: c == r['answer'], lambda r, rng, share: 'x', 0.4, 4)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    task = get_task("shout:TASK")
-    assert task.reward(["a"], ["x"], answer=["x"]) == [1.0]

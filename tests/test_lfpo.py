@@ -228,28 +228,6 @@ def test_raw_reward_is_taken_as_it_is_and_must_fit():
         objective.signal(double([0.0, 2.0]), torch.zeros(2, dtype=torch.long))
 
 
-@pytest.mark.parametrize(
-    ("knobs", "named"),
-    [
-        ({"name": "lfpo", "beta": 0.0}, "beta"),
-        ({"name": "lfpo", "betta": 0.1}, "did you mean 'beta'"),
-        ({"name": "lfpo", "timesteps": 0}, "timesteps"),
-        ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
-        ({"name": "lfop"}, "did you mean 'lfpo'"),
-        ({"beta": 0.1}, "'name' is missing"),
-        ({"name": 3}, "'name' is missing"),
-        ({"name": "collections:OrderedDict"}, "not a dataclass"),
-        ({"name": "lfpo", "beta": float("nan")}, "beta"),
-        ({"name": "diffu_grpo", "epsilon_high": -2.0}, "epsilon_high"),
-        ({"name": "spg", "beta": 0.5}, "beta"),
-        ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
-    ],
-)
-def test_bad_knobs_are_named(knobs: dict, named: str):
-    with pytest.raises(UserError, match=named):
-        make_objective(knobs)
-
-
 def test_noised_states_are_random_masks_of_stratified_sizes(llada: Path):
     objective = LFPO(timesteps=4, states="noised")
     assert objective.needs == set()

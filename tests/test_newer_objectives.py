@@ -266,7 +266,7 @@ def test_masks_of_gdpo_s_nodes_have_their_shares_of_the_scored_tokens():
 
 
 @pytest.mark.parametrize("after_eos", [True, False])
-@pytest.mark.parametrize("name", ["espo", "gdsd", "unigrpo", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
+@pytest.mark.parametrize("name", ["espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
 def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_eos: bool):
     """What comes after the EOS is revealed at steps of its own, the most uncertain ones."""
     objective = make_objective({"name": name, "after_eos": after_eos})
@@ -405,32 +405,6 @@ def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
     check_rollouts(JustGRPO(), left_to_right)
     for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
         check_rollouts(make_objective({"name": name}), sampler)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "named"),
-    [
-        ({"name": "espo", "mc_samples": 0}, "mc_samples 0"),
-        ({"name": "espo", "epsilon": -0.1}, "epsilon -0.1"),
-        ({"name": "gdsd", "epsilon": 1.0}, "epsilon 1.0 must be below 1"),
-        ({"name": "gdsd", "psi": -1.0}, "psi -1.0"),
-        ({"name": "rldf", "threshold": 1.5}, "threshold 1.5"),
-        ({"name": "rldf", "kl": "k4"}, "kl: 'k4'"),
-        ({"name": "rldf", "states": 0}, "states 0"),
-        ({"name": "justgrpo", "epsilon_high": -1.0}, "epsilon_high -1.0"),
-        ({"name": "bgpo", "dual_clip": 0.5}, "dual_clip 0.5"),
-        ({"name": "cj_grpo", "beta": -1.0}, "beta -1.0"),
-        ({"name": "gdpo", "nodes": 0}, "nodes 0"),
-        ({"name": "egspo", "aggregation": "max"}, "aggregation: 'max'"),
-        ({"name": "stable_drl", "clip": 0.0}, "clip 0.0"),
-        ({"name": "stable_drl", "mix": 2.0}, "mix 2.0"),
-        ({"name": "egpso"}, "did you mean 'egspo'"),
-    ],
-)
-def test_bad_knobs_are_named(knobs: dict[str, Any], named: str):
-    with pytest.raises(UserError, match=named) as caught:
-        make_objective(knobs)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_documented_defaults_are_those_of_the_code():

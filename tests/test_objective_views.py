@@ -214,6 +214,14 @@ def test_unigrpo_starts_anywhere_between_its_bounds_and_goes_on_from_there():
     assert steps[2].tolist() == [10] * 200
 
 
+def test_unigrpo_scores_after_the_eos_what_the_sampler_reached():
+    t = rollouts(["aebb", "aeee"], ["0123", "01--"])
+    everything = torch.ones(2, 4, dtype=torch.bool)
+    for after_eos, expected in ((True, [[1, 1, 1, 1], [1, 1, 0, 0]]), (False, [[1, 1, 0, 0]] * 2)):
+        views = UniGRPO(after_eos=after_eos).masked_views(t, everything)
+        assert views.target[:, 2:].int().tolist() == expected
+
+
 # coupled-GRPO.
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from letters import Table, rollouts, spell
 from lfpo.base.errors import UserError
@@ -257,34 +258,50 @@ def test_trace_rl_leaves_out_prompts_too_easy_or_too_hard():
     assert signal[0].item() == pytest.approx(0.2 / (0.4 + 1e-4))
 
 
+# Objective -> values that its knobs refuse.
+REFUSED = {
+    "lfpo": "beta=0.0 beta=.nan timesteps=0",
+    "diffu_grpo": "p_mask_prompt=1.5 num_iterations=0 advantage=loo epsilon_high=-2.0",
+    "unigrpo": "beta=-0.1 min_step=-1",
+    "coupled_grpo": "min_ratio=0.0 max_ratio=1.0 epsilon=-1.0",
+    "spg": "bound=upper beta=0.0 beta=0.5 mix=1.1 p_mask=-0.1 num_masks=0 block_length=0",
+    "agrpo": "mc_samples=0 step_distribution=entropic",
+    "wd1": "temperature=0.0 p_mask_prompt=-0.5",
+    "trace_rl": "shrink=0 max_accuracy=2.0",
+    "rejection": "masks=0",
+    "espo": "mc_samples=0 epsilon=-0.1",
+    "gdsd": "epsilon=1.0 psi=-1.0",
+    "rldf": "threshold=1.5 kl=k4 states=0",
+    "justgrpo": "epsilon_high=-1.0",
+    "bgpo": "dual_clip=0.5",
+    "cj_grpo": "beta=-1.0",
+    "gdpo": "nodes=0",
+    "egspo": "aggregation=max",
+    "stable_drl": "clip=0.0 mix=2.0",
+    "dtm": "tilt=0 num_iterations=0 block_length=0",
+}
+
+
+@pytest.mark.parametrize(("name", "knob"), [(name, knob) for name, knobs in REFUSED.items() for knob in knobs.split()])
+def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
+    key, _, text = knob.partition("=")
+    with pytest.raises(UserError, match=rf"\b{key}\b") as caught:
+        make_objective({"name": name, key: yaml.safe_load(text)})
+    assert text.removeprefix(".") in str(caught.value) and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("knobs", "named"),
     [
-        ({"name": "diffu_grpo", "p_mask_prompt": 1.5}, "p_mask_prompt 1.5"),
-        ({"name": "diffu_grpo", "num_iterations": 0}, "num_iterations 0"),
-        ({"name": "diffu_grpo", "advantage": "loo"}, "advantage: 'loo'"),
-        ({"name": "unigrpo", "beta": -0.1}, "beta -0.1"),
-        ({"name": "unigrpo", "min_step": -1}, "min_step -1"),
         ({"name": "unigrpo", "min_step": 99, "diffusion_steps": 100}, "diffusion_steps 100"),
-        ({"name": "coupled_grpo", "min_ratio": 0.0}, "min_ratio 0.0"),
-        ({"name": "coupled_grpo", "max_ratio": 1.0}, "max_ratio 1.0"),
         ({"name": "coupled_grpo", "min_ratio": 0.9}, "must be ordered"),
-        ({"name": "coupled_grpo", "epsilon": -1.0}, "epsilon -1.0"),
-        ({"name": "spg", "bound": "upper"}, "bound: 'upper'"),
-        ({"name": "spg", "beta": 0.0}, "beta 0.0"),
-        ({"name": "spg", "mix": 1.1}, "mix 1.1"),
-        ({"name": "spg", "p_mask": -0.1}, "p_mask -0.1"),
-        ({"name": "spg", "num_masks": 0}, "num_masks 0"),
-        ({"name": "spg", "block_length": 0}, "block_length 0"),
-        ({"name": "agrpo", "mc_samples": 0}, "mc_samples 0"),
-        ({"name": "agrpo", "step_distribution": "entropic"}, "did you mean 'entropy'"),
-        ({"name": "wd1", "temperature": 0.0}, "temperature 0.0"),
-        ({"name": "wd1", "p_mask_prompt": -0.5}, "p_mask_prompt -0.5"),
-        ({"name": "trace_rl", "shrink": 0}, "shrink 0"),
-        ({"name": "trace_rl", "max_accuracy": 2.0}, "max_accuracy 2.0"),
-        ({"name": "rejection", "masks": 0}, "masks 0"),
+        ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
+        ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
         ({"name": "agrpo", "mc_sample": 3}, "did you mean 'mc_samples'"),
         ({"name": "coupled_gpro"}, "did you mean 'coupled_grpo'"),
+        ({"beta": 0.1}, "'name' is missing"),
+        ({"name": 3}, "'name' is missing"),
+        ({"name": "collections:OrderedDict"}, "not a dataclass"),
         ({"name": "own_objective:Reinfroce"}, "has no 'Reinfroce'"),
         ({"name": "own_objective:Reinforce", "scal": 2.0}, "did you mean 'scale'"),
     ],
