@@ -30,7 +30,6 @@ from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.flops import forward_flops, rollout_flops
 from watched import Watch
 
 BLOCK = 4
@@ -250,19 +249,6 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
     assert not isinstance(expected, EditedTrajectory)
 
 
-def test_flops_of_an_edited_rollout_by_hand(model: MaskedDiffusionLM):
-    """Every forward predicts all completion positions of its block: 3 of the first one, whose fourth is prompt."""
-    model_eos, model.eos_id = model.eos_id, 263
-    t = rollout(model, [list(range(5)), list(range(9))], SamplerConfig(**EDITING), [0, 1]).rows(torch.tensor([0]))
-    model.eos_id = model_eos
-    first = int(t.reveal_step[0, 3:7].min())
-    predicted = 3 * first + 4 * (int(t.nfe[0]) - first)
-    shown = int((t.reveal_step >= 0).sum())
-    assert rollout_flops(model, t) == pytest.approx(
-        forward_flops(model, torch.tensor([5 + shown / 2]), predicted, t.queries)
-    )
-
-
 # Training.
 
 
@@ -387,11 +373,6 @@ def test_wrong_settings_are_refused_in_a_sentence(settings: dict[str, Any], said
     with pytest.raises(ValueError, match=said) as caught:
         SamplerConfig(**{**EDITING, **settings})
     assert "\n" not in str(caught.value)
-
-
-def test_models_with_full_attention_are_refused():
-    with pytest.raises(ValueError, match=r"editing_threshold 0.05 is for models that attend block by block"):
-        SamplerConfig(**EDITING).for_length(12)
 
 
 def test_records_hold_what_edited_positions_held(by_hand: Trajectory):

@@ -17,8 +17,6 @@ from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.cli.command_line import main
-from lfpo.models import load_tokenizer
-from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.train.config import LFPOConfig
@@ -121,12 +119,6 @@ def test_prompts_show_the_question_and_not_the_answer(here: None) -> None:
             assert all(row[column] in text for column in shown)
             if task.name in ("gsm8k", "d1_sudoku"):
                 assert row.get("solution", "####") not in text
-
-
-def test_prompts_go_through_the_models_own_chat_template(here: None, dream: Path) -> None:
-    task, tokenizer = data_task("gsm8k@gsm8k"), load_tokenizer(str(dream))
-    text = tokenizer.decode(encode_prompt(tokenizer, task.row("test", 0)["prompt"]))
-    assert text.startswith("<|im_start|>") and "user\n" in text
 
 
 def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_order(here: None) -> None:

@@ -115,7 +115,8 @@ def reward(prompts: Any, completions: list[str], answer: list[str], **columns: A
             raise ConnectionError("the judge did not answer")
         if do == "hang":
             time.sleep(10_000)
-        values += {"nan": [float("nan")], "text": ["very good"]}.get(do, [])
+        if do in ("nan", "text"):
+            values.append(float("nan") if do == "nan" else "very good")
         values.append(float(CHOICE.correct(completion, {"answer": right})))
     return values
 
