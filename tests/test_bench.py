@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,18 @@ import torch
 
 import tiny
 from benchmarks.__main__ import main
-from benchmarks.iteration import Iteration, measure_iteration
-from benchmarks.measure import against_first, deadline, measured, median_and_range, peak_memory
+from benchmarks.iteration import Iteration
+from benchmarks.measure import measured, median_and_range, peak_memory
 from benchmarks.modes import Mode
 from benchmarks.plain import plain_rollout
-from benchmarks.problem import BenchRolloutConfig, Problem, task_problem
+from benchmarks.problem import Problem
 from benchmarks.rollout import describe
 from benchmarks.spent import recorded
-from benchmarks.table import markdown
 from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.base.measure import matmul_peak, timed
-from lfpo.models import init_model, load_model, load_tokenizer
-from lfpo.models.backbone import build_backbone
-from lfpo.models.layouts import LAYOUTS, random_prompts
-from lfpo.models.loading import family_of
+from lfpo.models import load_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import Sandbox
@@ -110,22 +106,6 @@ def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytes
     assert exact[0] / exact[1] == pytest.approx(4)  # one step of four reveals a token
     assert exact[1] > exact[2] >= exact[3] > exact[4]  # logits, padding, rows that share a forward
     assert rows[approximate, "bfloat16 autocast"]["same"] > 0.5
-
-
-def test_completions_are_scored_by_the_task_of_their_own_prompt():
-    problem = task_problem(BenchRolloutConfig(n=4, generations=2, tasks=["words", "choice"], gen_length=8))
-    tasks = [get_task("words"), get_task("choice")]
-    rows = [tasks[i % 2].row("test", i // 2) for i in range(4)]
-    tokenizer = load_tokenizer("embedded")
-    twins = [row for row in rows for _ in range(2)]
-    assert [tokenizer.decode(p) for p in problem.prompts] == [row["prompt"] for row in twins]
-    assert problem.score is not None
-    for wrong in (0, 3):
-        texts = [f"#### {row['answer']}" if "steps" in row else row["answer"] for row in twins]
-        texts[:wrong] = ["?"] * wrong
-        ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        tokens = torch.tensor([x + [problem.model.eos_id] * (8 - len(x)) for x in ids])
-        assert problem.score(tokens) == (8 - wrong) / 8
 
 
 def test_the_numbers_of_a_mode_by_hand(llada: Path):
@@ -214,21 +194,6 @@ def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
     assert min(published, plain) > stored > shared
 
 
-def test_published_layouts_have_the_published_number_of_weights():
-    for name, billions in (("llada-8b", 8.02), ("dream-7b", 7.62)):
-        backbone = build_backbone(family_of(LAYOUTS[name], name), LAYOUTS[name])  # shapes only, no values
-        assert sum(p.numel() for p in backbone.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
-
-
-def test_random_prompts_are_ordinary_tokens_of_the_asked_length():
-    model = init_model(SMALL["llada"], seed=0)
-    prompts = random_prompts(50, 20, model)
-    assert {len(p) for p in prompts} == set(range(15, 21))
-    assert all(100 <= token < model.vocab_size and token != model.mask_id for p in prompts for token in p)
-    assert prompts == random_prompts(50, 20, model)
-    assert [len(p) for p in random_prompts(3, 1, model)] == [1, 1, 1]
-
-
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
 def test_peak_memory_sees_what_was_held_for_a_moment():
     size = 200 * 10**6
@@ -314,21 +279,6 @@ def test_wrong_settings_are_told_at_once(arguments: str, said: str, capsys: pyte
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", ["STATUS", "CLEAR"])
-def test_where_memory_cannot_be_told_time_is(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(f"benchmarks.measure.{missing}", tmp_path / "none" / "such")
-    case = Iteration(timesteps=4, rollouts=2, update_tokens=256, vocabulary=512, width=32, repeats=1, threads=1)
-    found = measure_iteration(case)
-    assert found["peak_memory"] is None and found["seconds"] > found["update_seconds"] > 0
-
-
-def test_tables_are_aligned_over_their_groups():
-    text = markdown(("", "s", "MiB"), [("first", ["a" * 20, "1.00", "23,456"]), ("second", ["b", "22.00", "1"])])
-    lines = [line for line in text.splitlines() if line and "---" not in line]
-    assert lines[0].split() == ["|", "first", "|", "s", "|", "MiB", "|"]
-    assert lines[3] == "| b                    | 22.00 |      1 |" and len({len(line) for line in lines}) == 1
-
-
 def test_times_of_cases():
     result, seconds = timed(lambda: "done", CPU)
     assert result == "done"
@@ -342,32 +292,6 @@ def test_times_of_cases():
     assert 0 <= rows["a"]["seconds_least"] <= rows["a"]["seconds"] <= rows["a"]["seconds_most"] < 1
     assert rows["a"].keys() == {"peak_memory", "seconds", "seconds_least", "seconds_most"}
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14
-
-
-def test_a_case_that_does_not_fit_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
-    def too_much() -> int:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def wrong() -> int:
-        raise RuntimeError("shape mismatch")
-
-    def killed() -> int:
-        raise BrokenProcessPool
-
-    results, rows = measured({"a": too_much, "b": lambda: 2, "c": killed}, CPU, 1)
-    assert results == {"b": 2}
-    assert rows["a"] == {"failed": "does not fit in memory"}
-    assert rows["c"] == {"failed": "its process was killed"}
-    assert rows["b"]["seconds"] >= 0
-    with pytest.raises(RuntimeError, match="shape"):
-        measured({"a": wrong}, CPU, 1)
-
-
-def test_ratios_are_to_the_first_row_that_ran():
-    ran: list[dict[str, Any]] = [{"seconds": 2.0, "peak_memory": 100}, {"seconds": 3.0, "peak_memory": None}]
-    rows = against_first([{"failed": "does not fit in memory"}, *ran])
-    assert [row.get("time_ratio") for row in rows] == [None, 1.0, 1.5]
-    assert [row.get("memory_ratio") for row in rows] == [None, 1.0, None]
 
 
 def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -394,21 +318,6 @@ def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatc
         **dict.fromkeys(UPDATE_LAYOUTS, "not run, out of budget"),
     }
     assert "plain: does not fit in memory" in (tmp_path / "update.md").read_text()
-
-
-def test_a_budget_ends_the_timings_and_the_rows_say_so(monkeypatch: pytest.MonkeyPatch):
-    now = [0.0]
-    monkeypatch.setattr("benchmarks.measure.time.monotonic", lambda: now[0])
-
-    def minute() -> float:
-        now[0] += 60
-        return now[0]
-
-    results, rows = measured({"a": minute, "b": minute, "c": minute}, CPU, 5, deadline(2))
-    assert results == {"a": 60, "b": 120}  # the warm-ups; "c" was not started
-    assert rows["c"] == {"failed": "not run, out of budget"}
-    assert rows["a"]["seconds"] >= 0
-    assert measured({"a": minute}, CPU, 2, deadline(0))[0] == {"a": 300}
 
 
 def test_bench_sandbox_measures_correct_programs(

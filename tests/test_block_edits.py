@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.batching import tensor_fields
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
@@ -30,9 +29,7 @@ from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join, part
-from lfpo.train.flops import forward_flops, rollout_flops
-from lfpo.train.plan.work import sampling_work
+from lfpo.rollout.trajectory import Trajectory
 from watched import Watch
 
 BLOCK = 4
@@ -153,15 +150,6 @@ def test_labels_by_hand(by_hand: Trajectory):
     assert trace.labels[trace.target].tolist() == [31, 11, 22, 21, EOS, 30, 12]
 
 
-def test_rows_are_joined_with_their_edits(by_hand: Trajectory, edited: Trajectory):
-    columns = [name for name in tensor_fields(by_hand) if name.startswith("edit_")]
-    other = dataclasses.replace(by_hand, **{name: getattr(by_hand, name)[:, :2] for name in columns})
-    both = join([other, by_hand], pad_id=0)
-    assert edits_of(both) == [edits_of(by_hand)[0][:2], edits_of(by_hand)[0]]
-    assert all(torch.equal(getattr(part(both, 0, 1), name), getattr(other, name)) for name in columns)
-    assert edits_of(edited.rows(torch.tensor([3, 1]))) == [edits_of(edited)[3], edits_of(edited)[1]]
-
-
 def rule(
     score: list[float], token: list[int], shown: list[int], post_step: int, **settings: Any
 ) -> tuple[list[bool], list[bool], bool]:
@@ -259,28 +247,6 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
     blocks = [len(t.block_BC[row][t.reveal_step[row] >= 0].unique()) for row in range(5)]
     assert (t.nfe - expected.nfe).tolist() == blocks  # one forward more finds nothing to edit
     assert not isinstance(expected, EditedTrajectory)
-
-
-def test_flops_of_an_edited_rollout_by_hand(model: MaskedDiffusionLM):
-    """Every forward predicts all completion positions of its block: 3 of the first one, whose fourth is prompt."""
-    model_eos, model.eos_id = model.eos_id, 263
-    t = rollout(model, [list(range(5)), list(range(9))], SamplerConfig(**EDITING), [0, 1]).rows(torch.tensor([0]))
-    model.eos_id = model_eos
-    first = int(t.reveal_step[0, 3:7].min())
-    predicted = 3 * first + 4 * (int(t.nfe[0]) - first)
-    shown = int((t.reveal_step >= 0).sum())
-    assert rollout_flops(model, t) == pytest.approx(
-        forward_flops(model, torch.tensor([5 + shown / 2]), predicted, t.queries)
-    )
-
-
-def test_a_plan_counts_the_forwards_that_may_edit():
-    plain = {k: v for k, v in EDITING.items() if k not in ("editing_threshold", "max_post_steps")}
-    without, with_edits = (
-        sampling_work(SamplerConfig(**s).for_length(12, BLOCK), 8, False, trained_block=BLOCK) for s in (plain, EDITING)
-    )
-    assert with_edits[0] - without[0] == 3 * 3  # three blocks, max_post_steps 3
-    assert with_edits[1] - without[1] == 3 * 3 * BLOCK
 
 
 # Training.
@@ -407,11 +373,6 @@ def test_wrong_settings_are_refused_in_a_sentence(settings: dict[str, Any], said
     with pytest.raises(ValueError, match=said) as caught:
         SamplerConfig(**{**EDITING, **settings})
     assert "\n" not in str(caught.value)
-
-
-def test_models_with_full_attention_are_refused():
-    with pytest.raises(ValueError, match=r"editing_threshold 0.05 is for models that attend block by block"):
-        SamplerConfig(**EDITING).for_length(12)
 
 
 def test_records_hold_what_edited_positions_held(by_hand: Trajectory):

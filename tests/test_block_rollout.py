@@ -89,15 +89,6 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
 
 
-def test_float32_gives_the_same_tokens_with_and_without_stored_blocks(tmp_path: Path):
-    model = load_model(tiny.write_llada(tmp_path / "blocks", block_length=4))
-    sampler = SamplerConfig(gen_length=16, temperature=1.0)
-    stored, plain = (rollout(model, PROMPTS, sampler, SEEDS, store_blocks=s) for s in (True, False))
-    assert torch.equal(stored.tokens, plain.tokens)
-    assert torch.equal(stored.reveal_step, plain.reveal_step)
-    torch.testing.assert_close(stored.confidence, plain.confidence, rtol=1e-4, atol=1e-5)
-
-
 def test_rows_end_with_the_whole_block_that_holds_gen_length(model: MaskedDiffusionLM):
     model.eos_id = model.pad_id = 263  # padding of the embedding matrix: its row is random, and it is never the best
     t = rollout(model, PROMPTS, SamplerConfig(gen_length=8), SEEDS)
@@ -267,11 +258,6 @@ def test_settings_of_full_attention_are_refused_in_a_sentence(
     with pytest.raises(UserError, match=said) as caught:
         rollout(model, [[1, 2]], SamplerConfig(gen_length=8, **settings), [0])
     assert "\n" not in str(caught.value)
-
-
-def test_whole_predictions_are_refused(model: MaskedDiffusionLM):
-    with pytest.raises(UserError, match="predicts one block at a time"):
-        rollout(model, [[1, 2]], SamplerConfig(gen_length=8), [0], keep_steps=[7])
 
 
 def test_another_block_length_is_used_and_warned_of_once(model: MaskedDiffusionLM, caplog: pytest.LogCaptureFixture):

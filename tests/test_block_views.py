@@ -22,10 +22,8 @@ from lfpo.objectives.views import Views, passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
-from lfpo.train.config import LFPOConfig
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import forward_flops, update_flops
-from lfpo.train.rl import LFPOTrainer
 from tiny import random_ids, write_llada
 
 PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]
@@ -63,12 +61,6 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
     for row in range(len(rollouts)):  # rows do not depend on each other
         alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
         assert torch.equal(again.reveal_step[row], alone)
-
-
-def test_full_attention_has_no_rounds(rollouts: Trajectory):
-    t = dataclasses.replace(rollouts, structure=FULL)
-    assert t.in_rounds() is t
-    assert bool(t.entered.all()) and not bool(t.block_BC.any())
 
 
 @pytest.mark.parametrize(
@@ -181,14 +173,6 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
 
 
-def test_log_probabilities_by_passes_are_those_of_one(model: MaskedDiffusionLM, rollouts: Trajectory):
-    views = views_for("lfpo", rollouts)
-    how: dict[str, Any] = {"padding_free": False, "meter": None, "filler": None}
-    once = logp_at_targets(policies(model), views, OLD, update_tokens=10_000, **how)
-    parts = logp_at_targets(policies(model), views, OLD, update_tokens=1, **how)
-    torch.testing.assert_close(parts, once, rtol=1e-5, atol=1e-5)
-
-
 def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     views = views_for("lfpo", rollouts, timesteps=1)
     lengths = views.attention_mask.sum(-1)
@@ -241,13 +225,6 @@ def test_all_other_objectives_are_taken():
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     for name in ("diffu_grpo", "wd1"):
         check_rollouts(make_objective({"name": name, "p_mask_prompt": 0.0}), sampler, trained_block=BLOCK)
-
-
-def test_padding_free_updates_are_refused(tmp_path: Path):
-    source = write_llada(tmp_path / "padding", block_length=BLOCK)
-    args = LFPOConfig(output_dir=str(tmp_path / "run"), model=str(source), task="choice", padding_free=True)
-    with pytest.raises(UserError, match=r"'padding_free' is for models with full attention, .* blocks of 4"):
-        LFPOTrainer(args=args)
 
 
 RULES: dict[str, dict[str, Any]] = {

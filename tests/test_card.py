@@ -10,7 +10,6 @@ from huggingface_hub import ModelCard
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.runs.card import model_card
 from lfpo.runs.directory import Run, open_run
-from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig
 
 
@@ -76,10 +75,3 @@ def test_a_sampler_added_on_resuming_has_no_first_result(tmp_path: Path):
     assert "at step 1 and step 3" in text
     assert "| `old` | 25.0 % (0.0 to 100.0) | 75.0 % (0.0 to 100.0) | 8.0 |" in text
     assert "| `new` | - | 75.0 % (0.0 to 100.0) | 8.0 |" in text
-
-
-def test_supervised_training_leaves_a_card_too(tmp_path: Path):
-    config = SFTConfig(str(tmp_path / "run"), model="embedded", tasks={"choice": 1.0}, steps=1, batch_size=2)
-    card = ModelCard.load(train_sft(config, report=lambda _: None) / "README.md")
-    assert "demonstrations" in card.text
-    assert "Held-out results" not in card.text

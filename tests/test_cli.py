@@ -62,19 +62,6 @@ def test_train_writes_a_run_and_a_report(tmp_path: Path, capsys: pytest.CaptureF
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_eval_writes_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "deep" / "result.json"
-    arguments = ["eval", "--task", "choice", "--n", "6", "--n_samples", "2", "--sampler.temperature", "1"]
-    assert main([*arguments, "--output", str(out)]) == 0
-    result = json.loads(out.read_text())
-    for key in ("task", "n", "accuracy", "interval", "mean_steps", "mean_nfe", "tokens_per_second", "sampler", "model"):
-        assert key in result
-    assert result["sampler"]["temperature"] == 1.0
-    assert result["sampler"]["gen_length"] == 4
-    assert {"dtype", "device", "versions", "seed"} <= result.keys()
-    assert "pass@2" in capsys.readouterr().out
-
-
 def test_sample_shows_steps(capsys: pytest.CaptureFixture[str]):
     assert main(["sample", "--task", "sudoku", "--show_steps", "true"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -96,12 +83,6 @@ def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.Ca
     assert main(["sample", "--task", "choice"]) == 0
     assert "verdict: " in capsys.readouterr().out
     assert main(["sample", "--task", "choice", "--index", "-1"]) == 2
-
-
-def test_sample_from_a_prompt(capsys: pytest.CaptureFixture[str]):
-    prompt = r"countdown\n3 4 5 = 17\n"
-    assert main(["sample", "--prompt", prompt, "--sampler.gen_length", "8"]) == 0
-    assert "3 4 5 = 17" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -169,20 +150,6 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_wrong_commands_and_keys(fails: Callable[..., str], tmp_path: Path):
-    assert "did you mean 'train'" in fails("trian")
-    assert "did you mean 'learning_rate'" in fails(*train_arguments(tmp_path, learning_rat="1e-3"))
-    assert "did you mean 'steps'" in fails(*train_arguments(tmp_path, **{"sampler.step": "4"}))
-    assert "did you mean 'beta'" in fails(
-        *train_arguments(tmp_path, **{"objective.name": "lfpo", "objective.bta": "1"})
-    )
-    assert "max_steps: expected a whole number, found 'many'" in fails(*train_arguments(tmp_path, max_steps="many"))
-    assert "expected --key value" in fails("train", "demo", "oops")
-    assert "did you mean 'sudoku'" in fails(*train_arguments(tmp_path, task="sudoko"))
-    assert "no such file" in fails("train", "nothing.yaml")
-    assert "either 'prompt' or 'task'" in fails("sample")
-
-
 def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
     assert "no such folder" in fails(*train_arguments(tmp_path, model=str(tmp_path / "none")))
     broken = tiny.write_llada(tmp_path / "broken")
@@ -191,33 +158,6 @@ def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
     assert "model.safetensors" in fails(*train_arguments(tmp_path, model=str(broken)))
     maskless = tiny.write_llada(tmp_path / "maskless", special=("<|startoftext|>", "<|endoftext|>", "<|eot_id|>"))
     assert "mask token" in fails(*train_arguments(tmp_path, model=str(maskless)))
-
-
-def test_wrong_rows(fails: Callable[..., str], tmp_path: Path):
-    def train(text: str) -> str:
-        file = tmp_path / "rows.jsonl"
-        file.write_text(text)
-        arguments = train_arguments(tmp_path, data_file=str(file), reward_funcs="[test_train.even_letters]")
-        at = arguments.index("--task")
-        return fails(*arguments[:at], *arguments[at + 2 :])
-
-    assert "rows.jsonl:2" in train('{"prompt": "a"}\n{"prompt": \n')
-    assert "rows.jsonl:1" in train('{"text": "a"}\n')
-    assert "rows.jsonl:2: empty line" in train('{"prompt": "a"}\n\n{"prompt": "b"}\n')
-    assert "the prompt is empty" in train('{"prompt": " "}\n')
-    assert "context of 512" in train(json.dumps({"prompt": "1" * 600}) + "\n")
-
-
-def test_wrong_rewards(fails: Callable[..., str], tmp_path: Path):
-    for function, named in (
-        ("wrong_length", "'wrong_length': returned 1 rewards for 4"),
-        ("not_a_number", "'not_a_number': reward 0 is nan"),
-        ("missing", "has no 'missing'"),
-        ("raises", "'raises' failed on its first call: ConnectionError: nobody there (reward_samples.py:"),
-    ):
-        changes = {"output_dir": str(tmp_path / function), "reward_funcs": f"[reward_samples.{function}]"}
-        assert named in fails(*train_arguments(tmp_path, **changes))
-        assert not (tmp_path / function).exists()
 
 
 def test_keep_going_trains_although_a_reward_raises_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
@@ -37,35 +33,14 @@ def test_tensors_of_all_ranks(ranks: int):
     assert [rank.returncode for rank in ended] == [0] * ranks, ended
 
 
-def on_gpus(monkeypatch: pytest.MonkeyPatch, local_rank: int, gpus: int) -> list[Any]:
-    """`distributed.start` on a machine that seems to have GPUs; what it does to CUDA and the group, in order."""
-    done: list[Any] = []
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": str(local_rank), "MASTER_ADDR": "here"}.items():
+def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    ranks = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here"}
+    for name, value in ranks.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: done.append(f"set device {number}"))
-    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, 1)]))
-    monkeypatch.setattr(dist, "init_process_group", lambda **settings: done.append(settings))
-    try:
-        distributed.start()
-    finally:
-        if distributed._heart is not None:
-            distributed._heart.close()
-            distributed._heart = None
-    return done
-
-
-def test_the_gpu_is_chosen_before_the_group_is_joined(monkeypatch: pytest.MonkeyPatch):
-    first, settings = on_gpus(monkeypatch, local_rank=1, gpus=2)
-    assert first == "set device 1"
-    assert (settings["backend"], settings["device_id"]) == ("nccl", torch.device("cuda", 1))
-
-
-def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match="4 ranks on a machine with 2 GPUs: give torchrun --nproc_per_node 2"):
-        on_gpus(monkeypatch, local_rank=2, gpus=2)
+        distributed.start()
 
 
 def test_without_a_process_group_a_tensor_is_returned_as_it_is():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import re
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from lfpo.base import progress as progress_module
 from lfpo.base.progress import Progress, duration
 from lfpo.cli import main
 from lfpo.runs import display as display_module
-from lfpo.runs.display import Display, _iterations, one_line, sparkline
+from lfpo.runs.display import Display, _iterations, sparkline
 from test_cli import train_arguments
 
 METRICS = {
@@ -84,10 +83,6 @@ def test_sparkline_by_hand():
     assert sparkline([1.0, 1.0]) == "▁▁"
 
 
-def test_the_line_counts_iterations():
-    assert one_line({"step": 0}, 5) == "step 0/5"
-
-
 class Clock:
     """time.monotonic() as the test sets it."""
 
@@ -125,30 +120,6 @@ def test_time_left_by_hand(clock: Clock):
     assert display.left() == 7 * 10 + 2 * 120
     clock.now += 1000
     assert display.left() == 0
-
-
-def test_a_phase_as_a_line_and_as_a_bar(clock: Clock):
-    progress = Progress()
-    out = io.StringIO()
-    display = Display(9, Console(file=out, width=100, force_terminal=True), progress=progress)
-    display.update(METRICS)
-    clock.now = 200
-    progress.begin("sampling", 128, "rollouts")
-    clock.now = 204
-    progress.advance(32, 600)
-    progress.advance(32, 600)
-    line = display.phase_line()
-    assert line.startswith(
-        "iteration 4/9  sampling  64 of 128 rollouts, 300 tokens/s  4 s in this phase  last reward 0.500"
-    )
-    display.console.print(display._panel())
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert "64 of 128 rollouts, 300 tokens/s, 4 s" in plain
-    progress.begin("verdicts")  # of unknown size
-    display.console.print(display._panel())
-    assert "verdicts" in out.getvalue()
-    progress.end()
-    assert "in this phase" in line and not progress.phase
 
 
 def test_without_a_terminal_the_phase_is_told_again_and_again():

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from letters import rollouts
-from lfpo.base.errors import UserError
-from lfpo.objectives import make_objective
 from lfpo.objectives.dtm import DTM
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, mixture_sum
 from lfpo.objectives.views import noised
@@ -102,9 +100,3 @@ def test_wrong_rollouts_hold_theta_at_theta_old():
     moved = (z_old + eye[:5]).requires_grad_()
     (away,) = torch.autograd.grad(mixture_sum(moved, z_old, eye, eye, y, one, zero), moved)
     assert (away.gather(1, y[:, None]) > 0).all()
-
-
-@pytest.mark.parametrize(("knob", "value"), [("tilt", 0), ("num_iterations", 0), ("block_length", 0)])
-def test_wrong_knobs(knob: str, value: int):
-    with pytest.raises(UserError, match=knob):
-        make_objective({"name": "dtm", knob: value})

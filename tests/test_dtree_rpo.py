@@ -34,30 +34,10 @@ def plugged_in(**knobs: Any) -> dict[str, Any]:
     return {"objective": objective, "engine": {"name": "dtree_rpo:tree_engine"}, "num_generations": 4}
 
 
-TREE = {"current": {"___": "211 112 111", "a__": "111 121 112", "_e_": "211 111 111"}}
-TREE_OLD = {"___": "112 121 111", "a__": "111 112 112", "_e_": "112 111 111"}
-
-
 def grown(steps: int) -> Trajectory:
     """The first edges reveal a, or an e in the middle; the second the rest. What follows the e is not scored."""
     reveal = {2: ["011", "011", "101", "101"], 4: ["123", "032", "212", "303"]}[steps]
     return rollouts(["abe", "aae", "bee", "aeb"], reveal, steps=steps)
-
-
-@pytest.mark.parametrize("steps", [2, 4])
-def test_dtree_rpo_by_hand(steps: int):
-    objective = DTreeRPO(tree=[2, 2], epsilon=0.5, beta=0.1, lambda_max=0.3, growth=2.0, progress=0.5)
-    reward = torch.tensor([1.0, 0.5, 0.0, 0.5], dtype=torch.float64)
-    signal = objective.signal(reward, torch.zeros(4, dtype=torch.long))
-    assert signal.tolist() == [[0.25, 0.25], [0.25, -0.25], [-0.25, -0.25], [-0.25, 0.25]]
-    views = objective.views(grown(steps), signal, [0, 1, 2, 3], 0)
-    loss = loss_of(objective, views, signal, **TREE, old=TREE_OLD, base=TREE_OLD)
-    # Edges: a (ratio 2), e (2); b e (2, 1), a e (1, 1); b (1), a (2).
-    ratios = -0.25 * 1.5 + 0.25 * 2 + (-0.25 * 1.5 - 0.25) / 2 + 0.25 + 0.25 - 0.25 * 1.5
-    kl = HALF + HALF + HALF / 2 + HALF
-    distil = LN2  # of the good edges' four tokens, each of probability 1/2 and alone at its position
-    weight = 0.3 / (math.e + 1)
-    assert loss == pytest.approx(ratios / 6 + 0.1 * kl / 6 + weight * distil, rel=1e-6)
 
 
 def test_each_parent_is_a_unit_of_its_own():
@@ -79,14 +59,6 @@ def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
     assert loss_of(objective, views, signal, current=odds, old=odds) == pytest.approx(-0.5 / 3)
 
 
-def test_distillation_of_a_single_position_by_hand():
-    t = rollouts(["a", "b"], ["0", "0"], steps=1)
-    signal, odds = torch.tensor([[0.5], [-0.5]], dtype=torch.float64), {"_": "211"}
-    objective = DTreeRPO(tree=[2], beta=0.0, lambda_max=0.3, progress=1.0)
-    loss = loss_of(objective, objective.views(t, signal, [0, 1], 0), signal, current=odds, old=odds)
-    assert loss == pytest.approx(0.3 * LN2)  # the ratios are 1 and their advantages cancel
-
-
 def test_siblings_are_distilled_by_their_advantages():
     """Both good, weights 3/4 and 1/4: q is (3/4 a, 1/4 b) at the first position, b alone at the second."""
     t = rollouts(["ab", "bb", "ba"], ["00", "01", "00"], steps=2)
@@ -100,12 +72,6 @@ def test_siblings_are_distilled_by_their_advantages():
         losses.append(loss_of(objective, views, signal, current=current, old=current))
     kl = 0.75 * log(0.75 / 0.25) + 0.25 * log(0.25 / 0.25)
     assert losses[1] - losses[0] == pytest.approx(0.5 * (kl + LN2) / 2, rel=1e-6)
-
-
-def test_the_schedule_of_distillation():
-    start, end = (DTreeRPO(lambda_max=0.2).at_progress(u) for u in (0.0, 1.0))
-    assert start.strength == 0 and end.strength == pytest.approx(0.2)
-    assert DTreeRPO(progress=0.3).at_progress(0.9).progress == 0.3
 
 
 def test_a_tree_s_rollouts_stay_in_one_block(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

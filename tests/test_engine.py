@@ -49,7 +49,7 @@ from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.engines import make_engine
 from lfpo.train.ray_dispatch import Dispatcher, Job
 from lfpo.train.ray_engine import RayEngine, Worker, set_weights, weights_of
-from lfpo.train.ray_rewards import by_tasks, whole_prompts
+from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies
 from processes import run_ranks
@@ -74,13 +74,6 @@ def local(model: MaskedDiffusionLM, rows_per_unit: int) -> LocalEngine:
     engine = as_it_is(model)
     engine.rows_per_unit = rows_per_unit
     return engine
-
-
-def test_units_are_whole_prompts_in_order():
-    units = REQUEST.units(9)
-    assert [len(u.prompts) for u in units] == [9, 3]
-    assert [s for u in units for s in u.seeds] == REQUEST.seeds
-    assert REQUEST.units(0) == [REQUEST]
 
 
 def test_a_unit_is_sampled_as_if_it_were_alone(llada: Path):
@@ -414,13 +407,6 @@ def test_workers_evaluate_what_the_local_engine_evaluates(tmp_path: Path, ray: A
     found = evaluated({"name": "ray", "workers": 2}, tmp_path / "ray")
     assert found == evaluated({"prompts_per_unit": 1}, tmp_path / "local")
     assert found[0].keys() >= {"eval/hot/accuracy", "eval/greedy/nfe"}
-
-
-def test_batches_are_cut_between_prompts():
-    cuts = [(p.start, p.stop) for p in whole_prompts(["a", "a", "a", "b", "c", "c"], 2)]
-    assert cuts == [(0, 3), (3, 6)]
-    assert [(p.start, p.stop) for p in whole_prompts(["a", "a", "b"], 5)] == [(0, 2), (2, 3)]
-    assert [(p.start, p.stop) for p in whole_prompts(["a", "a", "a"], 3)] == [(0, 3)]
 
 
 def length(completions: list[str], **_: Any) -> list[float | None]:

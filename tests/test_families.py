@@ -90,21 +90,6 @@ def test_plain_transformers_loads_an_export(name: str, tmp_path: Path, capsys: p
         assert capsys.readouterr().out == load_tokenizer(source).decode(tokens[len(prompt) :]) + "\n"
 
 
-def test_an_export_has_the_tensors_of_transformers_checkpoints(tmp_path: Path) -> None:
-    source = golden("llada2_0", tmp_path / "m")
-    folder = tmp_path / "exported"
-    assert main(["export", str(source), "--layout", "transformers", "--output", str(folder)]) == 0
-    before, after = read_weights(source), read_weights(folder)
-    fused = before["model.layers.1.attention.query_key_value.weight"]
-    assert torch.equal(after["model.layers.1.self_attn.q_proj.weight"], fused[:64])
-    assert torch.equal(after["model.layers.1.self_attn.k_proj.weight"], fused[64:96])
-    assert torch.equal(after["model.layers.1.self_attn.v_proj.weight"], fused[96:])
-    expert = "model.layers.2.mlp.experts.3.up_proj.weight"
-    assert torch.equal(after[expert], before[expert])
-    bias = after["model.layers.1.mlp.gate.e_score_correction_bias"]
-    assert torch.equal(bias, before["model.layers.1.mlp.gate.expert_bias"])
-
-
 def test_the_experts_bias_is_never_rounded_nor_trained(tmp_path: Path) -> None:
     source = golden("llada2_0", tmp_path / "m")
     model = load_model(source, dtype=torch.bfloat16)

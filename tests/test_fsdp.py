@@ -107,13 +107,10 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     parts = shards or distributed.world()
     one_row = sum(p.numel() // len(p) for p in matrices)
     assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
-    order = split.policies[OLD].backbone.model._get_fsdp_state()._comm_ctx.post_forward_order
-    assert not order  # FSDP's record of forwards does not grow
 
 
 CASES = [(1, 0, None, False), (3, 0, LORA, True), (4, 2, None, False)]
-LONG_CASES = [(1, 0, LORA, True), (2, 0, None, False), (2, 0, LORA, True), (3, 0, None, True)]
-LONG_CASES += [(4, 0, None, True), (4, 0, LORA, False), (4, 2, LORA, True)]
+LONG_CASES = [(2, 0, None, True), (4, 2, LORA, False)]
 
 
 @pytest.mark.parametrize(

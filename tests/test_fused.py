@@ -17,13 +17,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from benchmarks.measure import peak_memory
 from lfpo.base.rng import generator
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.ops.chunked import in_chunks
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, kernel_on, rectified_sum
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
@@ -152,28 +151,17 @@ def test_the_rectified_sum_by_hand_on_two_tokens():
     torch.testing.assert_close(head.grad, double([[0.75 * math.log(3), 0.0], [-0.75 * math.log(3), 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("beta", "positive", "negative"),
-    [(0.3, 1, 1), (1.0, 1, 1), (2.0, 1, 1), (0.3, 2.5, 0.5), (0.7, 0, 1.5), (1.3, 0.5, 0)],
-)
-@pytest.mark.parametrize("rewards", ["anywhere", "mixed", "binary", "ones", "zeros"])
-@pytest.mark.parametrize("heads", ["own", "shared"])
-def test_the_rectified_sum_is_the_plain_one(heads: str, rewards: str, beta: float, positive: float, negative: float):
-    case = random_case(heads, rewards)
-    knobs = {"beta": beta, "positive_weight": positive, "negative_weight": negative}
-    assert_same(fused(case, **knobs), plain(case, **knobs))
-
-
 @given(
     seed=st.integers(0, 10**6),
-    sizes=st.tuples(st.integers(1, 9), st.integers(2, 12), st.integers(1, 4)),
+    sizes=st.tuples(st.integers(0, 9), st.integers(2, 12), st.integers(1, 4)),
     heads=st.sampled_from(["own", "shared"]),
-    rewards=st.sampled_from(["anywhere", "mixed", "binary"]),
+    rewards=st.sampled_from(["anywhere", "mixed", "binary", "ones", "zeros"]),
     beta=st.floats(0.05, 3.0),
     weights=st.tuples(st.floats(0, 2), st.floats(0, 2)),
     elements=st.integers(1, 60),
+    upstream=st.sampled_from([1.0, -3.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_shape_in_any_chunks_gives_the_plain_sum(
     seed: int,
     sizes: tuple[int, int, int],
@@ -182,62 +170,15 @@ def test_any_shape_in_any_chunks_gives_the_plain_sum(
     beta: float,
     weights: tuple[float, float],
     elements: int,
+    upstream: float,
 ):
     t, v, d = sizes
     case = random_case(heads, rewards, seed=seed, t=t, v=v, d=d)
     knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1]}
     with chunks_of(elements):
-        found = fused(case, **knobs)
-    assert_same(found, plain(case, **knobs), rtol=1e-9)
-
-
-@pytest.mark.parametrize("heads", ["own", "shared"])
-def test_every_token_counts_once_unless_it_is_told_otherwise(heads: str):
-    case = random_case(heads)
-    loss = rectified_sum(case.hidden, case.hidden_ref, case.head, case.head_ref, case.y, case.r, beta=0.3)
-    expected = plain(replace(case, weight=torch.ones_like(case.weight)), beta=0.3)[0]
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("heads", ["own", "shared"])
-@pytest.mark.parametrize("rewards", ["anywhere", "binary"])
-@pytest.mark.parametrize(("elements", "chunks"), [(1, 7), (25, 4), (35, 3), (77, 1)])
-def test_the_size_of_a_chunk_changes_nothing(heads: str, rewards: str, elements: int, chunks: int):
-    """Seven tokens of eleven logits, one, two, three or seven at a time; the last chunk of the middle two holds one."""
-    case = random_case(heads, rewards)
-    whole = fused(case, beta=0.3)
-    with chunks_of(elements), Products() as products:
-        found = fused(case, beta=0.3)
-    assert_same(found, whole, rtol=1e-13)
-    # For each chunk the logits (the one product serves both policies where it can), the states' gradient, the head's.
-    logits = [rows for rows, columns in products.shapes if columns == 11]
-    assert len(logits) == chunks * (1 if (heads, rewards) == ("shared", "binary") else 2)
-    assert sum(logits) * chunks == 7 * len(logits)
-    assert len(products.shapes) - len(logits) == 2 * chunks
-
-
-@pytest.mark.parametrize("heads", ["own", "shared"])
-@pytest.mark.parametrize("rewards", ["anywhere", "binary"])
-def test_the_gradient_is_the_slope_of_the_loss(heads: str, rewards: str):
-    """In finite differences. A shared head moves the reference too, which the gradient leaves out: it stays fixed."""
-    case = random_case(heads, rewards, t=4, v=5, d=3)
-
-    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        head_ref = head if heads == "shared" else case.head_ref
-        return rectified_sum(
-            hidden, case.hidden_ref, head, head_ref, case.y, case.r, beta=0.4, token_weight_T=case.weight
-        )
-
-    with chunks_of(15):
-        inputs = (case.hidden.requires_grad_(), case.head.requires_grad_(heads == "own"))
-        assert torch.autograd.gradcheck(loss, inputs)
-
-
-@pytest.mark.parametrize("heads", ["own", "shared"])
-def test_a_factor_on_the_loss_is_a_factor_on_its_gradients(heads: str):
-    case = random_case(heads)
-    loss, *gradients = fused(case, beta=0.3)
-    assert_same(fused(case, upstream=-3.0, beta=0.3), (loss, *(-3 * g for g in gradients)), rtol=1e-14)
+        found = fused(case, upstream=upstream, **knobs)
+    loss, *gradients = plain(case, **knobs)
+    assert_same(found, (loss, *(upstream * g for g in gradients)), rtol=1e-9)
 
 
 def test_a_second_backward_pass_adds_the_same_gradients_again():
@@ -270,20 +211,6 @@ def test_states_or_head_may_train_alone_and_the_reference_never_does(heads: str,
     if heads == "shared" and trained == "head":
         others.remove("head_ref")  # the same tensor
     assert all(getattr(case, name).grad is None for name in others)
-
-
-def test_states_need_not_lie_in_one_piece():
-    case = random_case()
-    apart = replace(case, hidden=case.hidden.T.contiguous().T, hidden_ref=case.hidden_ref.repeat(1, 2)[:, :5])
-    with chunks_of(25):
-        assert_same(fused(apart, beta=0.3), plain(case, beta=0.3))
-
-
-def test_no_tokens_cost_nothing():
-    loss, in_hidden, in_head = fused(random_case(t=0), beta=0.3)
-    assert loss == 0
-    assert in_hidden.shape == (0, 5)
-    assert torch.equal(in_head, torch.zeros(11, 5, dtype=torch.float64))
 
 
 def test_huge_logits_neither_overflow_nor_vanish():
@@ -321,15 +248,6 @@ def test_narrow_types_lose_only_what_rounding_takes(
 # Cross-entropy
 
 
-def test_the_cross_entropy_sum_by_hand_on_two_tokens():
-    hidden = double([[math.log(3), 0.0]]).requires_grad_()
-    head = double([[1.0, 0.0], [0.0, 1.0]])
-    loss = cross_entropy_sum(hidden, head, torch.tensor([1]), double([2.0]))
-    loss.backward()
-    assert loss.item() == pytest.approx(2 * math.log(4), rel=1e-14)
-    torch.testing.assert_close(hidden.grad, double([[1.5, -1.5]]))
-
-
 @pytest.mark.parametrize("elements", [25, 2**24])
 def test_the_cross_entropy_sum_is_torchs(elements: int):
     case = random_case()
@@ -345,16 +263,6 @@ def test_the_cross_entropy_sum_is_torchs(elements: int):
     assert_same(results[0], results[1])
 
 
-def test_the_cross_entropys_gradient_is_its_slope_in_the_head_too():
-    case = random_case(t=4, v=5, d=3)
-
-    def loss(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        return cross_entropy_sum(hidden, head, case.y, case.weight)
-
-    with chunks_of(15):
-        assert torch.autograd.gradcheck(loss, (case.hidden.requires_grad_(), case.head.requires_grad_()))
-
-
 def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
     """400 tokens of p = (1/2, 1/2), one at a time, each a quarter: bfloat16 could not count past 64 in quarters."""
     head = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
@@ -363,11 +271,6 @@ def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
         cross_entropy_sum(hidden, head, torch.zeros(400, dtype=torch.long), torch.full((400,), 0.5)).backward()
     assert head.grad is not None
     assert head.grad.tolist() == [[-100.0], [100.0]]
-
-
-def test_there_is_no_kernel_without_triton(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.objectives.ops.fused.importlib.util.find_spec", lambda name: None)
-    assert kernel_on.__wrapped__(torch.device("cuda", 0)) is None
 
 
 # Any function of logits
@@ -525,27 +428,3 @@ def test_no_more_than_a_few_chunks_are_held_at_once(form: str):
     few, whole = peaks
     assert few < 120 * 400 / 4
     assert whole > 2 * 120 * 400
-
-
-def test_the_process_takes_at_most_a_quarter_of_the_plain_forms_memory():
-    """The plain form holds several tensors of 48 MiB, the other several of 4."""
-    g, t, v, d = torch.Generator().manual_seed(0), 384, 32768, 16
-    states, reference = (torch.randn(t, d, generator=g) for _ in range(2))
-    head, head_ref = (torch.randn(v, d, generator=g) for _ in range(2))
-    y, r = torch.randint(v, (t,), generator=g), torch.rand(t, generator=g)
-
-    def run(*, light: bool) -> None:
-        hidden = states.clone().requires_grad_()
-        if light:
-            loss = rectified_sum(hidden, reference, head, head_ref, y, r, beta=0.3)
-        else:
-            loss = rectified_loss(hidden @ head.T, reference @ head_ref.T, y, r, beta=0.3).sum()
-        loss.backward()
-        assert hidden.grad is not None
-
-    with chunks_of(2**20):
-        light, heavy = peak_memory(lambda: run(light=True), CPU), peak_memory(lambda: run(light=False), CPU)
-    if light is None or heavy is None:
-        pytest.skip("this system does not tell the peak")
-    assert heavy > 4 * t * v * 4
-    assert light < heavy / 4

@@ -14,7 +14,17 @@ from gpu.rows import Machine, at_least, at_most, measured
 
 SMALL = Machine(gpu=False)
 # tests/test_plan.py measures memory against the plan in `make test`, by the same function.
-LONG = {"losses-agree", "rollouts-agree", "fsdp", "rollout", "rollout-8b", "memory-lora", "memory-4-bit", "memory-full"}
+LONG = {
+    "device",
+    "losses-agree",
+    "rollouts-agree",
+    "fsdp",
+    "rollout",
+    "rollout-8b",
+    "memory-lora",
+    "memory-4-bit",
+    "memory-full",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CHECKS])

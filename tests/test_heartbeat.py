@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -16,9 +15,9 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from lfpo.base import distributed, heartbeat
+from lfpo.base import distributed
 from lfpo.base.errors import ProcessLost
-from lfpo.base.heartbeat import Beat, Heartbeat, meet, names
+from lfpo.base.heartbeat import Heartbeat, meet
 
 
 def hearts(world: int, timeout: float = 10.0) -> list[Heartbeat]:
@@ -119,17 +118,6 @@ def test_the_lowest_rank_left_speaks_and_local_rank_0_of_each_machine(monkeypatc
     assert three[2].speaks()
 
 
-def test_the_time_in_which_a_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch):
-    two = hearts(2)
-    looks = iter([False, False, True])
-    monkeypatch.setattr(time, "monotonic", lambda: pytest.fail("the clock was read"))
-    monkeypatch.setattr(time, "time", lambda: pytest.fail("the clock was read"))
-    monkeypatch.setattr(two[0]._closed, "wait", lambda seconds: next(looks))
-    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it gave up"))
-    two[0]._watch()
-    assert two[0].silence[1] == two[0].interval
-
-
 def test_a_rank_that_gives_up_says_why_and_exits_with_75(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -160,18 +148,6 @@ def test_the_threads_beat_and_end():
         heart.close()
     assert all(beat.number >= 3 for heart in two for beat in heart.beats)
     assert threading.active_count() == 1 or not any(t.is_alive() for heart in two for t in heart._threads)
-
-
-def test_beats_read_as_they_were_written_and_names_of_many():
-    beat = Beat(3, 4, "node", 'f (a "b".py:1)')
-    assert Beat(*json.loads(json.dumps(beat))) == beat
-    assert names([1]) == "rank 1" and names([0, 2]) == "ranks 0, 2"
-    assert names(list(range(12))) == "ranks 0, 1, 2, 3 and 8 more"
-
-
-def test_thousands_of_ranks_beat_less_often():
-    assert Heartbeat(HashStore(), 0, 8).interval == heartbeat.BEAT
-    assert Heartbeat(HashStore(), 0, 1024).interval == 16.0
 
 
 def start_together(store: HashStore, world: int, seconds: float = 20.0, absent: tuple[int, ...] = ()) -> list[str]:

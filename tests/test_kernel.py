@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lfpo.models.head import Precision
 from lfpo.objectives.ops import fused
-from test_fused import assert_same, chunks_of, plain, random_case
+from test_fused import chunks_of, plain, random_case
 from test_fused import fused as rectified
 
 CPU = torch.device("cpu")
@@ -116,30 +116,6 @@ def test_what_is_not_finite_is_seen(launched: list[Any]):
     loss, in_hidden, in_head = rectified(replace(case, hidden=hidden), beta=0.3)
     assert loss.isnan() and in_head.isnan().all()
     assert in_hidden.isnan().any(-1).tolist() == [False, True, False]
-
-
-def test_double_precision_keeps_the_loop(launched: list[Any]):
-    case = random_case(t=2)
-    assert_same(rectified(case, beta=0.3), plain(case, beta=0.3))
-    assert not launched
-
-
-def test_a_cpu_keeps_the_loop():
-    assert fused.kernel_on(CPU) is None
-
-
-def test_where_triton_cannot_compile_the_loop_runs_and_a_warning_says_so(
-    kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
-):
-    def no_compiler(*args: Any) -> None:
-        raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setattr(kernel, "loss_and_gradient", no_compiler)
-    ones, zeros = torch.ones, torch.zeros
-    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
-    monkeypatch.setattr(torch, "zeros", lambda *size, device, dtype: zeros(*size, dtype=dtype))
-    with pytest.warns(UserWarning, match="without its Triton kernel, which is slower: Failed to find C compiler"):
-        assert fused.kernel_on.__wrapped__(torch.device("cuda", 0)) is None
 
 
 COMPILE = """

@@ -62,16 +62,6 @@ def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkp
     assert all(p.grad is None for p in own_parameters(reference))
 
 
-def test_ema_averages_the_factors(llada: Path):
-    model = load_model(llada)
-    reference = attach(model, SMALL)
-    before = [p.detach().clone() for p in own_parameters(reference)]
-    moved(model)
-    ema_update(reference, model, 0.75)
-    for old, mine, now in zip(before, own_parameters(model), own_parameters(reference), strict=True):
-        torch.testing.assert_close(now, 0.75 * old + 0.25 * mine)
-
-
 def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path, tmp_path: Path):
     model = load_model(checkpoint)
     attach(model, SMALL)

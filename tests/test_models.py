@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,19 +78,6 @@ def test_tied_weights(tmp_path: Path, write, field: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_later_token_changes_an_earlier_position(checkpoint: Path, padded: bool) -> None:
-    model = load_model(checkpoint)
-    ids = random_ids(2, 10)
-    changed = ids.clone()
-    changed[:, 9] = (ids[:, 9] + 1) % 256
-    mask = torch.ones_like(ids)
-    if padded:
-        mask[0, :3] = 0
-    assert ((model(ids, mask) - model(changed, mask))[:, 4].abs().amax(-1) > 1e-3).all()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(("left", "right"), [(5, 0), (0, 5), (3, 4)])
 def test_padding_changes_nothing(checkpoint: Path, left: int, right: int) -> None:
     model = load_model(checkpoint)
@@ -140,17 +128,6 @@ def test_bfloat16_rotates_in_float32(checkpoint: Path, monkeypatch: pytest.Monke
         rounded = rotate(raw, theta, torch.bfloat16)
         ours, stock = ((x.double() - exact).square().mean().sqrt() for x in (got, rounded))
         assert ours < 0.75 * stock
-
-
-def test_every_parameter_trains_and_a_frozen_copy_does_not(checkpoint: Path) -> None:
-    model = load_model(checkpoint)
-    reference = model.frozen_copy()
-    model(random_ids(2, 8)).square().mean().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    assert not any(p.requires_grad for p in reference.parameters())
-    with torch.no_grad():
-        model.backbone.lm_head.weight.add_(1)
-    assert not torch.equal(model.backbone.lm_head.weight, reference.backbone.lm_head.weight)
 
 
 # Ids, tokenizers
@@ -260,21 +237,20 @@ def test_corrupt_config(llada: Path, text: str) -> None:
     fails(lambda: load_model(llada), str(llada / "config.json"), "JSON")
 
 
-def test_unknown_family(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "m", model_type="gpt2")
-    fails(lambda: load_model(folder), str(folder / "config.json"), "'gpt2'", "llada", "Dream")
-
-
-def test_a_config_field_is_missing(llada: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "names"),
+    [
+        ("model_type", "gpt2", ("'gpt2'", "llada", "Dream")),
+        ("block_type", "sequential", ("sequential",)),
+        ("mask_token_id", 126336, ("126336",)),
+        ("d_model", ..., ("d_model",)),  # missing
+    ],
+)
+def test_a_config_that_is_not_supported(llada: Path, key: str, value: Any, names: tuple[str, ...]) -> None:
     config = json.loads((llada / "config.json").read_text())
-    del config["d_model"]
+    config = {k: v for k, v in {**config, key: value}.items() if v is not ...}
     (llada / "config.json").write_text(json.dumps(config))
-    fails(lambda: load_model(llada), str(llada / "config.json"), "d_model")
-
-
-def test_an_unsupported_block_type(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "m", block_type="sequential")
-    fails(lambda: load_model(folder), "config.json", "sequential")
+    fails(lambda: load_model(llada), *names)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, 20_000])
@@ -321,17 +297,7 @@ def test_a_tokenizer_without_a_mask_token(tmp_path: Path) -> None:
     fails(lambda: load_tokenizer(folder), str(folder), "mask")
 
 
-def test_a_token_id_outside_the_vocabulary(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "m", mask_token_id=126336)
-    fails(lambda: load_model(folder), str(folder), "126336")
-
-
 @pytest.mark.parametrize("text", ["{", '{"model": {"type": "None"}}', ""])
 def test_a_corrupt_tokenizer(llada: Path, text: str) -> None:
     (llada / "tokenizer.json").write_text(text)
     fails(lambda: load_tokenizer(llada), str(llada))
-
-
-def test_no_tokenizer_files(llada: Path) -> None:
-    (llada / "tokenizer.json").unlink()
-    fails(lambda: load_tokenizer(llada), str(llada), "tokenizer.json")

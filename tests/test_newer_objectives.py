@@ -17,18 +17,16 @@ from lfpo.base.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.bgpo import BGPO
-from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import elbo_views, masked_views, stratified_sizes, subset_masks
+from lfpo.objectives.masks import elbo_views, subset_masks
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.settings import Defaults
-from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import shared_by_state, step_views
 from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO
@@ -36,7 +34,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from processes import run_ranks
 from small_runs import rolled, step_of
-from test_objective_views import check_rate, mixed, views_of
+from test_objective_views import check_rate, views_of
 from test_objectives import GOOD_BAD, loss_of
 
 LN2 = log(2)
@@ -56,26 +54,6 @@ COUPLED = {
 COUPLED["base"] = COUPLED["old"]
 
 
-@pytest.mark.parametrize("after_eos", [True, False])
-def test_espo_by_hand(after_eos: bool):
-    objective = ESPO(mc_samples=1, epsilon=0.2, beta=0.1, after_eos=after_eos)
-    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "___"]))
-    good = 2 * LN2 + LN2  # weights (4 / 1) / 2 and (4 / 2) / 2; each state has one token of twice the odds
-    bad = 2 / 3 * LN2 if after_eos else 0.0  # weight (4 / 3) / 2 of the token after EOS
-    expected = -1.2 + 0.1 * good**2 / 6 + 0.5 * math.exp(bad / 3) + 0.1 * bad**2 / 6
-    assert loss_of(objective, views, GOOD_BAD, **COUPLED) == pytest.approx(expected / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize("tlc", [False, True])
-def test_gdsd_by_hand(tlc: bool):
-    objective = GDSD(mc_samples=2, psi=2.0, epsilon=0.5, epsilon_high=0.9, beta=0.1, tlc=tlc)
-    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "___"], ["a__", "bee"]))
-    good, bad = (3 * LN2, 2 / 3 * LN2) if tlc else (LN2, LN2 / 2)  # log 1.9 is between
-    first = (log(1.9) / 3 - 2) ** 2 + (bad / 3 + 1) ** 2  # the same for both masks, which are complements
-    expected = 2 * first + 0.1 * (good**2 + bad**2) / 6
-    assert loss_of(objective, views, GOOD_BAD, **COUPLED) == pytest.approx(expected / 2, rel=1e-6)
-
-
 def rldf_case(**knobs: Any) -> tuple[RLDF, Views]:
     """States a__ and ___ of the first rollout, ___ and _ee of the second."""
     objective = RLDF(states=2, threshold=0.4, beta=0.0, **knobs)
@@ -83,18 +61,6 @@ def rldf_case(**knobs: Any) -> tuple[RLDF, Views]:
 
 
 RLDF_CURRENT = {"___": "211 121 112", "a__": "111 112 114", "_ee": "131 111 111"}
-
-
-def test_rldf_by_hand():
-    """Kept: b, revealed, and e, sure; a, b, e. The e revealed by the second's step 0, not its b; then that b."""
-    first = [-(log(1 / 4) + log(2 / 3)), 3 * LN2]
-    second = [0.5 * log(1 / 4), 0.5 * log(3 / 5)]
-    objective, views = rldf_case()
-    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT)
-    assert loss == pytest.approx(((first[0] + second[0]) / 3 + (first[1] + second[1]) / 4) / 2, rel=1e-6)
-    objective, views = rldf_case(aggregation="sample")
-    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT)
-    assert loss == pytest.approx((first[0] / 2 + second[0] + first[1] / 3 + second[1]) / 4, rel=1e-6)
 
 
 def test_rldf_of_several_passes_by_hand():
@@ -113,90 +79,6 @@ def test_rldf_kl_by_hand(kl: Any, of_half: float):
     tables = {"current": {"__": "121 111"}, "base": {"__": "112 111"}}
     loss = loss_of(objective, views, GOOD_BAD[:1], **tables)
     assert loss == pytest.approx((LN2 + 0.1 * of_half + log(3)) / 2, rel=1e-6)
-
-
-def test_justgrpo_by_hand():
-    """The third rollout has no advantage and is left out."""
-    t = rollouts(["abe", "bee", "aaa"], block_length=1)
-    signal = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)
-    objective = JustGRPO(epsilon=0.2)
-    current = {
-        "___": "211 111 111",
-        "a__": "111 121 111",
-        "ab_": "111 111 211",
-        "b__": "111 112 111",
-        "be_": "111 111 112",
-    }
-    old = {"___": "121 111 111", "a__": "111 121 111", "ab_": "111 111 112", "b__": "111 121 111", "be_": "111 111 112"}
-    loss = loss_of(objective, objective.views(t, signal, [0, 1, 2], 0), signal, current=current, old=old)
-    # Ratios 2, 1, 1/2 of the good; 1/2, 2, 1 of the bad, with its last token after EOS.
-    assert loss == pytest.approx((-1.2 - 1 - 0.5 + 0.5 * (0.8 + 2 + 1)) / 6, rel=1e-6)
-
-
-def test_bgpo_by_hand():
-    """Three and two scored tokens of C = 3; the third of the second is masked and not scored."""
-    objective = BGPO(mc_samples=2, epsilon=0.2, dual_clip=1.5, after_eos=False)
-    views = elbo_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]), after_eos=False)
-    tables = {
-        "current": {"_be": "211 111 111", "a__": "111 112 112", "_e_": "121 111 111", "___": "112 112 112"},
-        "old": {"_be": "112 111 111", "a__": "111 121 112", "_e_": "112 111 111", "___": "121 112 211"},
-    }
-    # d: log 2 and -log(2) / 2; 2/3 log 2 and -log(2) / 3. Ratios: 1 + d, 1 + d; e^d, e^d.
-    good = -1.2 - (1 - LN2 / 2)
-    bad = 0.5 * 1.5 + 0.5 * 0.8  # 2^(2/3) is above the dual clip, 2^(-1/3) below 0.8
-    assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx((good + 2 / 3 * bad) / (10 / 3), rel=1e-6)
-
-
-@pytest.mark.parametrize("after_eos", [True, False])
-def test_vrpo_by_hand(after_eos: bool):
-    """A pair of three and two scored tokens of C = 3 (or three), each with two masks."""
-    objective = VRPO(mc_samples=2, beta=0.5, after_eos=after_eos)
-    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "_e_"], ["a__", "___"]))
-    tables = {
-        "current": {"_be": "211 111 111", "a__": "111 112 112", "_e_": "121 111 112", "___": "112 112 112"},
-        "base": {"_be": "112 111 111", "a__": "111 121 112", "_e_": "112 111 112", "___": "121 112 211"},
-    }
-    # Log ratios: log 2 of one token; -log 2, 0 of two. log 2, and 0 after the end; -log 2, 0, and log 2 after the end.
-    chosen = (LN2 - LN2 / 2) / 2
-    rejected = (LN2 / 2 + 0) / 2 if after_eos else (2 / 3 * LN2 - LN2 / 3) / 2
-    margin = 0.5 * (chosen - rejected)
-    loss = loss_of(objective, views, GOOD_BAD, **tables)
-    assert loss == pytest.approx(log(1 + math.exp(-margin)), rel=1e-6)
-    assert objective.signal(torch.zeros(4), torch.zeros(4)).tolist() == [1, -1, 1, -1]
-
-
-@pytest.mark.parametrize("after_eos", [True, False])
-def test_cj_grpo_by_hand(after_eos: bool):
-    """Step 0 reveals a alone; step 1 the rest of the first rollout and all of the second."""
-    t = rollouts(["abe", "bee"], ["011", "111"])
-    objective = CJGRPO(epsilon=0.5, dual_clip=1.5, beta=0.1, after_eos=after_eos)
-    old = {"___": "112 121 211", "a__": "111 112 112"}
-    current = {"___": "211 121 112", "a__": "111 121 112"}
-    loss = loss_of(objective, objective.views(t, GOOD_BAD, [0, 1], 0), GOOD_BAD, current=current, old=old, base=old)
-    first = -1.5 + 0.1 * HALF
-    second = -1.5 + 0.1 * HALF - 1 + 0.5 + 0.5
-    last = 0.5 * 1.5 + 0.1 * HALF  # ratio 2, above the dual clip
-    expected = first + ((second + last) / 5 if after_eos else second / 4)
-    assert loss == pytest.approx(expected / 2, rel=1e-6)
-
-
-def test_gdpo_by_hand():
-    """Nodes (3 -+ sqrt 3) / 6 of weight 1/2."""
-    objective = GDPO(nodes=2, epsilon=0.5, beta=0.1)
-    views = objective.mask_views(rollouts(["abe", "bee"]), masks(["_be", "b_e"], ["a__", "_e_"]))
-    tables = {
-        "current": {"_be": "211 111 111", "a__": "111 121 112", "b_e": "111 211 111", "_e_": "121 111 112"},
-        "old": {"_be": "112 111 111", "a__": "111 121 112", "b_e": "111 112 111", "_e_": "112 111 112"},
-    }
-    low, high = 3 / (3 - math.sqrt(3)), 3 / (3 + math.sqrt(3))  # weight over node
-    good, bad = low * LN2, (high - low) * LN2
-
-    def k3(d: float) -> float:
-        return math.exp(-d) + d - 1
-
-    expected = -1.5 + 0.1 * k3(good) + 0.5 * math.exp(bad / 3) + 0.1 * k3(bad)
-    assert math.exp(good / 3) > 1.5
-    assert loss_of(objective, views, GOOD_BAD, **tables, base=tables["old"]) == pytest.approx(expected / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -220,31 +102,7 @@ def test_egspo_by_hand(knobs: dict[str, Any], good: float, bad: float):
     assert loss == pytest.approx((good + bad) / 2, rel=1e-6)
 
 
-def test_stable_drl_by_hand():
-    """One mask of each rollout for theta and one for theta_old. The second's importance is capped at 3/4."""
-    t = rollouts(["aee", "bbe"], prompts=["a", "a"])
-    objective = StableDRL(num_masks=1, beta=2.0, mix=0.25, clip=0.75)
-    views = masked_views(t, masks(["_e_", "b__"], ["___", "___"]))
-    current, old = {"_e_": "112 111 111", "b__": "111 112 121"}, {"___": "211 112 112"}
-    # E = log(1/4) of both, the second's E_old = (2 log(1/4) + log(1/2)) / 3; the first's is the mean of log(1/2) twice.
-    weights = [1 / 2, 3 / 4]
-    assert math.exp(log(1 / 4) - 5 / 3 * log(1 / 2)) > 3 / 4
-    upper = log(1 / 4) - log(2 / 3) / 2
-    good, bad = log(1 / 4), 0.25 * upper + 0.75 * log(1 / 4)
-    expected = -(weights[0] * good - 0.5 * weights[1] * bad) / sum(weights)
-    tables = {"current": current, "old": old}
-    assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx(expected, rel=1e-6)
-
-
 # What is drawn.
-
-
-def test_stratified_sizes_are_uniform_and_cover_the_range():
-    g = torch.Generator().manual_seed(0)
-    sizes = torch.stack([stratified_sizes(2, 9, 4, g) for _ in range(4000)])
-    for value in range(2, 10):
-        check_rate(sizes == value, 1 / 8)
-    assert bool(((sizes[:, 1:] - sizes[:, :-1]) % 8 == 2).all())
 
 
 def test_subsets_are_uniform_among_scored_positions():
@@ -254,16 +112,6 @@ def test_subsets_are_uniform_among_scored_positions():
     check_rate(drawn[0][:, scored[0]], 1 / 4)
     check_rate(drawn[1][:, scored[0]], 3 / 4)
     check_rate((drawn[0] & drawn[1])[:, scored[0]], 3 / 16)
-
-
-def test_coupled_masks_share_the_scored_tokens_and_hide_the_others():
-    for objective in (ESPO(after_eos=False), GDSD(after_eos=False)):
-        t = rollouts(["abeaa"] * 200)
-        views = views_of(objective, t)
-        assert bool((views.input_ids[:, -2:] == 3).all()) and not views.target[:, -2:].any()
-        scored = torch.zeros(200, 5, dtype=torch.long).index_add(0, views.row, views.target[:, 2:].long())
-        assert scored.tolist() == [[2, 2, 2, 0, 0]] * 200
-        assert {int(n) for n in views.target.sum(-1)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("text", "after_eos"), [("abe", True), ("abeaaa", False)])
@@ -319,14 +167,6 @@ def test_states_never_show_an_end_that_was_not_placed_yet():
     views = views_of(RLDF(states=3), t)
     assert bool((views.input_ids[:, -2:] == 3).all())
     assert bool(views.target[:, -2].all()) and not views.target[:, -1].any()  # the first EOS is trained
-
-
-def test_egspo_takes_the_most_uncertain_steps():
-    t = mixed()
-    views = views_of(EGSPO(steps=2), t)
-    for row, (steps, means) in enumerate(zip(t.distinct_steps(True), t.step_means(t.entropy, True), strict=True)):
-        best = sorted(steps[means.topk(min(2, len(steps))).indices].tolist())
-        assert views.state[views.row == row].tolist() == best
 
 
 def test_means_of_steps_by_hand():
@@ -431,32 +271,6 @@ def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
     check_rollouts(JustGRPO(), left_to_right)
     for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
         check_rollouts(make_objective({"name": name}), sampler)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "named"),
-    [
-        ({"name": "espo", "mc_samples": 0}, "mc_samples 0"),
-        ({"name": "espo", "epsilon": -0.1}, "epsilon -0.1"),
-        ({"name": "gdsd", "epsilon": 1.0}, "epsilon 1.0 must be below 1"),
-        ({"name": "gdsd", "psi": -1.0}, "psi -1.0"),
-        ({"name": "rldf", "threshold": 1.5}, "threshold 1.5"),
-        ({"name": "rldf", "kl": "k4"}, "kl: 'k4'"),
-        ({"name": "rldf", "states": 0}, "states 0"),
-        ({"name": "justgrpo", "epsilon_high": -1.0}, "epsilon_high -1.0"),
-        ({"name": "bgpo", "dual_clip": 0.5}, "dual_clip 0.5"),
-        ({"name": "cj_grpo", "beta": -1.0}, "beta -1.0"),
-        ({"name": "gdpo", "nodes": 0}, "nodes 0"),
-        ({"name": "egspo", "aggregation": "max"}, "aggregation: 'max'"),
-        ({"name": "stable_drl", "clip": 0.0}, "clip 0.0"),
-        ({"name": "stable_drl", "mix": 2.0}, "mix 2.0"),
-        ({"name": "egpso"}, "did you mean 'egspo'"),
-    ],
-)
-def test_bad_knobs_are_named(knobs: dict[str, Any], named: str):
-    with pytest.raises(UserError, match=named) as caught:
-        make_objective(knobs)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_documented_defaults_are_those_of_the_code():

@@ -9,7 +9,6 @@ import yaml
 
 import tiny
 from lfpo.cli.command_line import main
-from lfpo.objectives import OBJECTIVES
 from test_distributed import ARGUMENTS, assert_same_run, metrics, run
 from test_objective_training import SMALL_RUNS
 
@@ -19,8 +18,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
 
 
-# One of each kind in `make test`; all in `make test-long`.
-QUICK = {"lfpo", "mdpo"}
+# One of each kind in `make test`; in `make test-long` those that need other ranks' numbers or whole sequences.
+QUICK, LONG = (
+    ("lfpo", "mdpo"),
+    ("agrpo", "bgpo", "egspo", "espo", "rejection", "rldf", "stable_drl", "trace_rl", "vrpo"),
+)
 
 
 def assert_ranks_do_not_matter(name: str, model: Path, tmp_path: Path, **changes: float) -> None:
@@ -43,6 +45,6 @@ def assert_ranks_do_not_matter(name: str, model: Path, tmp_path: Path, **changes
     assert_same_run(whole, parts)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in OBJECTIVES])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.long) for n in LONG)])
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, model: Path, tmp_path: Path):
     assert_ranks_do_not_matter(name, model, tmp_path)

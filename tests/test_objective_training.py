@@ -22,17 +22,22 @@ from test_train import ROWS, config, even_letters, metrics
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_passes_change_no_gradient_and_only_the_current_policy_gets_one(name: str, checkpoint: Path):
+def test_passes_change_no_gradient_and_no_measure_and_only_the_current_policy_gets_one(name: str, checkpoint: Path):
     objective, models, views, signal = step_of(checkpoint, name)
     results = []
     for tokens in (10**6, 40, 1):
         assert (len(passes(views, tokens)) == 1) == (tokens == 10**6)
-        loss, _ = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
-        results.append((loss, torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
+        loss, measures = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        results.append((loss, torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()]), measures))
         models[CURRENT].zero_grad()
-    for loss, gradient in results[1:]:
+    whole = results[0][2]
+    for loss, gradient, measures in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-11)
         torch.testing.assert_close(gradient, results[0][1], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(measures, whole, rtol=1e-5, atol=1e-7)
+    assert "entropy/targets" in whole and ("negatives/saturated" in whole) == (name == "lfpo")
+    without_ratio = ("lfpo", "wd1", "spg", "rldf", "stable_drl", "rejection", "dtm")
+    assert ("ratio/mean" in whole) == (name not in without_ratio)
     assert float(results[0][1].norm()) > 1e-3
     assert all(p.grad is None for other in (OLD, BASE) for p in models[other].parameters())
 
@@ -70,7 +75,7 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
 }
 # Settings that an objective needs of its rollouts.
 ROLLOUTS: dict[str, dict[str, Any]] = {
-    "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)},
+    "justgrpo": {"sampler": SamplerConfig(gen_length=4, temperature=1.0, block_length=1)}
 }
 
 

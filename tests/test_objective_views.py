@@ -394,12 +394,6 @@ def test_trace_rl_scores_every_token_once_before_the_first_of_its_steps():
     torch.testing.assert_close(views.weight.sum(1), torch.ones(len(views)))  # the mean over each state's tokens
 
 
-def test_trace_rl_leaves_out_prompts_without_a_signal():
-    views = TraceRL().views(mixed(), torch.tensor([0.0, 1.0, 0.0, -1.0, 0.0, 0.0]), range(6), 0)
-    assert views.row.unique().tolist() == [1, 3]
-    assert len(TraceRL().views(mixed(), torch.zeros(6), range(6), 0)) == 0
-
-
 # Rejection.
 
 

@@ -20,8 +20,6 @@ from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import SMALL, build_adamw, lr_at, moment_bytes
 from lfpo.train.optimizer_state import TABLES
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.sft import train_sft
-from lfpo.train.sft_config import SFTConfig
 from small_runs import choice_config as config
 from test_distributed import assert_same_run, run
 from tiny import optimiser_settings, random_ids
@@ -103,24 +101,6 @@ def test_adapters_too(llada: Path, tmp_path: Path):
     resumed.train(resume=True)
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-@needs_it
-def test_supervised_training_takes_it_as_well(tmp_path: Path, llada: Path):
-    folder = tmp_path / "run"
-    values = {
-        "output_dir": str(folder),
-        "model": str(llada),
-        "tasks": {"choice": 1.0},
-        "steps": 2,
-        "batch_size": 2,
-        "save_steps": 1,
-    }
-    train_sft(build(SFTConfig, {**values, "optim": "adamw_8bit"}))
-    checkpoint = latest_checkpoint(folder)
-    assert checkpoint is not None
-    with safe_open(checkpoint / "optimizer" / "optimizer.safetensors", framework="pt") as file:
-        assert any(name.endswith(".absmax1") for name in file.keys())  # noqa: SIM118 - not a dict
 
 
 def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):

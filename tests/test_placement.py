@@ -209,15 +209,6 @@ def test_an_adapter_is_taken_out_after_an_error(checkpoint: Path):
     assert policy.adapter == OLD
 
 
-def test_kernels_of_a_layer(checkpoint: Path):
-    """A merged adapter costs a forward nothing."""
-    policy = with_adapter(checkpoint)
-    plain = kernels(load_model(checkpoint, dtype=torch.float64))
-    assert kernels(policy) > plain
-    with sampling(policy, cast=False, move_to_device=False, merge=True):
-        assert kernels(policy) == plain
-
-
 @torch.no_grad()
 def kernels(policy: MaskedDiffusionLM) -> int:
     """Operations of a forward that compute something."""

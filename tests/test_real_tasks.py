@@ -17,11 +17,8 @@ from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.cli.command_line import main
-from lfpo.models import load_model, load_tokenizer
-from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
-from lfpo.prompts.tasks.records import HubSplit
 from lfpo.train.config import LFPOConfig
 from small_runs import trained_on_rows
 
@@ -122,12 +119,6 @@ def test_prompts_show_the_question_and_not_the_answer(here: None) -> None:
             assert all(row[column] in text for column in shown)
             if task.name in ("gsm8k", "d1_sudoku"):
                 assert row.get("solution", "####") not in text
-
-
-def test_prompts_go_through_the_models_own_chat_template(here: None, dream: Path) -> None:
-    task, tokenizer = data_task("gsm8k@gsm8k"), load_tokenizer(str(dream))
-    text = tokenizer.decode(encode_prompt(tokenizer, task.row("test", 0)["prompt"]))
-    assert text.startswith("<|im_start|>") and "user\n" in text
 
 
 def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_order(here: None) -> None:
@@ -315,17 +306,6 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
             data_task(f"gsm8k@{tmp_path / name}").row("test", 0)
 
 
-@pytest.mark.filterwarnings("default")
-def test_the_error_for_an_unreachable_hub_mentions_local_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
-    for name in ("gsm8k", "gpqa", "piqa"):
-        with pytest.raises(UserError) as error:
-            data_task(name).row("test", 0)
-        assert "could not load" in str(error.value)
-        assert f"or use local files: {name}@FOLDER, see docs/tasks.md" in str(error.value)
-        assert "\n" not in str(error.value)
-
-
 def test_a_gated_data_set_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise FileNotFoundError("Dataset 'Idavidrein/gpqa' is a gated dataset\non the Hub.")
@@ -358,14 +338,6 @@ def test_hub_rows_of_several_configurations_are_joined(monkeypatch: pytest.Monke
     ):
         data_task("math").row("test", 0)
     assert len(asked) == 7 and {call[2] for call in asked} == {"test"}
-
-
-def test_every_benchmark_says_where_its_splits_are() -> None:
-    for name in BENCHMARKS:
-        task = data_task(name)
-        assert task.name == name
-        assert all(isinstance(source, HubSplit) for _, source in task.hub)
-        assert {split for split, _ in task.stems} == {"train", "test"}
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in (RECIPES / "tasks").glob("*.yaml")))
@@ -409,12 +381,6 @@ def short_problems(folder: Path) -> Path:
     return folder
 
 
-def test_training_runs_on_local_rows(tmp_path: Path, llada: Path) -> None:
-    task = f"gsm8k@{short_problems(tmp_path / 'data')}"
-    (metrics,) = trained_on_rows(llada, task, tmp_path / "run", max_steps=1, num_generations=2)
-    assert {"rewards/tag_format/mean", "rewards/number_accuracy/mean"} <= metrics.keys()
-
-
 def test_a_folder_with_only_training_rows_trains_without_evaluation(
     tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,8 +400,3 @@ def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*arguments, "--n", "4", "--output", str(out)]) == 0
     result = json.loads(out.read_text())
     assert (result["task"], result["n"], result["accuracy"]) == ("gsm8k", 4, 0.0)
-
-
-def test_conversational_prompts_fit_the_embedded_model(here: None) -> None:
-    task, tokenizer, model = data_task("gsm8k@gsm8k"), load_tokenizer("embedded"), load_model("embedded")
-    assert len(encode_prompt(tokenizer, task.row("test", 1)["prompt"])) < model.max_length

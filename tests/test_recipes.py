@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.config import PARTS, RECIPES, build, load_yaml, merge, recipe_names
+from lfpo.base.config import PARTS, RECIPES, build, load_yaml, recipe_names
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
@@ -43,11 +43,6 @@ def test_the_nearest_name_is_sought_among_all_recipes(typed: str, meant: str):
         load_yaml(typed)
 
 
-def test_a_name_like_no_other_points_to_the_list():
-    with pytest.raises(UserError, match="`lfpo recipes` lists"):
-        load_yaml("zzzz")
-
-
 def test_the_tables_hold_every_recipe_and_fit_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -73,21 +68,6 @@ def test_each_demo_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "runs/demo-1").mkdir(parents=True)
     assert demo_config([]).output_dir == "runs/demo-2"
     assert demo_config(["--output_dir", "mine"]).output_dir == "mine"
-
-
-def test_usage_fits_80_columns_and_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    words = re.split(r"[,\s]+", printed)
-    assert {name.rpartition("/")[2] for name in recipe_names()} <= set(words)
-
-
-@pytest.mark.parametrize("change", [{"eval_samplers": {}}, {"eval_steps": 0}])
-def test_evaluation_can_be_switched_off_over_a_recipe(change: dict[str, object]):
-    config = build(LFPOConfig, merge(load_yaml("sudoku"), change))
-    assert not any(config.evaluates_after(step) for step in range(config.max_steps + 1))
 
 
 def test_evaluations_of_a_recipe():

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
 from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
-from lfpo.report.charts import POLICY, SIGNAL, reward_parts, shown
+from lfpo.report.charts import SIGNAL
 from lfpo.report.counts import histogram, reveal_map, reward_histograms
-from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
+from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.replay import highlight, playable, sudoku_grid
 from lfpo.runs.directory import Run
@@ -57,32 +56,12 @@ def test_whatever_a_model_writes_stays_text(tmp_path: Path):
     assert json.loads(embedded({"a": "</script>"})) == {"a": "</script>"}
 
 
-def test_columns_keep_five_digits_and_gaps():
-    found = columns([{"step": 0}, {"step": 1, "loss": 1.23456789, "note": None}, {"step": 2, "loss": float("nan")}])
-    assert found == {"step": [0, 1, 2], "loss": [None, 1.2346, None], "note": [None, None, None]}
-
-
 def test_the_policy_charts_have_all_keys_and_a_run_brings_their_values(tmp_path: Path):
     data = run_data(Run(write_run(tmp_path / "run", ["text"], steps=2, policy=True)))
     assert {line["key"] for chart in data["charts"]["policy"] for line in chart["lines"]} == policy_metrics(1).keys()
     assert data["metrics"]["kl/old"] == [None, 0.001, 0.002]
     assert data["metrics"]["p_target/bad"] == [None, None, 0.125]
     assert [chart["title"] for chart in data["charts"]["signal"]] == ["Reward parts", *(c.title for c in SIGNAL)]
-
-
-def test_a_line_of_a_chart_is_shown_if_it_has_a_value():
-    target = next(c for c in POLICY if c.title == "Probability of target tokens")
-    metrics: dict[str, list[float | None]] = {"p_target/good": [None, 0.5], "p_target/bad": [None, None]}
-    assert [line.key for line in shown(target, metrics)] == ["p_target/good"]
-    assert shown(target, {"kl/old": [1.0]}) == []
-
-
-def test_reward_parts_are_the_means_only():
-    found = reward_parts({"rewards/a/mean": [1.0], "rewards/a/failed": [1.0], "rewards/b/mean": [0.5], "reward": [1.5]})
-    assert [(line.key, line.name, line.colour) for line in found.lines] == [
-        ("rewards/a/mean", "a", 0),
-        ("rewards/b/mean", "b", 1),
-    ]
 
 
 def test_evaluation_pairs_are_first_and_last():
@@ -101,14 +80,6 @@ def test_reveal_map_by_hand():
     assert (found["width"], found["height"]) == (3, 2)
 
 
-def test_long_reveal_maps_are_binned_and_columns_sum_to_one():
-    records = [{"reveal_step": [(7 * i) % 512 for i in range(512)]}]
-    found = reveal_map(records, length=512, steps=512)
-    assert (found["width"], found["height"]) == (64, 32)
-    for x in range(64):
-        assert sum(share for cx, _, share in found["cells"] if cx == x) == pytest.approx(1, abs=0.01)
-
-
 def test_histogram_by_hand():
     assert histogram([0.0, 0.5, 1.0, 1.0], (0.0, 1.0))["counts"] == [1, *[0] * 9, 1, *[0] * 8, 2]
     assert histogram([2.0, 2.0]) == {"low": 2.0, "high": 2.0, "counts": [2]}
@@ -121,12 +92,6 @@ def test_group_agreement_by_hand():
     records = [{"reward": v, "r": 0.5} for v in (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0)]
     assert reward_histograms(records, config)["agreement"] == {"all right": 0.5, "all wrong": 0.25, "mixed": 0.25}
     assert "agreement" not in reward_histograms([{"reward": 0.5, "r": 0.5}] * 2, config)
-
-
-def test_spread_keeps_the_ends():
-    assert evenly_spaced(list(range(100)), 4) == [0, 33, 66, 99]
-    assert evenly_spaced([1, 2], 4) == [1, 2]
-    assert evenly_spaced([1, 2, 3], 1) == [3]
 
 
 def test_sudoku_grids_are_found_where_they_are_written():

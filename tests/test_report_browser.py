@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -220,14 +219,6 @@ def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: 
         assert page.locator(".cell.masked").count() == 0  # back where it was
 
 
-def test_numbers_round_as_in_python(running: Any, measured: Path):
-    values = [3.25, 3.35, 3.45, 3.125, 0.5, 1.5, 2.5, -3.25, 16.0, 99.95, 2.675]
-    with Page(running, measured) as opened:
-        for digits in (0, 1, 2):
-            found = opened.page.evaluate("([values, d]) => values.map((v) => fixed(v, d))", [values, digits])
-            assert found == [f"{v:.{digits}f}" for v in values]
-
-
 def test_a_comparison_shows_its_curves_and_its_table(running: Any, tmp_path: Path):
     with Page(running, _comparison(tmp_path)) as opened:
         front, work = opened.page.locator("figure.chart").all()
@@ -236,18 +227,6 @@ def test_a_comparison_shows_its_curves_and_its_table(running: Any, tmp_path: Pat
         assert "lfpo 93 %" in work.locator(".legend li").all_inner_texts()
         assert opened.texts(".result th[scope=row]") == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
         assert opened.errors == []
-
-
-@pytest.mark.long
-def test_charts_read_out_values_by_keyboard(running: Any, real: Path):
-    with Page(running, real) as opened:
-        image = opened.page.locator(".chart svg[tabindex]").first
-        image.focus()
-        image.press("ArrowRight")
-        figure = opened.page.locator(".chart").first
-        assert "iteration 0" in figure.inner_text()
-        image.press("ArrowRight")
-        assert "iteration 1" in figure.inner_text()
 
 
 def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
@@ -274,19 +253,6 @@ def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
         )
         saturated.press("ArrowRight")
         assert "iteration 2" in panel.inner_text()  # the value of iteration 1 is null
-        assert opened.errors == []
-
-
-def test_policy_charts_are_absent_without_their_metrics(running: Any, written: Path, tmp_path: Path):
-    name = "How the policy changes"
-    with Page(running, written) as opened:
-        assert not opened.page.get_by_role("heading", name=name).is_visible()
-    folder = write_run(tmp_path / "run", ["text"])
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    write_rows(folder / "metrics.jsonl", [{**row, "kl/old": None, "kl/base": row["step"] or None} for row in rows])
-    with Page(running, write_report(Run(folder))) as opened:
-        panel = opened.page.locator("section", has=opened.page.get_by_role("heading", name=name))
-        assert panel.locator("figure.chart:visible h3").all_inner_texts() == ["KL to the base (nats)"]
         assert opened.errors == []
 
 
@@ -412,27 +378,6 @@ def test_the_theme_can_be_chosen_and_print_is_whole(running: Any, real: Path):
         assert page.evaluate(ground) == "rgb(255, 255, 255)"
         assert not page.locator(".player input[type=range]").is_visible()
         assert page.locator(".cell").first.is_visible()
-
-
-def test_nothing_moves_where_motion_is_not_wanted(running: Any, real: Path):
-    with Page(running, real, reduced_motion="reduce") as opened:
-        assert opened.page.locator(".cell").first.evaluate("(e) => getComputedStyle(e).transitionDuration") == "0s"
-
-
-@pytest.mark.long
-def test_a_long_run_opens_in_under_two_seconds(running: Any, tmp_path: Path):
-    texts = [f"answer {i} " * 60 for i in range(7)]
-    path = write_report(Run(write_run(tmp_path / "run", texts, steps=2000, rollouts=5, eval_texts=texts)))
-    with Page(running, path) as opened:
-        assert "groups from 24 of 2,000 iterations" in opened.page.locator("main").inner_text()
-        # Processor time of the page itself: a wall clock would measure whatever else this machine does.
-        session = opened.context.new_cdp_session(opened.page)
-        session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        opened.page.reload()
-        opened.page.wait_for_selector("main .panel")
-        spent = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
-        assert 0 < spent["TaskDuration"] < 2
-        assert opened.errors == []
 
 
 def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:

@@ -14,7 +14,7 @@ from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
 from lfpo.report.charts import POLICY
 from lfpo.report.figures import _run_figures, write_figures
-from lfpo.report.text import print_report, thinned
+from lfpo.report.text import print_report
 from lfpo.runs.directory import Run
 from written_runs import write_comparison, write_run
 
@@ -60,11 +60,6 @@ def test_the_text_of_an_evaluation_without_a_reward_has_a_dash(tmp_path: Path):
     assert "reward" in text and any(" - " in line for line in text.splitlines() if "greedy" in line)
 
 
-def test_the_text_leaves_out_policy_metrics_that_a_run_lacks(tmp_path: Path):
-    text = printed(write_run(tmp_path / "run", ["a"]), 80)
-    assert not any(part in text for part in ("kl/", "entropy/", "p_target", "ratio/", "negatives/"))
-
-
 def test_the_text_of_a_comparison_is_its_table(tmp_path: Path):
     text = printed(write_comparison(tmp_path), 160)
     assert "minus lfpo" in text and "unigrpo" in text and "2 of 2" in text
@@ -74,11 +69,6 @@ def test_the_text_has_the_notes_of_the_run(tmp_path: Path):
     run = Run(write_run(tmp_path / "run", ["a"]))
     run.add_note(1, "kl_old", "the KL runs away")
     assert "iteration 1, kl_old: the KL runs away" in printed(run.dir, 80)
-
-
-def test_thinned_means_by_hand():
-    assert thinned([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
-    assert thinned([1.0, 2.0], 5) == [1.0, 2.0]
 
 
 def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -126,14 +116,6 @@ def test_shown_steps_fit_a_narrow_terminal_and_a_log(
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert all(len(line) <= 30 for line in text.splitlines())
-
-
-def test_of_a_long_completion_24_states_are_shown(capsys: pytest.CaptureFixture[str]):
-    settings = ["--sampler.gen_length", "64", "--sampler.remasking", "random"]
-    assert main(["sample", "--prompt", "1 2 3", "--show-steps", *settings]) == 0
-    text = capsys.readouterr().out
-    states = [line for line in text.splitlines() if line.startswith("step ")]
-    assert len(states) == 24 or "states" not in text
 
 
 def test_printable_text_cannot_steer_a_terminal():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,18 +47,3 @@ def test_seeds_and_counters_broadcast():
     seeds = [3, -5, 2**62]
     found = uniform(torch.tensor(seeds)[:, None], 2, torch.tensor([[7], [8], [9]]), torch.arange(4))
     assert found.tolist() == [[expected(s, 2, c, i) for i in range(4)] for s, c in zip(seeds, (7, 8, 9), strict=True)]
-
-
-def test_uniform_numbers_are_even_and_unrelated():
-    n = 200_000
-    streams = [uniform(torch.tensor(s), p, torch.arange(n)) for s, p in ((0, 0), (0, 1), (1, 0))]
-    streams.append(uniform(torch.arange(n), 0, 0))  # seeds that follow one another
-    for x in streams:
-        assert abs(float(x.mean()) - 1 / 2) < 5 * (1 / 12 / n) ** 0.5
-        assert abs(float(x.var()) - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
-        share = torch.histc(x, 64, 0, 1) / n
-        assert float((share - 1 / 64).abs().max()) < 6 * (1 / 64 / n) ** 0.5
-        following = torch.corrcoef(torch.stack([x[:-1], x[1:]]))[0, 1]
-        assert abs(float(following)) < 5 / n**0.5
-    for x, y in itertools.combinations(streams, 2):
-        assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 5 / n**0.5

@@ -18,8 +18,7 @@ from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.draw import draw
-from lfpo.rollout.packing import FORWARD_TOKENS, LENGTH_BUCKET, bucket, cheapest_pieces, pieces
+from lfpo.rollout.packing import FORWARD_TOKENS, bucket, cheapest_pieces, pieces
 from lfpo.rollout.reveal.origin import origin_steps
 from lfpo.rollout.reveal.ranking import best
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
@@ -52,6 +51,7 @@ def test_greedy_tokens_equal_the_published_procedure(model: MaskedDiffusionLM, s
         expected = generate(model, prompt, steps=steps, gen_length=16, block_length=block, cfg_scale=cfg)
         assert batch.tokens[row].tolist() == expected
     assert batch.scheduled_steps.tolist() == [steps] * 4
+    assert batch.nfe.tolist() == [min(steps, 16) * (2 if cfg else 1)] * 4  # guidance runs two forwards a step
 
 
 @pytest.mark.parametrize("schedule", ["llada", "uniform"])
@@ -63,17 +63,6 @@ def test_idle_steps_run_no_forward_but_are_counted(model: MaskedDiffusionLM, sch
     expected = [0, 1, 2, 3] if schedule == "llada" else [3, 7, 11, 15]
     assert sorted(result.reveal_step[0, :4].tolist()) == expected
     assert sorted(result.reveal_step[0, 4:].tolist()) == [e + 16 for e in expected]
-
-
-def test_both_schedules_give_the_same_greedy_tokens(model: MaskedDiffusionLM):
-    samplers = [SamplerConfig(gen_length=8, steps=24, schedule=s) for s in ("llada", "uniform")]
-    first, second = (rollout(model, PROMPTS, s, [0] * 4).tokens for s in samplers)
-    assert torch.equal(first, second)
-
-
-def test_guidance_counts_two_forwards(model: MaskedDiffusionLM):
-    result = rollout(model, PROMPTS, SamplerConfig(gen_length=4, cfg_scale=1.0), [0] * 4)
-    assert result.nfe.tolist() == [8] * 4
 
 
 FIELDS = ("tokens", "reveal_step", "scheduled_steps", "nfe", "queries")
@@ -160,14 +149,6 @@ def test_positions_with_a_nucleus_of_one_token_tie_and_go_from_the_left(dream: P
         assert batch.reveal_step[row].tolist() == reveal
 
 
-def test_dreams_samplers_differ(dream: Path):
-    """Otherwise the test above could not tell them apart."""
-    model = load_model(dream, dtype=torch.float64)
-    algs: list[Any] = ["maskgit_plus", "topk_margin", "entropy"]
-    found = [rollout(model, PROMPTS, SamplerConfig(gen_length=8, alg=alg), [0] * 4).reveal_step for alg in algs]
-    assert not any(torch.equal(x, y) for x, y in itertools.combinations(found, 2))
-
-
 @pytest.mark.parametrize(("steps", "eps"), [(6, 1e-3), (40, 0.2)])
 def test_origin_reveals_each_position_at_the_step_drawn_for_it(model: MaskedDiffusionLM, steps: int, eps: float):
     sampler = SamplerConfig(gen_length=12, block_length=6, steps=steps, alg="origin", eps=eps, temperature=1.0)
@@ -214,12 +195,10 @@ def test_rows_with_one_prompt_share_their_first_forward(
     shapes.clear()
     rollout(model, [[5, 6, 7]] * 8, sampler, range(8), share_first=False)
     assert [n for n, _ in shapes] == states * each * [8]
-
-
-def test_rows_that_enter_later_share_their_first_forward_too(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
-    shapes = count_forwards(model, monkeypatch)
-    rollout(model, [[5, 6, 7]] * 6, SamplerConfig(gen_length=2, temperature=1.0), range(6), rollout_tokens=15)
-    assert [n for n, _ in shapes] == [1, 3, 1, 3]
+    if not settings:  # rows that enter later share it too
+        shapes.clear()
+        rollout(model, [[5, 6, 7]] * 6, sampler, range(6), rollout_tokens=21)
+        assert [n for n, _ in shapes] == [1, 3, 3, 3, 1, 3, 3, 3]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200))
@@ -259,20 +238,6 @@ def test_buckets_of_rows():
     assert [bucket(n) for n in range(1, 14)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
 
 
-@pytest.mark.parametrize("step", [1, LENGTH_BUCKET])
-def test_padding_stays_under_a_tenth(step: int):
-    """64 prompts of 64 to 512 tokens with 256 of completion, 16,384 tokens at once, as a GPU runs them."""
-    lengths = sorted((320 + 448 * i // 63 for i in range(64)), reverse=True)
-    spent = needed = 0
-    for start in range(0, 64, 21):
-        rows = lengths[start : start + 21]
-        for s in cheapest_pieces(tuple(rows), 16384, step):
-            longest = max(rows[s])
-            spent += len(rows[s]) * longest if step == 1 else bucket(len(rows[s])) * (longest + -longest % step)
-        needed += sum(rows)
-    assert spent < 1.1 * needed
-
-
 def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
     sampler = SamplerConfig(gen_length=4, temperature=1.0)
     expected = rollout(model, PROMPTS, sampler, [0] * 4)
@@ -301,34 +266,11 @@ def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch
     sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
-    drawn: list[int] = []
-
-    def counting(model: Any, hidden: Any, sampler: Any, noise: torch.Tensor) -> Any:
-        drawn.append(len(noise))
-        return draw(model, hidden, sampler, noise)
-
-    monkeypatch.setattr("lfpo.rollout.denoise.draw", counting)
     expected = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    needed, drawn = drawn, []
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     found = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    planned = sampler.reveal_rule.plan is not None and not sampler.stops_at_confidence
-    if planned and not sampler.stops_at_eos:
-        assert drawn == needed  # the plan knows every masked position and the end of every row
-    else:
-        assert len(drawn) % 4 == 0
-        if not planned:
-            assert {n % (sampler.block_length or 8) for n in drawn} == {0}  # all positions of the blocks
     assert_same_rows(found, expected, [0, 1, 2, 3, 4])
-
-
-def test_seeds_decide_the_noise(model: MaskedDiffusionLM):
-    sampler = SamplerConfig(gen_length=12, temperature=1.0)
-    same = rollout(model, [PROMPTS[0]] * 2, sampler, [1, 1])
-    other = rollout(model, [PROMPTS[0]] * 2, sampler, [1, 2])
-    assert torch.equal(same.tokens[0], same.tokens[1])
-    assert not torch.equal(other.tokens[0], other.tokens[1])
 
 
 @pytest.mark.parametrize(
@@ -428,17 +370,12 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     assert (plain.scheduled_steps.tolist(), plain.nfe.tolist()) == ([8], [4])
 
 
-def test_threshold_reveals_all_sure_tokens_at_once(llada: Path):
-    base = load_model(llada)
-    model = Scripted(base, [5, 6, 7, 8], [0.95, 0.5, 0.92, 0.4])
-    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, threshold=0.9), [0])
-    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
-    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [3]
-
-
-def test_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
+def test_threshold_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
     base = load_model(llada)
     model = Scripted(base, [5, 6, 7, 8], [0.8, 0.7, 0.76, 0.4])
+    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, threshold=0.75), [0])
+    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
+    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [3]
     result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, factor=1.0), [0])
     # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
     assert result.reveal_step.tolist() == [[0, 1, 0, 2]]

@@ -16,7 +16,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, train_sft
 from lfpo.train.sft_config import SFTConfig
 from processes import run_lfpo
-from tiny import LLADA_CONFIG, write_dream, write_llada
+from tiny import write_dream, write_llada
 
 INIT = {
     "model_type": "llada",
@@ -160,22 +160,6 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, save_steps: int, l
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
-def test_resuming_before_the_first_checkpoint_starts_over(tmp_path: Path) -> None:
-    settings = {"steps": 4, "batch_size": 2, "logging_steps": 1}
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_sft(config(whole, **settings), report=quiet)
-    interrupted(config(broken, **settings), at=2)
-    train_sft(config(broken, **settings), resume=True, report=quiet)
-    assert metrics(broken) == metrics(whole)
-
-
-def test_a_run_folder_is_not_overwritten(tmp_path: Path) -> None:
-    settings = config(tmp_path / "run", steps=1, batch_size=1)
-    train_sft(settings, report=quiet)
-    with pytest.raises(UserError, match="holds another run"):
-        train_sft(settings, report=quiet)
-
-
 def test_training_from_a_checkpoint_on_a_file(tmp_path: Path, dream: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"q{i}", "completion": f"a{i}"}) + "\n" for i in range(5)))
@@ -219,13 +203,6 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, 
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
     with pytest.raises(ValueError, match=part):
         config(tmp_path, **changes)
-
-
-def test_a_fresh_model_needs_tasks_for_its_tokenizer(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "q", "completion": "a"}\n')
-    with pytest.raises(UserError, match="'init'"):
-        train_sft(config(tmp_path / "run", init=LLADA_CONFIG, tasks={}, data_file=str(file)), report=quiet)
 
 
 LORA = {"r": 2, "lora_alpha": 4}

@@ -17,7 +17,6 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
-from test_objectives import loss_of
 from test_train import ROWS, config, metrics
 
 LN2 = log(2)
@@ -30,23 +29,6 @@ def with_predictions(t: Trajectory, steps: list[int], texts: list[list[str]], co
     t.predicted_tokens = torch.tensor([[[LETTERS.index(x) for x in text] for text in row] for row in texts])
     t.predicted_confidence = torch.tensor(confidence, dtype=torch.float64)[:, None].expand(-1, len(steps), -1)
     return t
-
-
-def test_mdpo_by_hand():
-    """At temperature 1/2 odds are squared. The first rollout has no advantage in its second state."""
-    t = rollouts(["abe", "bee"], ["011", "100"], temperature=0.5)
-    with_predictions(t, [0, 1], [["bbe", "abe"], ["bee", "bee"]], [[0.5, 1, 0.25], [1, 0.5, 0.75]])
-    signal = torch.tensor([[1.0, 0.0], [-0.5, 2.0]], dtype=torch.float64)
-    objective = MDPO(epsilon=0.2, beta=0.1)
-    views = objective.views(t, signal, [0, 1], 0)
-    old = {"___": "111 112 121", "_ee": "112 111 111"}
-    current = {"___": "111 121 112", "_ee": "211 111 111"}
-    loss = loss_of(objective, views, signal, current=current, old=old, base=old)
-    k2 = log(4) ** 2 / 2
-    first = (-0.5 * 1 - 1 * 1.2 - 0.25 * 1.2) * 3 / 3.0001 + 0.1 * 1.25 * k2  # ratios 1, 4, 4
-    second = (1 * 0.5 + 0.5 * 0.4 + 0.75 * 2) * 3 / 3.0001 + 0.1 * 1.25 * k2  # ratios 1, 1/4, 4
-    alone = -2 * 1 * 3 / 1.0001  # one mask, ratio 1
-    assert loss == pytest.approx(((first + second) / 6 + alone) / 2, rel=1e-6)
 
 
 def test_mdpo_takes_no_state_after_a_rollout_s_end():

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from cuda_stand_in import cuda_stand_in
 from golden_families import golden, golden_io
-from lfpo.models import MaskedDiffusionLM, attention, load_model
+from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.attention import bidirectional_attention
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.structure import FULL, Structure
@@ -20,12 +19,7 @@ from tiny import random_ids
 BLOCK = 3
 # Real tokens of four rows: whole, padded on the left, on the right, and on both sides.
 REAL = torch.tensor(
-    [
-        [1, 1, 1, 1, 1, 1, 1, 1],
-        [0, 0, 1, 1, 1, 1, 1, 1],
-        [1, 1, 1, 1, 1, 0, 0, 0],
-        [0, 1, 1, 1, 1, 1, 1, 0],
-    ]
+    [[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1, 0]]
 )
 
 
@@ -92,23 +86,6 @@ def test_flex_attention_equals_the_dense_mask(kv_heads: int):
     dense = bidirectional_attention(module, query, key, value, structure.mask(real, torch.float32), scaling=0.3)[0]
     flex = bidirectional_attention(module, query, key, value, structure.flex(real), scaling=0.3)[0]
     torch.testing.assert_close(flex, dense, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_a_gpu_adds_the_mask_in_float32(kv_heads: int):
-    """In the kernel that takes masks, with its rows aligned."""
-    structure, real = Structure(BLOCK), REAL.bool()
-    rng = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(len(real), h, real.shape[1], 8, generator=rng) for h in (4, kv_heads, kv_heads))
-    expected = bidirectional_attention(torch.nn.Identity(), query, key, value, structure.mask(real, torch.float32))[0]
-    with cuda_stand_in() as gpu:
-        mask = structure.mask(real.to("cuda"), torch.float32)
-        assert isinstance(mask, torch.Tensor) and mask.dtype == torch.float32 and mask.shape == (4, 1, 8, 8)
-        assert all(stride % attention.ALIGNED == 0 for stride in mask.stride()[:-1])
-        query, key, value = (x.to("cuda") for x in (query, key, value))
-        found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask)[0].cpu()
-    assert gpu.backends == [torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 # The golden models that attend block by block -> the block length of their runs.

@@ -39,11 +39,6 @@ def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pyt
         assert torch.equal(load_file(found[name])[name], tensor)
 
 
-def test_a_small_model_is_one_file(llada: Path, tmp_path: Path):
-    save_model(load_model(llada), tmp_path / "saved")
-    assert [p.name for p in (tmp_path / "saved").glob("model*")] == ["model.safetensors"]
-
-
 def test_a_model_in_many_files_loads(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lfpo.models.tensor_files, "FILE_BYTES", 20_000)
     model = load_model(llada)

@@ -29,50 +29,19 @@ def _dump(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
+def _published(name: str) -> dict[str, Any]:
+    """A family's config.json as published, at a tiny size."""
+    config: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "tiny" / f"{name}.json").read_text())
+    return config
+
+
 def _randn(generator: torch.Generator, *shape: int, std: float = 0.2) -> torch.Tensor:
     return torch.randn(*shape, generator=generator) * std
 
 
 LLADA_SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|eot_id|>", "<|mdm_mask|>")
 LLADA_VOCAB = 256 + len(LLADA_SPECIAL)
-LLADA_CONFIG: dict[str, Any] = {
-    "activation_type": "silu",
-    "alibi": False,
-    "architectures": ["LLaDAModelLM"],
-    "attention_dropout": 0.0,
-    "auto_map": {
-        "AutoConfig": "configuration_llada.LLaDAConfig",
-        "AutoModel": "modeling_llada.LLaDAModelLM",
-        "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
-    },
-    "bias_for_layer_norm": False,
-    "block_type": "llama",
-    "d_model": D,
-    "embedding_dropout": 0.0,
-    "embedding_size": LLADA_VOCAB + 4,  # padded, as published
-    "eos_token_id": 257,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "init_std": 0.02,
-    "layer_norm_type": "rms",
-    "mask_token_id": 259,
-    "max_sequence_length": MAX_LENGTH,
-    "mlp_hidden_size": MLP,
-    "mlp_ratio": 4,
-    "model_type": "llada",
-    "n_heads": HEADS,
-    "n_kv_heads": HEADS,
-    "n_layers": LAYERS,
-    "pad_token_id": 257,
-    "rms_norm_eps": 1e-05,
-    "rope": True,
-    "rope_full_precision": True,
-    "rope_theta": 500000.0,
-    "torch_dtype": "float32",
-    "use_cache": False,
-    "vocab_size": LLADA_VOCAB,
-    "weight_tying": False,
-}
+LLADA_CONFIG = _published("llada")  # embeddings padded by 4 rows, as published
 
 
 def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLADA_SPECIAL, **changes: Any) -> Path:
@@ -158,34 +127,7 @@ def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int =
 DREAM_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
 DREAM_VOCAB = 258 + len(DREAM_SPECIAL)
 DREAM_KV_HEADS = 2
-DREAM_CONFIG: dict[str, Any] = {
-    "architectures": ["DreamModel"],
-    "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
-    "bos_token_id": 258,
-    "eos_token_id": 258,
-    "hidden_act": "silu",
-    "hidden_size": D,
-    "initializer_range": 0.02,
-    "intermediate_size": MLP,
-    "mask_token_id": 262,
-    "max_position_embeddings": MAX_LENGTH,
-    "max_window_layers": LAYERS,
-    "model_type": "Dream",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "num_key_value_heads": DREAM_KV_HEADS,
-    "pad_token_id": 258,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": DREAM_VOCAB + 3,
-}
+DREAM_CONFIG = _published("dream")
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 # Imported, it leaves a file behind: a test looks for that file.
 REMOTE_TOKENIZER = """import pathlib

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
@@ -18,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from drill.harness import Drill, Outcome
+from drill.harness import Drill, Row
 from lfpo.base.checks import not_negative
 from lfpo.base.config import build, parse_overrides, to_dict
 from lfpo.base.environment import describe_environment, versions
@@ -27,22 +26,22 @@ from lfpo.base.files import replace_file
 from lfpo.base.options import describe
 from lfpo.base.plugins import resolve
 
-# name -> function(Drill) -> list of Outcomes, in the order they are tried.
+# name -> function(Drill) -> list of Rows, in the order they are tried.
 FAULTS: dict[str, str] = {
     "killed": "drill.stops:killed",
     "stopped": "drill.stops:stopped",
     "damaged": "drill.damage:damaged",
-    "disk": "drill.disk:disk",
-    "nonfinite": "drill.numbers:nonfinite",
-    "rewards": "drill.scores:rewards",
+    "disk": "drill.damage:disk",
+    "nonfinite": "drill.failures:nonfinite",
+    "rewards": "drill.failures:rewards",
     "ranks": "drill.ranks:ranks",
-    "network": "drill.network:network",
+    "network": "drill.ranks:network",
     "ray_head": "drill.ray_head:ray_head",
-    "surroundings": "drill.surroundings:surroundings",
-    "planted": "drill.surroundings:planted",
+    "surroundings": "drill.failures:surroundings",
+    "planted": "drill.failures:planted",
     "repeated": "drill.stops:repeated",
     "fuzz": "drill.fuzz:fuzz",
-    "soak": "drill.soak:soak",
+    "soak": "drill.stops:soak",
 }
 
 
@@ -101,57 +100,47 @@ def run_drill(config: DrillConfig) -> None:
     if config.keep and root.exists():
         raise UserError(f"{root}: exists already; give another output")
     drill = Drill(root.absolute(), config, random.Random(config.seed))
-    outcomes: list[Outcome] = []
+    rows: list[Row] = []
     try:
         for name in config.chosen:
             started = time.monotonic()
-            function: Callable[[Drill], list[Outcome]] = resolve(FAULTS[name], {}, kind="fault")
+            function: Callable[[Drill], list[Row]] = resolve(FAULTS[name], {}, kind="fault")
             found = function(drill)
-            outcomes += found
-            verdict = "survived" if all(o.survived == o.tried for o in found) else "NOT SURVIVED"
+            rows += found
+            verdict = "NOT SURVIVED" if any(row.failures for row in found) else "survived"
             console.print(f"{name}: {verdict}, {time.monotonic() - started:.0f} s", highlight=False)
-            _write(output, config, outcomes)
+            _write(output, config, rows)
     finally:
         if not config.keep:
             shutil.rmtree(root, ignore_errors=True)
-    console.print(_table(outcomes))
+    table = Table(*HEADERS, box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*_cells(row), style="bold red" if row.failures else "")
+    console.print(table)
     console.print(f"wrote {output / 'drill.json'} and {output / 'drill.md'}", highlight=False)
-    bad = [o.fault for o in outcomes if o.survived < o.tried]
-    if bad:
+    if bad := [row.fault for row in rows if row.failures]:
         raise UserError(f"not survived: {', '.join(bad)}; see {output / 'drill.md'}")
 
 
 HEADERS = ("fault", "tried", "survived", "iterations again", "seconds to recover", "seen")
 
 
-def _cells(o: Outcome) -> list[str]:
-    seconds = "" if o.seconds is None else f"{o.seconds:.1f}"
-    return [o.fault, f"{o.tried:,}", f"{o.survived:,}", "" if o.lost is None else str(o.lost), seconds, o.note]
+def _cells(row: Row) -> list[str]:
+    seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+    lost = "" if row.lost is None else str(row.lost)
+    return [row.fault, f"{row.tried:,}", f"{row.survived:,}", lost, seconds, row.result()["note"]]
 
 
-def _table(outcomes: list[Outcome]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header in ("fault", "seen") else "right")
-    for o in outcomes:
-        table.add_row(*_cells(o), style="" if o.survived == o.tried else "bold red")
-    return table
-
-
-def markdown(outcomes: list[Outcome]) -> str:
-    """The table in Markdown."""
-    lines = [f"| {' | '.join(HEADERS)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
-    clean = [[cell.replace("\n", " ").replace("|", "\\|") for cell in _cells(o)] for o in outcomes]
-    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in clean)]) + "\n"
-
-
-def _write(output: Path, config: DrillConfig, outcomes: list[Outcome]) -> None:
+def _write(output: Path, config: DrillConfig, rows: list[Row]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
         "config": to_dict(config),
-        "outcomes": [dataclasses.asdict(o) for o in outcomes],
+        "outcomes": [row.result() for row in rows],
         "environment": describe_environment(),
         "versions": versions(),
     }
     replace_file(output / "drill.json", json.dumps(result, indent=1) + "\n")
-    replace_file(output / "drill.md", markdown(outcomes))
+    lines = [f"| {' | '.join(HEADERS)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    clean = [[cell.replace("\n", " ").replace("|", "\\|") for cell in _cells(row)] for row in rows]
+    lines += [f"| {' | '.join(cells)} |" for cells in clean]
+    replace_file(output / "drill.md", "\n".join(lines) + "\n")

@@ -1,38 +1,44 @@
-"""Checkpoints damaged on disk: noticed by checksum and reported; the previous checkpoint is used."""
+"""Checkpoints damaged on disk, and disks that are full or become read-only during a run."""
 
 from __future__ import annotations
 
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from drill.harness import EVERY, ITERATIONS, Drill, Outcome, Tally, recover
+from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, recover, saved_step
+from drill.inside import CLONE_NEWNS, Fault
 from lfpo.train.checkpoint import verify
 
-MAJOR = "optimizer/optimizer.safetensors"
+WEIGHTY = ("optimizer/optimizer.safetensors", "model/model.safetensors", "reference/model.safetensors", "state.json")
+SIZE = "256m"  # of the disk
+PLACES = {"checkpoint": "saving", "log": "logging", "dump": "dumping rollouts"}
+CONDITIONS = {"fill": "disk full", "freeze": "disk read-only"}
 
 
-def damaged(drill: Drill) -> list[Outcome]:
-    """Damage the newest checkpoint of a finished run, each way in turn, and resume; then damage all of them."""
-    outcomes = []
-    ways = list(WAYS.items())
-    per_way = [drill.settings.damages // len(ways) + (i < drill.settings.damages % len(ways)) for i in range(len(ways))]
-    for (name, damage), times in zip(ways, per_way, strict=True):
-        tally = Tally(f"checkpoint {name}", "reported, previous checkpoint used, bit-identical end")
-        for _ in range(times):
-            folder = _copy(drill)
-            newest = folder / "checkpoints" / f"step-{ITERATIONS}"
-            what = damage(newest, drill.rng)
-            found = recover(drill, folder)
-            reported = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
-            wrong = found.wrong or ("" if reported else "the damage was not reported")
-            tally.add(f"{what}: {wrong}" if wrong else "", found.lost, found.seconds)
-        if tally.tried:
-            outcomes.append(tally.outcome())
-    if drill.settings.damages:
-        outcomes += [all_damaged(drill), _any_bit(drill)]
-    return outcomes
+def damaged(drill: Drill) -> list[Row]:
+    """The newest checkpoint of a finished run, each way in turn; all of them; and one bit, by checksums alone."""
+    if not drill.settings.damages:
+        return []
+    rows = [Row(f"checkpoint {name}", "reported, previous checkpoint used, bit-identical end") for name in WAYS]
+    for number in range(drill.settings.damages):
+        folder = _copy(drill)
+        newest = folder / "checkpoints" / f"step-{ITERATIONS}"
+        what = list(WAYS.values())[number % len(WAYS)](newest, drill.rng)
+        found = recover(drill, folder)
+        reported = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
+        rows[number % len(WAYS)].add("" if reported else f"{what}: not reported", found)
+    folder = _copy(drill)
+    for checkpoint in (folder / "checkpoints").iterdir():
+        _flip(checkpoint, drill.rng)
+    found = recover(drill, folder)
+    reported = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
+    every = Row("every checkpoint damaged", "reported, training starts over, bit-identical end")
+    every.add("" if reported else "the damage was not reported", found)
+    return [*(row for row in rows if row.tried), every, _any_bit(drill)]
 
 
 def _copy(drill: Drill) -> Path:
@@ -43,52 +49,41 @@ def _copy(drill: Drill) -> Path:
     return folder
 
 
-def all_damaged(drill: Drill) -> Outcome:
-    tally = Tally("every checkpoint damaged", "reported, training starts over, bit-identical end")
-    folder = _copy(drill)
-    for checkpoint in (folder / "checkpoints").iterdir():
-        _flip(checkpoint, drill.rng)
-    found = recover(drill, folder)
-    reported = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
-    tally.add(found.wrong or ("" if reported else "the damage was not reported"), found.lost, found.seconds)
-    return tally.outcome()
-
-
-def _any_bit(drill: Drill) -> Outcome:
+def _any_bit(drill: Drill) -> Row:
     """A bit of any file, the manifest included. No run is started for these."""
-    tally = Tally("one bit of a checkpoint, checksums alone", "noticed")
-    folder = _copy(drill)
-    checkpoint = folder / "checkpoints" / f"step-{ITERATIONS}"
+    row = Row("one bit of a checkpoint, checksums alone", "noticed")
+    checkpoint = _copy(drill) / "checkpoints" / f"step-{ITERATIONS}"
     for _ in range(drill.settings.damages * 4):
-        file = drill.rng.choice([p for p in sorted(checkpoint.rglob("*")) if p.is_file()])
+        file = drill.rng.choice(_files(checkpoint))
         whole = file.read_bytes()
-        place = _flip_bit(file, drill.rng)
+        place = flip_bit(file, drill.rng)
         noticed = verify(checkpoint) is not None
         only_space = file.name == "manifest.json" and whole.split() == file.read_bytes().split()
-        tally.add("" if noticed or only_space else f"{file.name}, byte {place} was not noticed")
+        row.add("" if noticed or only_space else f"{file.name}, byte {place} was not noticed")
         file.write_bytes(whole)
-    return tally.outcome()
+    return row
 
 
-def _flip_bit(file: Path, rng: random.Random) -> int:
-    place = rng.randrange(file.stat().st_size)
-    flip_bit_at(file, place, rng.randrange(8))
+def _files(checkpoint: Path) -> list[Path]:
+    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+
+
+def flip_bit(file: Path, rng: random.Random) -> int:
+    """Flip a random bit of a file; the place of its byte."""
+    data = bytearray(file.read_bytes())
+    place = rng.randrange(len(data))
+    data[place] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
     return place
 
 
-def flip_bit_at(file: Path, place: int, bit: int = 0) -> None:
-    data = bytearray(file.read_bytes())
-    data[place] ^= 1 << bit
-    file.write_bytes(data)
-
-
 def _flip(checkpoint: Path, rng: random.Random) -> str:
-    file = checkpoint / rng.choice([MAJOR, "model/model.safetensors", "reference/model.safetensors", "state.json"])
-    return f"{file.name}, byte {_flip_bit(file, rng)}"
+    file = checkpoint / rng.choice(WEIGHTY)
+    return f"{file.name}, byte {flip_bit(file, rng)}"
 
 
 def _truncate(checkpoint: Path, rng: random.Random) -> str:
-    file = rng.choice([p for p in sorted(checkpoint.rglob("*")) if p.is_file()])
+    file = rng.choice(_files(checkpoint))
     size = rng.randrange(file.stat().st_size)
     with file.open("r+b") as handle:
         handle.truncate(size)
@@ -96,7 +91,7 @@ def _truncate(checkpoint: Path, rng: random.Random) -> str:
 
 
 def _half_delete(checkpoint: Path, rng: random.Random) -> str:
-    files = [p for p in sorted(checkpoint.rglob("*")) if p.is_file()]
+    files = _files(checkpoint)
     gone = rng.sample(files, len(files) // 2)
     for file in gone:
         file.unlink()
@@ -108,3 +103,51 @@ WAYS: dict[str, Callable[[Path, random.Random], str]] = {
     "with a flipped bit": _flip,
     "half deleted": _half_delete,
 }
+
+
+def disk(drill: Drill) -> list[Row]:
+    """Each place, full and read-only, once, on a tmpfs in namespaces of a child process where the system allows it."""
+    mount = drill.root / "disk"
+    mount.mkdir(parents=True, exist_ok=True)
+    if reason := no_mount(mount):
+        return [Row("disk full or read-only", f"not tried: {reason}")]
+    logs = str(drill.root / "disk-logs")
+    job = {"mount": str(mount), "logs": logs, "unbroken": str(drill.unbroken), "visits": drill.visits}
+    return in_namespaces(_on_disk, {**job, "seed": drill.rng.randrange(2**31)}, CLONE_NEWNS)
+
+
+def no_mount(folder: Path) -> str:
+    """Why no file system can be mounted on a folder; "" when one can."""
+    return not_possible("-rm", f"mount -t tmpfs none '{folder}'")
+
+
+def _on_disk(job: dict[str, Any]) -> list[Row]:
+    mount, rng, rows = Path(job["mount"]), random.Random(job["seed"]), []
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(mount)], check=True)
+    drill = Drill(mount, None, rng, logs=Path(job["logs"]))
+    drill.__dict__["unbroken"] = Path(job["unbroken"])
+    for do, condition in CONDITIONS.items():
+        for place, doing in PLACES.items():
+            note = "one error line and an intact checkpoint, or enough room in the end; same end"
+            row = Row(f"{condition} while {doing}", note)
+            _try(drill, row, Fault(do, place, rng.randint(1, job["visits"][place] - 1), where=str(mount)))
+            rows.append(row)
+    return rows
+
+
+def _try(drill: Drill, row: Row, fault: Fault) -> None:
+    folder, child = drill.run(fault.do, fault)
+    code, mount = child.wait(), Path(fault.where)
+    saved = sorted((folder / "checkpoints").glob("step-*"))
+    subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
+    (mount / "filler").unlink(missing_ok=True)
+    said = child.said()
+    if code == 0:  # removing the oldest checkpoint made enough room
+        row.add(difference(drill.unbroken, folder))
+    elif code != 2 or len([s for s in said.splitlines() if s.startswith("error: ")]) != 1 or "Traceback" in said:
+        row.add(f"{fault}: exit code {code}: {said[-600:]}")
+    elif saved and not saved_step(folder):
+        row.add(f"{fault}: no checkpoint was left intact")
+    else:
+        row.add("", recover(drill, folder))
+    shutil.rmtree(folder)

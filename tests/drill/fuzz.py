@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import yaml
+from hypothesis import configuration
+from hypothesis import strategies as st
 
-from drill.harness import Drill, Outcome, Tally
+from drill.harness import Drill, Row
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.base.errors import UserError
 from lfpo.models import init_model, load_model, load_tokenizer
@@ -26,145 +29,105 @@ from lfpo.rewards import choices, code, formats, math, sudoku
 from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 
+Inputs = tuple[Any, Callable[[Any], None]]  # what is drawn, and what takes it
 SECONDS = 20.0  # that one input may take
-TINY = {
-    "model_type": "llada",
-    "d_model": 8,
-    "n_layers": 1,
-    "n_heads": 2,
-    "mlp_hidden_size": 8,
-    "vocab_size": 32,
-    "max_sequence_length": 64,
-    "rope_theta": 100.0,
-    "rms_norm_eps": 1e-5,
-    "weight_tying": False,
-    "mask_token_id": 2,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
+TINY: dict[str, Any] = yaml.safe_load(
+    "{model_type: llada, d_model: 8, n_layers: 1, n_heads: 2, mlp_hidden_size: 8, vocab_size: 32, rms_norm_eps: 1.0e-5,"
+    " max_sequence_length: 64, rope_theta: 9, weight_tying: false, mask_token_id: 2, eos_token_id: 1, pad_token_id: 1}"
+)
 # What graders look for, so that some random texts are almost answers.
 PIECES = [
     *("#### ", "\\boxed{", "\\boxed", "}", "{", "<answer>", "</answer>", "<reasoning>", "</reasoning>", "```python\n"),
-    *(
-        "```",
-        "```\n",
-        "def f(x):\n",
-        "    return x\n",
-        "lambda:",
-        "(" * 50,
-        ")" * 50,
-        "[" * 20,
-        "\\frac{1}{2}",
-        "\\frac",
-    ),
+    *("```", "```\n", "def f(x):\n", "    return x\n", "lambda:", "(" * 50, ")" * 50, "[" * 20, "\\frac{1}{2}"),
+    *("\\frac", "1234\n3412\n2143\n4321", "nan", "inf", "\x00", "\ufeff", "\u2028", "\u200b", "\ud7ff", "🂡"),
     *("+", "-", "*", "/", "**", "=", ",", ".", " ", "\n", "1", "2", "0", "10", "9" * 30, "1e999", "-0", "½", "٣", "²"),
-    *("A", "B", "(A)", "nan", "inf", "\x00", "\ufeff", "\u2028", "\u200b", "\ud7ff", "🂡", "1234\n3412\n2143\n4321"),
+    *("A", "B", "(A)"),
 ]
+_PLAIN = st.none() | st.booleans() | st.integers(-(2**40), 2**70) | st.floats() | st.text(max_size=20)
+# Anything that JSON or YAML can hold.
+VALUES = st.recursive(
+    _PLAIN, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=8), v, max_size=3), max_leaves=20
+)
 
 
-def fuzz(drill: Drill) -> list[Outcome]:
+def fuzz(drill: Drill) -> list[Row]:
     """A quarter each: configurations, data rows, checkpoint headers, completions."""
-    try:
-        from hypothesis import configuration
-    except ImportError:
-        raise UserError("the fuzz needs hypothesis: pip install hypothesis, or leave out 'fuzz'") from None
     folder = drill.folder("fuzz")
     folder.mkdir(parents=True)
     configuration.set_hypothesis_home_dir(folder / "hypothesis")
-    each = drill.settings.fuzz // 4
-    inputs = {
-        "configuration files": _configurations(folder),
-        "data rows": _rows(folder),
-        "checkpoint headers": _headers(folder),
-        "completions": _completions(),
+    watched, each = Watch(folder), drill.settings.fuzz // 4
+    kinds = {
+        "configuration files": _configurations,
+        "data rows": _rows,
+        "checkpoint headers": _headers,
+        "completions": _completions,
     }
-    watched = Watch(folder)
-    return [feed(drill, name, strategy, take, each, watched) for name, (strategy, take) in inputs.items()]
+    return [feed(drill.settings.seed, name, *make(folder), each, watched) for name, make in kinds.items()]
 
 
-def feed(drill: Drill, name: str, strategy: Any, take: Callable[[Any], None], count: int, watched: Watch) -> Outcome:
+def feed(seed: int, name: str, strategy: Any, take: Callable[[Any], None], count: int, watched: Watch) -> Row:
     """Draw `count` inputs and call `take` with each."""
-    import hypothesis
-
-    tally, started = Tally(f"fuzz: {name}"), time.monotonic()
+    row, started = Row(f"fuzz: {name}"), time.monotonic()
     watched.strays.clear()
     slowest, refused = 0.0, 0
 
     def one(value: Any) -> None:
         nonlocal slowest, refused
-        begun, watched.on = time.monotonic(), True
+        begun, watched.on, wrong = time.monotonic(), True, ""
         try:
             with time_limit(SECONDS):
                 take(value)
         except UserError as error:
             refused += 1
-            tally.add("" if str(error).strip() else f"an empty message for {value!r:.200}")
+            wrong = "" if str(error).strip() else f"an empty message for {value!r:.200}"
         except RewardTimeout:
-            tally.add(f"hung on {value!r:.200}")
+            wrong = f"hung on {value!r:.200}"
         except Exception as error:  # what the fuzz is looking for
             where = traceback.extract_tb(error.__traceback__)[-1]
-            tally.add(f"{type(error).__name__}: {error!s:.100} ({where.filename}:{where.lineno}) on {value!r:.200}")
-        else:
-            tally.add("")
+            wrong = f"{type(error).__name__}: {error!s:.100} ({where.filename}:{where.lineno}) on {value!r:.200}"
         finally:
             watched.on = False
+        row.add(wrong)
         slowest = max(slowest, time.monotonic() - begun)
 
-    settings = hypothesis.settings(
-        max_examples=max(1, count),
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate],
-    )
     if count:
-        hypothesis.seed(drill.settings.seed)(settings(hypothesis.given(strategy)(one)))()
-    if watched.strays:
-        tally.failures.append(f"wrote {sorted(watched.strays)[:3]}")
+        settings = hypothesis.settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate],
+        )
+        hypothesis.seed(seed)(settings(hypothesis.given(strategy)(one)))()
+    row.failures += [f"wrote {sorted(watched.strays)[:3]}"] if watched.strays else []
     took = time.monotonic() - started
-    tally.note = f"{refused:,} refused, the rest accepted; slowest {slowest:.1f} s, all {took:.0f} s; no stray write"
-    return tally.outcome()
+    row.note = f"{refused:,} refused, the rest accepted; slowest {slowest:.1f} s, all {took:.0f} s; no stray write"
+    return row
 
 
 class Watch:
     """Files opened for writing outside `folder` while `on`."""
 
     def __init__(self, folder: Path) -> None:
-        self.on, self.strays, self.root = False, set[str](), str(folder.resolve())
+        self.on, self.strays, self.allowed = False, set[str](), (str(folder.resolve()), "/dev/")
         sys.addaudithook(self._see)
 
     def _see(self, event: str, args: tuple[Any, ...]) -> None:
         if self.on and event == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
             path = os.path.realpath(os.fsdecode(args[0]))
-            written = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if (
-                written
-                and not path.startswith((self.root, "/dev/"))
-                and not path.endswith(".pyc")
-                and ".pyc." not in path
-            ):
-                self.strays.add(path)
+            if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not path.startswith(self.allowed):
+                self.strays |= set() if path.endswith(".pyc") or ".pyc." in path else {path}
 
 
-def _values() -> Any:
-    """Anything that JSON or YAML can hold."""
-    from hypothesis import strategies as st
-
-    plain = st.none() | st.booleans() | st.integers(-(2**40), 2**70) | st.floats() | st.text(max_size=20)
-    return st.recursive(plain, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=8), v, max_size=3))
-
-
-def _configurations(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+def _configurations(folder: Path) -> Inputs:
     """Mappings near the real keys as YAML, any text as YAML, and command lines."""
-    from hypothesis import strategies as st
-
     fields = LFPOConfig.__dataclass_fields__
     typed = {int: st.integers(-1, 99), float: st.floats(-0.1, 2), bool: st.booleans(), str: st.text(max_size=5)}
     hints = {name: typed[type(field.default)] for name, field in fields.items() if type(field.default) in typed}
     near = st.fixed_dictionaries({}, optional=hints)
     names = st.sampled_from(sorted(fields)) | st.text(max_size=10)
-    nested = st.dictionaries(st.sampled_from(["name", "beta", "temperature", "steps", "threshold", "r"]), _values())
-    wild = st.dictionaries(names, _values() | nested, max_size=2)
+    nested = st.dictionaries(st.sampled_from(["name", "beta", "temperature", "steps", "threshold", "r"]), VALUES)
+    wild = st.dictionaries(names, VALUES | nested, max_size=2)
     drawn = st.sampled_from(sorted(hints)).flatmap(lambda name: hints[name].map(lambda value: {name: value}))
     mapping = (near | wild | drawn).map(lambda values: {"output_dir": "x", **values})
     text = st.text(max_size=200) | st.lists(st.sampled_from(list("{}[]:-&*!|>'\"%@`#,\n\t ~01ab"))).map("".join)
@@ -183,14 +146,12 @@ def _configurations(folder: Path) -> tuple[Any, Callable[[Any], None]]:
     return mapping | mapping | text | line, take
 
 
-def _rows(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+def _rows(folder: Path) -> Inputs:
     """Lines of JSON near real rows, and any bytes, read and then encoded for the embedded model."""
-    from hypothesis import strategies as st
-
     model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
-    message = st.fixed_dictionaries({"role": _values() | st.just("user"), "content": _values() | st.text()})
-    prompt = st.text(st.characters(), max_size=40) | st.lists(message, max_size=3) | _values()
-    row = st.fixed_dictionaries({"prompt": prompt}, optional={"answer": _values()}) | _values()
+    message = st.fixed_dictionaries({"role": VALUES | st.just("user"), "content": VALUES | st.text()})
+    prompt = st.text(st.characters(), max_size=40) | st.lists(message, max_size=3) | VALUES
+    row = st.fixed_dictionaries({"prompt": prompt}, optional={"answer": VALUES}) | VALUES
     lines = st.lists(row, max_size=3).map(lambda rows: "\n".join(json.dumps(r) for r in rows).encode())
     file = folder / "rows.jsonl"
 
@@ -202,19 +163,16 @@ def _rows(folder: Path) -> tuple[Any, Callable[[Any], None]]:
     return lines | lines | st.binary(max_size=60), take
 
 
-def _headers(folder: Path) -> tuple[Any, Callable[[Any], None]]:
+def _headers(folder: Path) -> Inputs:
     """A small checkpoint whose safetensors header or config.json was changed."""
-    from hypothesis import strategies as st
-
     good, bad = folder / "good", folder / "bad"
     save_model(init_model(TINY, seed=0), good)
     bad.mkdir()
     weights = (good / "model.safetensors").read_bytes()
     size = struct.unpack("<Q", weights[:8])[0]
-    small = (
-        st.none() | st.booleans() | st.integers(-3, 64) | st.floats() | st.text(max_size=5) | st.lists(st.integers())
-    )
-    fields = st.dictionaries(st.sampled_from(sorted(TINY)), small | _values().filter(_no_giant), min_size=1, max_size=2)
+    plain = st.none() | st.booleans() | st.integers(-3, 64) | st.floats() | st.text(max_size=5)
+    small = plain | st.lists(st.integers()) | VALUES.filter(_no_giant)
+    fields = st.dictionaries(st.sampled_from(sorted(TINY)), small, min_size=1, max_size=2)
     flips = st.lists(st.tuples(st.integers(0, 8 + size - 1), st.integers(0, 255)), min_size=1, max_size=4)
     cut = st.integers(0, len(weights) - 1)
 
@@ -237,15 +195,13 @@ def _no_giant(value: Any) -> bool:
     return not isinstance(value, int | float) or value != value or abs(value) <= 64
 
 
-def _completions() -> tuple[Any, Callable[[Any], None]]:
+def _completions(folder: Path) -> Inputs:
     """Every grader but the symbolic and the sandboxed one, which run in other processes."""
-    from hypothesis import strategies as st
-
     tasks = [get_task(name) for name in TASKS]
     rows = [task.row("test", 0) for task in tasks]
     sudoku_row = {"puzzle": ["0000000000000000"], "answer": ["1234341221434321"]}
-    graders = [f for f in vars(formats).values() if getattr(f, "__module__", "") == formats.__name__]
-    graders = [f for f in graders if callable(f) and not f.__name__.startswith("_")]
+    named = [f for name, f in vars(formats).items() if callable(f) and not name.startswith("_")]
+    graders = [f for f in named if getattr(f, "__module__", "") == formats.__name__]
 
     def take(text: str) -> None:
         for task, row in zip(tasks, rows, strict=True):

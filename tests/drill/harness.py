@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,50 +30,48 @@ PATIENCE = 600.0  # seconds after which a run that does not end counts as hangin
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A row of the drill's table.
+class Recovery:
+    """wrong: why the run did not recover, or "". lost: iterations computed again. seconds: until the run was past the
+    point it had reached. said: output of the resumed run."""
 
-    lost: the largest number of finished iterations that were computed again; None where no run was resumed. seconds:
-    the longest time from the restart until the run was past the point it had reached. note: what was seen, or which
-    tries failed and why.
-    """
-
-    fault: str
-    tried: int
-    survived: int
-    lost: int | None = None
-    seconds: float | None = None
-    note: str = ""
+    wrong: str
+    lost: int
+    seconds: float
+    said: str
 
 
 @dataclass
-class Tally:
-    """Collects the tries of one fault."""
+class Row:
+    """A row of the drill's table: the tries of one fault.
+
+    note: what is seen when all tries are survived. lost, seconds: the largest of the recoveries; None without any.
+    """
 
     fault: str
     note: str = ""
     tried: int = 0
     failures: list[str] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    lost: int | None = None
+    seconds: float | None = None
 
-    def add(self, wrong: str, lost: int | None = None, seconds: float | None = None) -> None:
+    def add(self, wrong: str, found: Recovery | None = None) -> Row:
         """One try; `wrong` says why it failed, "" when it was survived."""
         self.tried += 1
-        self.failures += [wrong] if wrong else []
-        self.lost += [] if lost is None else [lost]
-        self.seconds += [] if seconds is None else [seconds]
+        if wrong := wrong or (found.wrong if found else ""):
+            self.failures.append(wrong)
+        elif found:
+            self.lost, self.seconds = max(self.lost or 0, found.lost), max(self.seconds or 0.0, found.seconds)
+        return self
 
-    def outcome(self) -> Outcome:
+    @property
+    def survived(self) -> int:
+        return self.tried - len(self.failures)
+
+    def result(self) -> dict[str, Any]:
+        """The row as it is written; its note names the failures if there are any."""
         note = "FAILED: " + "; ".join(dict.fromkeys(self.failures[:8])) if self.failures else self.note
-        return Outcome(
-            self.fault,
-            self.tried,
-            self.tried - len(self.failures),
-            max(self.lost, default=None),
-            max(self.seconds, default=None),
-            note,
-        )
+        row = {"fault": self.fault, "tried": self.tried, "survived": self.survived}
+        return {**row, "lost": self.lost, "seconds": self.seconds, "note": note}
 
 
 @dataclass
@@ -92,13 +92,18 @@ class Drill:
         self.number += 1
         return self.root / f"{self.number:03d}-{name}"
 
+    def run(self, name: str, fault: Fault | None = None, **changes: Any) -> tuple[Path, Child]:
+        """Start a run in a new folder. changes: of its settings."""
+        folder = self.folder(name)
+        return folder, start(train_arguments(folder, **changes), fault, self.logs)
+
     @functools.cached_property
     def unbroken(self) -> Path:
         """An uninterrupted run; `visits.json` beside it has the number of visits of each place (see inside.Fault)."""
         folder = self.root / "unbroken"
         child = start(train_arguments(folder), Fault("count", where=str(self.root / "visits.json")))
-        if child.wait() != 0:
-            raise RuntimeError(f"the uninterrupted run failed: {child.said()}")
+        if wrong := wrong_end(child, 0):
+            raise RuntimeError(f"the uninterrupted run failed: {wrong}")
         return folder
 
     @functools.cached_property
@@ -128,23 +133,19 @@ class Child:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
+def wrong_end(child: Child, code: int, *texts: str, seconds: float = PATIENCE) -> str:
+    """ "" if the run ends with this exit code, says these texts and shows no traceback."""
+    ended, said = child.wait(seconds), child.said()
+    right = ended == code and all(text in said for text in texts) and "Traceback" not in said
+    return "" if right else f"exit code {ended}: {said[-1500:]}"
+
+
 def train_arguments(folder: Path, **changes: Any) -> list[str]:
     """A small training run on the embedded model; its reward and task are those of inside.py."""
-    settings: dict[str, Any] = {
-        "output_dir": folder,
-        "task": "drill.inside.TASK",
-        "reward_funcs": "[drill.inside.reward]",
-        "max_steps": ITERATIONS,
-        "prompts_per_iteration": 2,
-        "num_generations": 4,
-        "optimizer_steps_per_iteration": 2,
-        "eval_samplers": "{greedy: {}}",
-        "eval_size": 4,
-        "eval_steps": EVERY,
-        "save_steps": EVERY,
-        "threads": 1,
-        **changes,
-    }
+    settings: dict[str, Any] = {"output_dir": folder, "task": "drill.inside.TASK", "max_steps": ITERATIONS}
+    settings |= {"reward_funcs": "[drill.inside.reward]", "prompts_per_iteration": 2, "num_generations": 4}
+    settings |= {"optimizer_steps_per_iteration": 2, "eval_samplers": "{greedy: {}}", "eval_size": 4, "threads": 1}
+    settings |= {"eval_steps": EVERY, "save_steps": EVERY, **changes}
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
@@ -176,7 +177,7 @@ def _context() -> Any:
     return processes.context() if _method == "forkserver" else multiprocessing.get_context(_method)
 
 
-def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str, Any], flags: int) -> list[Outcome]:
+def in_namespaces(work: Callable[[dict[str, Any]], list[Row]], job: dict[str, Any], flags: int) -> list[Row]:
     """What `work` returns in a process that is root in its own namespaces (see inside.enter_namespaces)."""
     context = _context()
     receiver, sender = context.Pipe(duplex=False)
@@ -192,7 +193,7 @@ def in_namespaces(work: Callable[[dict[str, Any]], list[Outcome]], job: dict[str
         receiver.close()
 
 
-def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: int, sender: Any) -> None:
+def _namespaced(work: Callable[..., list[Row]], job: dict[str, Any], flags: int, sender: Any) -> None:
     global _method
     _method = "fork"  # this process too has imported torch and has one thread
     torch.set_num_threads(1)
@@ -201,13 +202,20 @@ def _namespaced(work: Callable[..., list[Outcome]], job: dict[str, Any], flags: 
     sender.close()
 
 
+def not_possible(flags: str, command: str) -> str:
+    """Why a shell command fails in new namespaces (options of unshare); "" when it does not."""
+    if shutil.which("unshare") is None:
+        return "there is no unshare"
+    tried = subprocess.run(["unshare", flags, "sh", "-c", command], capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else f"not allowed here ({tried.stderr.strip()[-80:]})"
+
+
 def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict[str, str], network: str) -> None:
     os.setsid()
     os.environ.update(environment)
     with open(log, "wb") as file, open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+        for number, target in enumerate((nothing, file, file)):
+            os.dup2(target.fileno(), number)
     if network:
         inside.enter_network(network)
     from lfpo.cli.command_line import main
@@ -225,24 +233,20 @@ def progress(folder: Path) -> int:
     return max((row["step"] for row in Run(folder).read_metrics()), default=-1)
 
 
-def wait_for(condition: Callable[[], bool], child: Child, seconds: float = PATIENCE) -> bool:
+def saved_step(folder: Path) -> int:
+    """The iteration of the newest intact checkpoint; 0 without one."""
+    checkpoint = latest_checkpoint(folder)
+    return int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+
+
+def wait_for(condition: Callable[[], bool], child: Child | None = None, seconds: float = PATIENCE) -> bool:
     """Poll until the condition holds; False if the run ends or `seconds` pass first."""
     until = time.monotonic() + seconds
     while not condition():
-        if child.process.exitcode is not None or time.monotonic() > until:
+        if (child and child.process.exitcode is not None) or time.monotonic() > until:
             return condition()
         time.sleep(0.002)
     return True
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """wrong: why the run did not recover, or "". lost: iterations computed again. seconds: see Outcome."""
-
-    wrong: str
-    lost: int
-    seconds: float
-    said: str
 
 
 def recover(
@@ -252,22 +256,16 @@ def recover(
 
     again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `drill.unbroken`.
     """
-    before = progress(folder)
-    checkpoint = latest_checkpoint(folder)
-    saved = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+    before, saved = progress(folder), saved_step(folder)
     children = again() if again else [start([*train_arguments(folder), "--resume"], logs=drill.logs)]
     first = children[0]
     # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
-    wait_for(lambda: "resumed" in _seen(first, folder, saved), first)
-    wait_for(lambda: progress(folder) > before or progress(folder) >= ITERATIONS, first)
+    wait_for(lambda: progress(folder) <= saved, first)
+    wait_for(lambda: progress(folder) > min(before, ITERATIONS - 1), first)
     seconds = time.monotonic() - first.begun
     wrong = "; ".join(f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait()))
     wrong = wrong or difference(expected or drill.unbroken, folder)
     return Recovery(wrong, max(0, before - saved), seconds, first.said())
-
-
-def _seen(child: Child, folder: Path, saved: int) -> str:
-    return "resumed" if progress(folder) <= max(saved, 0) or child.process.exitcode is not None else ""
 
 
 def difference(expected: Path, found: Path) -> str:
@@ -278,11 +276,10 @@ def difference(expected: Path, found: Path) -> str:
             return f"{found.name}: line {step} of metrics.jsonl differs"
     if len(_metrics(expected)) != len(_metrics(found)):
         return f"{found.name}: metrics.jsonl has {len(_metrics(found))} lines"
-    for pattern in ("rollouts/*.jsonl", "eval/*.jsonl"):
-        for file in sorted(expected.glob(pattern)):
-            other = found / file.relative_to(expected)
-            if not other.exists() or other.read_bytes() != file.read_bytes():
-                return f"{found.name}: {file.relative_to(expected)} differs"
+    for file in sorted([*expected.glob("rollouts/*.jsonl"), *expected.glob("eval/*.jsonl")]):
+        other = found / file.relative_to(expected)
+        if not other.exists() or other.read_bytes() != file.read_bytes():
+            return f"{found.name}: {file.relative_to(expected)} differs"
     return "" if same_weights(expected / "model", found / "model") else f"{found.name}: the final weights differ"
 
 
@@ -295,6 +292,5 @@ def same_weights(a: Path, b: Path) -> bool:
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "engine/"))} for row in Run(folder).read_metrics()
-    ]
+    rows = Run(folder).read_metrics()
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "engine/"))} for row in rows]

@@ -1,7 +1,7 @@
 """Faults in a training process: one happens at a named place, when that place is visited for the n-th time.
 
 No private function of the package is patched. Files are seen by Python's audit events, rewards and verdicts come from
-this module's own reward function and task, and the gradient is reached through `distributed.sum_gradients`. The faults
+this module's own reward functions and task, and the gradient is reached through `distributed.sum_gradients`. The faults
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 """
 
@@ -28,12 +28,14 @@ import torch
 from lfpo.base import distributed
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
+from lfpo.train.preflight import STAND_IN
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 0x4000, 0x40000  # linux/mount.h
 # Places that are files of a run, visited whenever Python opens, renames or removes one.
 FILES = {"checkpoint": r"/checkpoints/", "log": r"/metrics\.jsonl$", "dump": r"/(rollouts|eval)/[^/]+\.jsonl"}
 FILE_EVENTS = ("open", "os.rename", "os.remove", "shutil.rmtree")
+LEAK = 150 << 20  # bytes a call of a reward function that leaks
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Fault:
 
 _visits: Counter[str] = Counter()
 _fault: Fault | None = None
+_kept: list[bytes] = []
 
 
 def arm(fault: Fault | None) -> None:
@@ -64,8 +67,19 @@ def arm(fault: Fault | None) -> None:
     _fault = fault
     sys.addaudithook(_file_event)
     distributed.sum_gradients = _poisoning(distributed.sum_gradients)
-    if fault is not None and fault.do == "clock":
-        time.time = _jumping(time.time)
+    if fault is not None and fault.do == "clock":  # the wall clock jumps by a day, forward and back, at each call
+        real, jumps = time.time, itertools.cycle((86_400, -86_400))
+        time.time = lambda: real() + next(jumps)
+
+
+def armed(arguments: list[str]) -> int:
+    """`python -m drill armed FAULT RANK ARGUMENTS...`: `lfpo` with a fault in one rank, before torchrun restarts it."""
+    fault, rank, *arguments = arguments
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == (rank, "0"):
+        arm(Fault(**json.loads(fault)))
+    from lfpo.cli.command_line import main
+
+    return main(arguments)
 
 
 def _file_event(event: str, arguments: tuple[Any, ...]) -> None:
@@ -81,10 +95,8 @@ def visit(place: str) -> str:
     fault = _fault
     if fault is None or fault.place != place or not 0 <= _visits[place] - fault.visit < fault.times:
         return ""
-    if fault.do == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault.do == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault.do in ("kill", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if fault.do == "kill" else signal.SIGSTOP)
     if fault.do == "fill":
         _fill(Path(fault.where))
     if fault.do == "freeze":
@@ -93,12 +105,34 @@ def visit(place: str) -> str:
 
 
 def reward(prompts: Any, completions: list[str], answer: list[str], **columns: Any) -> list[Any]:
-    """The choice task's own reward, with a place before each reward."""
+    """The choice task's own reward, with a place before each reward. LFPO_DRILL in the environment: see _unbounded."""
+    if do := os.environ.get("LFPO_DRILL"):
+        _unbounded(do, Path(os.environ["LFPO_DRILL_MARK"]), completions)
     values: list[Any] = []
     for completion, right in zip(completions, answer, strict=True):
-        _act(visit("reward"), values)
+        do = visit("reward")
+        if do == "raise":
+            raise ConnectionError("the judge did not answer")
+        if do == "hang":
+            time.sleep(10_000)
+        if do in ("nan", "text"):
+            values.append(float("nan") if do == "nan" else "very good")
         values.append(float(CHOICE.correct(completion, {"answer": right})))
     return values
+
+
+def _unbounded(do: str, mark: Path, completions: list[str]) -> None:
+    """What only a child process (`reward_memory`) bounds: `leak` in every call; `grab` all memory, or keep the GIL in C
+    without end (`endless`), only while the file `mark` does not exist."""
+    if do == "leak":
+        _kept.append(b"x" * LEAK)
+        with mark.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    elif not mark.exists() and completions[0] != STAND_IN:
+        mark.touch()
+        while do == "grab":
+            _kept.append(b"x" * (16 << 20))
+        sum(itertools.repeat(0))
 
 
 def _correct(completion: str, row: Row) -> bool:
@@ -107,17 +141,6 @@ def _correct(completion: str, row: Row) -> bool:
 
 
 TASK = dataclasses.replace(CHOICE, correct=_correct)  # with a place before each verdict
-
-
-def _act(do: str, values: list[Any]) -> None:
-    if do == "raise":
-        raise ConnectionError("the judge did not answer")
-    if do == "hang":
-        time.sleep(10_000)
-    if do == "nan":
-        values.append(float("nan"))
-    if do == "text":
-        values.append("very good")
 
 
 def _fill(folder: Path) -> None:
@@ -144,16 +167,6 @@ def _poisoning(real: Callable[..., None]) -> Callable[..., None]:
             torch._foreach_mul_(gradients, 1e6)
 
     return summed
-
-
-def _jumping(real: Callable[[], float]) -> Callable[[], float]:
-    """A wall clock that jumps by a day, forward and back, at each call."""
-    jumps = itertools.cycle((86_400, -86_400))
-
-    def now() -> float:
-        return real() + next(jumps)
-
-    return now
 
 
 def enter_network(namespace: str) -> None:

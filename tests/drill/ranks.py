@@ -1,4 +1,4 @@
-"""Runs of two ranks, of which one is killed, stopped or hangs: the other must end and name it."""
+"""Runs of two ranks, of which one is killed, stopped, hangs or loses the network: the other must end and name it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,25 @@ from drill.harness import (
     PATIENCE,
     Child,
     Drill,
-    Outcome,
-    Tally,
+    Row,
     difference,
+    in_namespaces,
+    not_possible,
+    progress,
     recover,
     start,
     train_arguments,
+    wait_for,
+    wrong_end,
 )
-from drill.inside import Fault
+from drill.inside import CLONE_NEWNET, CLONE_NEWNS, Fault
 from lfpo.base.errors import LOST
 from processes import environment
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
 WITHIN = 6.0  # more seconds that the other rank may take to end
 PLACES = ("checkpoint", "evaluation", "reward", "gradient")
+LAUNCH = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @dataclass(frozen=True)
@@ -45,97 +52,81 @@ class Network:
     interface: str
 
 
-def ranks(drill: Drill) -> list[Outcome]:
+def ranks(drill: Drill) -> list[Row]:
     """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun."""
-    count = drill.settings.ranks
-    if not count:
+    if not (count := drill.settings.ranks):
         return []
-    outcomes = []
+    rows = []
     for do, name in (("kill", "one rank of two killed"), ("stop", "one rank of two stopped (SIGSTOP)")):
-        tally, waits = Tally(name), [0.0]
+        row, waits = Row(name), [0.0]
         for number in range((count + (do == "kill")) // 2):
-            place = PLACES[number % len(PLACES)]
-            waits.append(lose(drill, tally, do, place, number // len(PLACES) % 2))
-        tally.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
-        outcomes += [tally.outcome()] if tally.tried else []
-    return [*outcomes, _hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
+            waits.append(_lose(drill, row, do, PLACES[number % len(PLACES)], number // len(PLACES) % 2))
+        row.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
+        rows += [row] if row.tried else []
+    return [*rows, _hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
 
 
-def lose(drill: Drill, tally: Tally, do: str, place: str, lost: int) -> float:
+def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
     """Kill or stop rank `lost` at a random visit of a place; the other must end in time and name it.
 
     Returns the seconds that this took."""
     fault = Fault(do, place, drill.rng.randint(1, _visits(drill)[lost][place]))
     folder = drill.folder(f"ranks-{do}")
     children = start_two(folder, {lost: fault})
-    other = children[1 - lost]
-    if not _reached(children[lost], do):
-        tally.add(f"{fault} did not happen: {children[lost].said()[-500:]}")
+    if not wait_for(lambda: _lost(children[lost], do)):
+        row.add(f"{fault} did not happen: {children[lost].said()[-500:]}")
         return 0.0
     begun = time.monotonic()
-    code = other.wait(SILENCE + WITHIN)
+    wrong = unclear(children[1 - lost], lost)
     took = time.monotonic() - begun
     children[lost].process.kill()
     children[lost].wait()
-    if wrong := unclear(other, code, lost):
-        tally.add(f"rank {lost}, {fault}: {wrong}")
-    else:
-        found = recover(drill, folder, lambda: start_two(folder, {}, resume=True), unbroken(drill))
-        tally.add(f"rank {lost}, {fault}: {found.wrong}" if found.wrong else "", found.lost, found.seconds)
+    row.add(f"rank {lost}, {fault}: {wrong}" if wrong else "", None if wrong else _recover(drill, folder))
     return took
 
 
-def unclear(child: Child, code: int | None, lost: int) -> str:
-    """What is wrong with how a rank ended after rank `lost` was lost; "" if nothing."""
-    said = child.said()
-    told = [line for line in said.splitlines() if line.startswith(("lost: ", "error: "))]
-    if code != LOST:
-        return f"exit code {code}: {said[-800:]}"
-    if len(told) != 1 or not told[0].startswith(f"lost: rank {lost} ") or "Traceback" in said:
-        return f"it said {said[-800:]}"
-    return ""
+def _recover(drill: Drill, folder: Path, **changes: Any) -> Any:
+    return recover(drill, folder, lambda: start_two(folder, {}, resume=True, **changes), unbroken(drill))
 
 
-def _reached(child: Child, do: str) -> bool:
-    """Wait until the fault has happened; False if it does not."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if child.process.exitcode is not None:
-            return do == "kill" and child.process.exitcode == -signal.SIGKILL
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{child.process.pid}/stat").read_text()
-            if do == "stop" and stat.rpartition(")")[2].split()[0] == "T":
-                return True
-        time.sleep(0.01)
+def unclear(child: Child, lost: int, seconds: float = SILENCE + WITHIN) -> str:
+    """What is wrong with how a rank ends after rank `lost` was lost; "" if nothing."""
+    wrong = wrong_end(child, LOST, seconds=seconds)
+    told = [line for line in child.said().splitlines() if line.startswith(("lost: ", "error: "))]
+    right = len(told) == 1 and told[0].startswith(f"lost: rank {lost} ")
+    return wrong or ("" if right else f"it said {child.said()[-800:]}")
+
+
+def _lost(child: Child, do: str) -> bool:
+    """Whether the rank was killed, or is stopped."""
+    if do == "kill":
+        return child.process.exitcode == -signal.SIGKILL
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
 
-def _hung(drill: Drill) -> Outcome:
+def _hung(drill: Drill) -> Row:
     """A reward function that sleeps for hours without a time limit: rank 1 is alive and joins no collective."""
-    tally = Tally("one rank of two hangs in Python")
+    row = Row("one rank of two hangs in Python", "both ended; the hung rank and its line were named; bit-identical end")
     folder = drill.folder("ranks-hang")
     children = start_two(folder, {1: Fault("hang", "reward", 5)}, reward_timeout=0)
-    code = children[0].wait(PATIENCE)
+    wrong = unclear(children[0], 1, PATIENCE)
     own = children[1].wait(SILENCE + WITHIN)  # it ends because rank 0 is silent now
-    wrong = unclear(children[0], code, 1) or ("" if own == LOST else f"the hung rank ended with {own}")
-    if wrong or "inside.py" not in children[0].said():
-        tally.add(wrong or f"its place was not named: {children[0].said()[-500:]}")
-        return tally.outcome()
-    found = recover(drill, folder, lambda: start_two(folder, {}, resume=True), unbroken(drill))
-    tally.add(found.wrong, found.lost, found.seconds)
-    tally.note = "both ended; the hung rank and its line were named; bit-identical end"
-    return tally.outcome()
+    wrong = wrong or ("" if own == LOST else f"the hung rank ended with {own}")
+    if "inside.py" not in children[0].said():
+        wrong = wrong or f"its place was not named: {children[0].said()[-500:]}"
+    return row.add(wrong, None if wrong else _recover(drill, folder))
 
 
-def _elastic(drill: Drill, do: str) -> Outcome:
+def _elastic(drill: Drill, do: str) -> Row:
     """Under torchrun, which restarts both ranks."""
     name = {"kill": "killed", "stop": "stopped"}[do]
-    tally = Tally(f"torchrun --max-restarts 1, one rank {name}", "named, restarted by torchrun, bit-identical end")
+    row = Row(f"torchrun --max-restarts 1, one rank {name}", "named, restarted by torchrun, bit-identical end")
     folder, fault = drill.folder(f"elastic-{do}"), Fault(do, "gradient", 9)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
-    armed = ["-m", "drill.armed", json.dumps(dataclasses.asdict(fault)), "1"]
+    armed = ["-m", "drill", "armed", json.dumps(dataclasses.asdict(fault)), "1"]
     done = subprocess.run(
-        [*launcher, *armed, *arguments_of_two(folder)],
+        [*LAUNCH, "--standalone", "--nproc_per_node=2", "--max-restarts=1", *armed, *_arguments(folder)],
         env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
@@ -143,13 +134,10 @@ def _elastic(drill: Drill, do: str) -> Outcome:
         timeout=PATIENCE,
     )
     said = done.stdout + done.stderr
-    if done.returncode or "resumed from" not in said:
-        tally.add(f"exit code {done.returncode}: {said[-1500:]}")
-    elif {"kill": "failed (exitcode: -9) local_rank: 1", "stop": "lost: rank 1 gave no sign of life"}[do] not in said:
-        tally.add(f"it was not named: {said[-1500:]}")
-    else:
-        tally.add(difference(unbroken(drill), folder))
-    return tally.outcome()
+    named = {"kill": "failed (exitcode: -9) local_rank: 1", "stop": "lost: rank 1 gave no sign of life"}[do] in said
+    if done.returncode or "resumed from" not in said or not named:
+        return row.add(f"exit code {done.returncode}: {said[-1500:]}")
+    return row.add(difference(unbroken(drill), folder))
 
 
 def unbroken(drill: Drill) -> Path:
@@ -167,22 +155,17 @@ def _visits(drill: Drill) -> list[dict[str, int]]:
 def _unbroken(root: Path) -> Path:
     folder = root / "unbroken-ranks"
     children = start_two(folder, {rank: Fault("count", where=str(root / f"visits-{rank}.json")) for rank in (0, 1)})
-    for child in children:
-        if child.wait() != 0:
-            raise RuntimeError(f"the uninterrupted run of two ranks failed: {child.said()}")
+    if wrong := "; ".join(filter(None, [wrong_end(child, 0) for child in children])):
+        raise RuntimeError(f"the uninterrupted run of two ranks failed: {wrong}")
     return folder
 
 
-def arguments_of_two(folder: Path, **changes: Any) -> list[str]:
+def _arguments(folder: Path, **changes: Any) -> list[str]:
     return train_arguments(folder, rank_timeout=SILENCE, progress_timeout=PROGRESS, **changes)
 
 
 def start_two(
-    folder: Path,
-    faults: dict[int, Fault],
-    resume: bool = False,
-    networks: Sequence[Network] = (),
-    **changes: Any,
+    folder: Path, faults: dict[int, Fault], resume: bool = False, networks: Sequence[Network] = (), **changes: Any
 ) -> list[Child]:
     """Start a run of two ranks without a launcher, so that only the other rank can notice a fault.
 
@@ -190,19 +173,124 @@ def start_two(
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = [*arguments_of_two(folder, **changes), *(["--resume"] if resume else [])]
+        port = str(probe.getsockname()[1])
+    arguments = [*_arguments(folder, **changes), *(["--resume"] if resume else [])]
     children = []
     for rank in (0, 1):
-        variables = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0" if networks else str(rank),
-            "LOCAL_WORLD_SIZE": "1" if networks else "2",
-            "MASTER_ADDR": networks[0].host if networks else "127.0.0.1",
-            "MASTER_PORT": str(port),
-            **({"GLOO_SOCKET_IFNAME": networks[rank].interface} if networks else {}),
-        }
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        if networks:
+            variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": networks[0].host}
+            variables["GLOO_SOCKET_IFNAME"] = networks[rank].interface
         network = networks[rank].path if networks else ""
         children.append(start(arguments, faults.get(rank), environment=variables, network=network))
     return children
+
+
+HOSTS = ("10.77.0.1", "10.77.0.2")
+INTERFACES = ("lfpo0", "lfpo1")
+LINK = f"ip link add {INTERFACES[0]} type veth peer name {INTERFACES[1]}"
+CUT = 3  # the iteration after which the link goes down: there is a checkpoint by then
+FAULTS = ("the network between two ranks cut", "the same under torchrun on both sides, --max-restarts 3")
+
+
+def network(drill: Drill) -> list[Row]:
+    """Two ranks on two networks with a link that is cut, in namespaces of a child process where the system allows it:
+    both end in time, and resume once the link is restored."""
+    if not drill.settings.ranks:
+        return []
+    if reason := not_possible("-rn", LINK):
+        return [Row(fault, f"not tried: {reason}") for fault in FAULTS]
+    job = {"root": str(drill.root), "seed": drill.rng.randrange(2**31), "unbroken": str(unbroken(drill))}
+    return in_namespaces(_cut_inside, job, CLONE_NEWNS | CLONE_NEWNET)
+
+
+@contextlib.contextmanager
+def _linked() -> Iterator[tuple[tuple[Network, Network], Callable[[str], None]]]:
+    """Two networks with a link between them, and a function that sets the link "up" or "down".
+
+    The calling process must be root in its own namespaces.
+    """
+    keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 100000"], stdout=subprocess.PIPE)
+    assert keeper.stdout is not None
+    keeper.stdout.readline()  # its network exists now
+    there = ["nsenter", "-t", str(keeper.pid), "-n"]
+
+    def ip(words: str, *inside: str) -> None:
+        subprocess.run([*inside, "ip", *words.split()], check=True)
+
+    try:
+        ip(f"{LINK.removeprefix('ip ')} netns {keeper.pid}")
+        for host, interface, inside in zip(HOSTS, INTERFACES, ([], there), strict=True):
+            ip("link set lo up", *inside)
+            ip(f"addr add {host}/30 dev {interface}", *inside)
+            ip(f"link set {interface} up", *inside)
+        paths = f"/proc/{os.getpid()}/ns/net", f"/proc/{keeper.pid}/ns/net"
+        first, second = (Network(*where) for where in zip(paths, HOSTS, INTERFACES, strict=True))
+        yield (first, second), lambda state: ip(f"link set {INTERFACES[0]} {state}")
+    finally:
+        # The next link has the same name, and the kernel removes this one only some time after the keeper's end.
+        subprocess.run(["ip", "link", "del", INTERFACES[0]], check=False, capture_output=True)
+        keeper.kill()
+        keeper.wait()
+        keeper.stdout.close()
+
+
+def _cut_inside(job: dict[str, Any]) -> list[Row]:
+    drill = Drill(Path(job["root"]) / "networks", None, random.Random(job["seed"]))
+    return [_cut(drill, Path(job["unbroken"])), _cut_launched(drill, Path(job["unbroken"]))]
+
+
+def _cut(drill: Drill, expected: Path) -> Row:
+    row, folder = Row(FAULTS[0]), drill.folder("cut")
+    with _linked() as (networks, set_link):
+        children = start_two(folder, {}, networks=networks)
+        wait_for(lambda: progress(folder) >= CUT)
+        set_link("down")
+        begun = time.monotonic()
+        wrong = "; ".join(filter(None, [unclear(children[rank], 1 - rank) for rank in (0, 1)]))
+        took = time.monotonic() - begun
+        set_link("up")
+        row.note = f"both ended within {took:.1f} s, each naming the other; bit-identical end"
+        again = functools.partial(start_two, folder, {}, resume=True, networks=networks)
+        return row.add(wrong, None if wrong else recover(drill, folder, again, expected))
+
+
+def _cut_launched(drill: Drill, expected: Path) -> Row:
+    """The link is restored once both ranks have ended; torchrun restarts them."""
+    row = Row(FAULTS[1], "both ended and named the other; restarted by torchrun; bit-identical end")
+    root = drill.folder("cut-launched")
+    root.mkdir(parents=True)
+    folder, logs = root / "run", [root / "0.log", root / "1.log"]
+
+    def texts() -> list[str]:
+        return [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+
+    with _linked() as (networks, set_link), contextlib.ExitStack() as files:
+        launchers = []
+        for where, log in zip(networks, logs, strict=True):
+            out = files.enter_context(log.open("wb"))
+            command = ["nsenter", f"--net={where.path}", *_launcher(where), "-m", "lfpo", *_arguments(folder)]
+            variables = environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=where.interface)
+            launchers.append(subprocess.Popen(command, env=variables, stdout=out, stderr=out))
+        wait_for(lambda: progress(folder) >= CUT)
+        set_link("down")
+        told = wait_for(lambda: all("lost: rank" in text for text in texts()), seconds=SILENCE + WITHIN)
+        set_link("up")
+        codes = []
+        for launcher in launchers:
+            try:
+                codes.append(launcher.wait(PATIENCE / 2))
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                codes.append(launcher.wait())
+    if not told or any(codes):
+        return row.add(f"exit codes {codes}: {'; '.join(text[-600:] for text in texts())}")
+    return row.add(difference(expected, folder))
+
+
+def _launcher(where: Network) -> list[str]:
+    host = str(where.host == HOSTS[0]).lower()
+    meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint={HOSTS[0]}:29400", f"--rdzv_conf=is_host={host}"]
+    size = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", f"--local_addr={where.host}"]
+    return [*LAUNCH, *size, *meet]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import secrets
@@ -17,79 +16,62 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import processes
-from drill.harness import ITERATIONS, Child, Drill, Outcome, Tally, progress, recover, start, train_arguments, wait_for
+from drill.harness import ITERATIONS, Drill, Row, progress, recover, start, train_arguments, wait_for, wrong_end
 from lfpo.base.errors import LOST
 
 PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}  # of the head and the runs
-FAULT = "Ray's head killed"
 # From the kill to the end of the run: the head is asked for for 20 seconds (lfpo.train.ray_cluster).
 PATIENCE = 90.0
 
 
-def ray_head(drill: Drill) -> list[Outcome]:
+def ray_head(drill: Drill) -> list[Row]:
     """SIGKILL of the head and all that it runs, at random moments: the run ends and says what to do; once the head was
     started again, a resume ends with the bits of the local engine in the same units."""
+    row, slowest = Row("Ray's head killed"), 0.0
     if importlib.util.find_spec("ray") is None:
-        return [Outcome(FAULT, 0, 0, note="not tried: Ray is not installed")]
-    expected = drill.root / "units"
-    child = start(train_arguments(expected, engine="{prompts_per_unit: 1}"))
-    if child.wait() != 0:
-        raise RuntimeError(f"the uninterrupted run failed: {child.said()}")
-    tally, waits = Tally(FAULT), [0.0]
+        row.note = "not tried: Ray is not installed"
+        return [row]
+    expected, child = drill.run("units", engine="{prompts_per_unit: 1}")
+    if wrong := wrong_end(child, 0):
+        raise RuntimeError(f"the uninterrupted run failed: {wrong}")
     for _ in range(drill.settings.heads):
         folder, where = drill.folder("head"), Path(tempfile.mkdtemp(prefix="lfpo-ray-"))
-        engine = f"{{name: ray, workers: 1, address: '127.0.0.1:{PORT}'}}"
-        arguments = train_arguments(folder, engine=engine)
+        arguments = train_arguments(folder, engine=f"{{name: ray, workers: 1, address: '127.0.0.1:{PORT}'}}")
         try:
-            with head(where):
+            with _head(where):
                 child = start(arguments, environment=TOKEN)
                 wanted = drill.rng.randrange(1, ITERATIONS - 1)
-                wait_for(functools.partial(_reached, folder, wanted), child)
+                wait_for(lambda folder=folder, wanted=wanted: progress(folder) >= wanted, child)  # type: ignore[misc]
                 time.sleep(drill.rng.random() * 0.3)
             killed = time.monotonic()
             code = child.wait(PATIENCE)
-            waits.append(time.monotonic() - killed)
-            if code != LOST or not _clear(child):
-                tally.add(f"{folder.name}: ended with {code}: {child.said()}")
+            slowest = max(slowest, time.monotonic() - killed)
+            # The last line names the head and what to do.
+            last = child.said().strip().splitlines()[-1]
+            clear = last.startswith("lost: engine ray: the head of the Ray cluster") and "--resume" in last
+            if code != LOST or not clear:
+                row.add(f"{folder.name}: ended with {code}: {child.said()}")
                 continue
-            with head(where):
-                again = functools.partial(_again, arguments)
-                found = recover(drill, folder, again, expected)
-            tally.add(found.wrong, found.lost, found.seconds)
+            resume = [*arguments, "--resume"]
+            with _head(where):
+                row.add("", recover(drill, folder, lambda r=resume: [start(r, environment=TOKEN)], expected))  # type: ignore[misc]
         finally:
             shutil.rmtree(where, ignore_errors=True)
-    tally.note = (
-        f"the run ended within {max(waits):.0f} s and said what to do; the head started again; bit-identical end"
-    )
-    return [tally.outcome()]
-
-
-def _reached(folder: Path, wanted: int) -> bool:
-    return progress(folder) >= wanted
-
-
-def _again(arguments: list[str]) -> list[Child]:
-    return [start([*arguments, "--resume"], environment=TOKEN)]
-
-
-def _clear(child: Child) -> bool:
-    """Whether the run said one sentence that names the head and what to do, and nothing after it."""
-    last = child.said().strip().splitlines()[-1]
-    return last.startswith("lost: engine ray: the head of the Ray cluster") and "--resume" in last
+    row.note = f"the run ended within {slowest:.0f} s and said what to do; the head started again; bit-identical end"
+    return [row]
 
 
 @contextlib.contextmanager
-def head(folder: Path) -> Iterator[None]:
+def _head(folder: Path) -> Iterator[None]:
     """A Ray head with two cores, killed at the end with all processes that it started. folder: for its files."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += ["--port", str(PORT), "--num-cpus", "2", "--include-dashboard", "false", "--temp-dir", str(folder)]
     command += ["--ray-client-server-port", str(PORT + 1), "--object-store-memory", str(200 * 2**20)]
     log = folder / "start.log"
+    variables = processes.environment(**TOKEN)
     with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env=processes.environment(**TOKEN), start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=variables, start_new_session=True)
     try:
         until = time.monotonic() + 120.0
         while b"Ray runtime started" not in log.read_bytes():

@@ -35,9 +35,7 @@ SAMPLERS: list[dict[str, Any]] = [
 
 
 # What an objective needs of rollouts.
-ROLLOUTS: dict[str, dict[str, Any]] = {
-    "justgrpo": {"sampler": {"temperature": 1.0, "block_length": 1}},
-}
+ROLLOUTS: dict[str, dict[str, Any]] = {"justgrpo": {"sampler": {"temperature": 1.0, "block_length": 1}}}
 
 
 def device(machine: Machine) -> list[Row]:
