@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.prompts.tasks.data_task import DataTask
@@ -62,7 +64,7 @@ def get_task(name: str) -> Task | DataTask:
         return task
     if isinstance(task, Task):
         if name == base + VALIDATION:
-            return task.validation()
+            return dataclasses.replace(task, name=name)
         raise UserError(
             f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}', or write "
             f"'{base}{VALIDATION}' to test on problems of the training split that are not trained on"
