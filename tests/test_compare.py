@@ -20,7 +20,7 @@ from lfpo.compare.command import check, run_compare
 from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.compare.statistics import accuracy_for, bootstrap, frontier_area, paired, probability_of_improvement
 from lfpo.compare.summary import curves, table
-from lfpo.eval.estimates import over_seeds, over_seeds_and_problems
+from lfpo.eval.estimates import over_problems, over_seeds
 from processes import start, start_lfpo
 from research.tables import iqm
 from written_runs import compared
@@ -246,19 +246,13 @@ def test_paired_differences():
     assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
 
 
-def test_intervals_of_means_over_seeds_and_problems():
-    sure = over_seeds_and_problems([[1.0] * 50] * 3)
-    assert (sure.mean, sure.low, sure.high) == pytest.approx((1.0, 1.0, 1.0))
-    half = over_seeds_and_problems([[0.0, 1.0] * 100] * 3)
-    # Equal seeds add nothing: the interval is that of one run on 200 problems, 0.5 -+ 1.96 sqrt(0.25 / 200).
+def test_intervals_of_means_over_problems():
+    sure = over_problems([1.0] * 50)
+    assert (sure.mean, sure.low, sure.high) == (1.0, 1.0, 1.0)
+    half = over_problems([0.0, 1.0] * 100)
+    # 0.5 -+ 1.96 sqrt(0.25 / 200).
     assert half.mean == 0.5
     assert (half.low, half.high) == pytest.approx((0.5 - 0.0693, 0.5 + 0.0693), abs=0.012)
-    apart = over_seeds_and_problems([[0.0] * 100, [1.0] * 100])
-    assert (apart.low, apart.high) == pytest.approx((0.0, 1.0))  # seeds that disagree are not averaged away
-    paired = over_seeds_and_problems([[1.0, 0.0] * 50], [0.0, 0.0] * 50)
-    assert paired.mean == 0.5
-    same = over_seeds_and_problems([[1.0, 0.0] * 50], [1.0, 0.0] * 50)
-    assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
 
 
 def test_the_interval_of_a_few_seeds_is_students():

@@ -15,10 +15,9 @@ import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.eval import command
-from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, file_sha256, read_partial
-from lfpo.eval.table import group_means, show
+from lfpo.eval.terminal import Progress, group_means, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
 from processes import run_lfpo
@@ -228,7 +227,7 @@ def test_nothing_judged_is_no_accuracy(
 
 
 def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.eval.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("lfpo.eval.terminal.LINE_SECONDS", 0.0)
     console = Console(record=True, width=100, file=io.StringIO())
     with Progress("gsm8k", 8, "completions", console) as progress:
         progress.advance(2)

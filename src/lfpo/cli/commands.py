@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ def sample(rest: list[str]) -> None:
     run_sample(config)
 
 
-def evaluate(rest: list[str]) -> None:
+def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
     if {"-h", "--help"} & set(rest):
@@ -209,8 +209,7 @@ def plan(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    if rest:
-        raise UserError(f"lfpo recipes takes no arguments, found {rest[0]!r}")
+    _no_arguments(rest, "recipes", "List the shipped recipes.")
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
@@ -231,30 +230,19 @@ def demo(rest: list[str]) -> None:
 
 
 def doctor(rest: list[str]) -> None:
-    if {"-h", "--help"} & set(rest):
-        print("usage: lfpo doctor\n\nShow versions, devices and sandbox rungs, and check that lfpo works.")
-        return
-    if rest:
-        raise UserError(f"lfpo doctor takes no arguments, found {rest[0]!r}")
+    _no_arguments(rest, "doctor", "Show versions, devices and sandbox rungs, and check that lfpo works.")
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": train,
-    "sft": sft,
-    "dpo": dpo,
-    "sample": sample,
-    "eval": evaluate,
-    "lm-eval": lm_eval,
-    "compare": compare,
-    "report": report,
-    "watch": watch,
-    "export": export,
-    "push": push,
-    "plan": plan,
-    "recipes": recipes,
-    "demo": demo,
-    "doctor": doctor,
-}
+def _no_arguments(rest: list[str], command: str, about: str) -> None:
+    if {"-h", "--help"} & set(rest):
+        print(f"usage: lfpo {command}\n\n{about}")
+        raise SystemExit(0)
+    if rest:
+        raise UserError(f"lfpo {command} takes no arguments, found {rest[0]!r}")
+
+
+_ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)
+COMMANDS = {command.__name__.rstrip("_").replace("_", "-"): command for command in _ALL}

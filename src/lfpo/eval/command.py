@@ -15,10 +15,9 @@ from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.base.errors import UserError
 from lfpo.eval.accuracy import scores
 from lfpo.eval.evaluate import Answer, costs, generate, grade
-from lfpo.eval.progress import Progress
 from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
-from lfpo.eval.table import open_console, show
+from lfpo.eval.terminal import Progress, open_console, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.room import check_memory

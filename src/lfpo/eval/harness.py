@@ -24,9 +24,8 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.rng import key
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
-from lfpo.eval.progress import Progress
 from lfpo.eval.settings import DTYPES
-from lfpo.eval.table import open_console
+from lfpo.eval.terminal import Progress, open_console
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.rollout.engine import Request, as_it_is

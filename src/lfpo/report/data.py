@@ -11,7 +11,7 @@ from typing import Any
 from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.eval.estimates import over_seeds_and_problems
+from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.rollout.sampler import SamplerConfig
@@ -111,9 +111,8 @@ def paired_change(
         return None
     if any(abs(sum(v) / len(v) - e.get("accuracy", -1)) > 1e-6 for v, e in ((before, first), (after, last))):
         return None  # an older run, which kept the verdicts of the first problems only
-    found = over_seeds_and_problems([after], before)
-    gained, lost = (sum(a > b for a, b in zip(x, y, strict=True)) for x, y in ((after, before), (before, after)))
-    return {"mean": found.mean, "low": found.low, "high": found.high, "gained": gained, "lost": lost}
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    return {**asdict(over_problems(gains)), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
 
 
 def times(metrics: list[dict[str, Any]]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.prompts.tasks.data_task import DataTask
@@ -27,8 +29,8 @@ BENCHMARKS: dict[str, str] = {
     "gsm8k": "lfpo.prompts.tasks.gsm8k:TASK",
     "math": "lfpo.prompts.tasks.math:TASK",
     "math500": "lfpo.prompts.tasks.math:MATH500",
-    "d1_countdown": "lfpo.prompts.tasks.d1_countdown:TASK",
-    "d1_sudoku": "lfpo.prompts.tasks.d1_sudoku:TASK",
+    "d1_countdown": "lfpo.prompts.tasks.d1:COUNTDOWN",
+    "d1_sudoku": "lfpo.prompts.tasks.d1:SUDOKU",
     "hellaswag": "lfpo.prompts.tasks.multiple_choice:HELLASWAG",
     "winogrande": "lfpo.prompts.tasks.multiple_choice:WINOGRANDE",
     "piqa": "lfpo.prompts.tasks.multiple_choice:PIQA",
@@ -62,7 +64,7 @@ def get_task(name: str) -> Task | DataTask:
         return task
     if isinstance(task, Task):
         if name == base + VALIDATION:
-            return task.validation()
+            return dataclasses.replace(task, name=name)
         raise UserError(
             f"task {name!r}: {base!r} makes its own problems and reads no files; leave out '@{where}', or write "
             f"'{base}{VALIDATION}' to test on problems of the training split that are not trained on"

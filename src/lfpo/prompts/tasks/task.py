@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
 # Share of the others that a task in validation does not train on. Results of comparisons are not keyed by it: with
 # another share, the suffix must be another one, too.
 VALIDATION_SHARE = 0.15
-VALIDATION = "@validation"  # after the name of a task in validation
+VALIDATION = "@validation"  # after the name of a task in validation, to choose settings with
 MAX_DRAWS = 100_000  # problems drawn for one row until its solution belongs to the split
 
 
@@ -43,28 +42,14 @@ class Task:
     gen_length: int
     n_test: int = 200
 
-    def validation(self) -> Task:
-        """The task to choose settings with: it is tested on solutions of its training split, and trains on the rest."""
-        return dataclasses.replace(self, name=self.name + VALIDATION)
-
-    @property
-    def validating(self) -> bool:
-        """Whether this is a task in validation: the training split is split once more. "test" then has validation
-        problems, and neither they nor the test problems are trained on."""
-        return self.name.endswith(VALIDATION)
-
-    @property
-    def _drawn_as(self) -> str:
-        """The name that problems are drawn and split by; it is the same in validation."""
-        return self.name.removesuffix(VALIDATION)
-
     def _split(self, solution: str) -> str:
-        """The split of a solution: "train" or "test". In a task in validation, "" (neither) for those of the test split
-        of the task itself."""
-        if in_test_split(self._drawn_as, solution):
-            return "" if self.validating else "test"
-        held_out = key("validation", self._drawn_as, solution) % 1000 < VALIDATION_SHARE * 1000
-        return "test" if self.validating and held_out else "train"
+        """The split of a solution: "train" or "test". A task in validation splits the training split once more: "test"
+        is a part of it, and the test split of the task itself is "", which is neither."""
+        drawn_as, validating = self.name.removesuffix(VALIDATION), self.name.endswith(VALIDATION)
+        if in_test_split(drawn_as, solution):
+            return "" if validating else "test"
+        held_out = key("validation", drawn_as, solution) % 1000 < VALIDATION_SHARE * 1000
+        return "test" if validating and held_out else "train"
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
         """Row `index` of a split, "train" or "test". It depends on the arguments only.
@@ -72,7 +57,7 @@ class Task:
         A hash of the solution assigns a problem to a split; problems are drawn until one belongs to this split. Raises
         UserError if none of many does, as with a task of a few solutions.
         """
-        rng = python_rng("task", self._drawn_as, split, seed, index)
+        rng = python_rng("task", self.name.removesuffix(VALIDATION), split, seed, index)
         for _ in range(MAX_DRAWS):
             row = self.sample(rng)
             if self._split(self.solution_key(row)) == split:

@@ -1,11 +1,13 @@
-"""Prints results of evaluations: a table, or lines in a narrow terminal."""
+"""What an evaluation prints: its progress, and its results as a table, or as lines in a narrow terminal."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import rich.progress
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,12 +15,58 @@ from rich.text import Text
 from lfpo.eval.settings import GROUPS
 
 NARROW = 76
+LINE_SECONDS = 30.0
 Result = Mapping[str, Any]
 
 
 def open_console(quiet: bool) -> Console:
     """Standard output, 120 columns wide if it is a pipe or file."""
     return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
+
+
+class Progress:
+    """A bar in a terminal, a plain line every LINE_SECONDS elsewhere. Use as a context manager.
+
+    total: number of items; unit: their name.
+    """
+
+    def __init__(self, title: str, total: int, unit: str, console: Console):
+        self.title, self.total, self.unit, self.console = title, total, unit, console
+        self.done = 0
+        self.started = self.printed = time.perf_counter()
+        self.bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("left"),
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(title, total=total)
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        self.bar.update(self.task, completed=self.done)
+        now = time.perf_counter()
+        if not self.console.is_terminal and now - self.printed >= LINE_SECONDS:
+            self.printed = now
+            left = (now - self.started) * (self.total - self.done) / max(1, self.done)
+            self.console.print(
+                f"{self.title}: {self.done} of {self.total} {self.unit}, {now - self.started:.0f} s, "
+                f"about {left:.0f} s left",
+                markup=False,
+                highlight=False,
+            )
 
 
 def show(results: Sequence[Result], console: Console) -> None:

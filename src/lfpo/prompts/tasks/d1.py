@@ -1,7 +1,11 @@
-"""Countdown as in d1 (arXiv 2504.12216; Apache-2.0): reach a target from three numbers with + - * /.
+"""d1's puzzles (arXiv 2504.12216; Apache-2.0): Countdown with three numbers and + - * /, and 4x4 Sudoku.
 
-Trains on the problems of Jiayi-Pan/Countdown-Tasks-3to4 that have three numbers. d1's 256 test problems are in its
-repository: dataset/countdown_cd3_test.jsonl.
+Countdown trains on the problems of Jiayi-Pan/Countdown-Tasks-3to4 that have three numbers. d1's 256 test problems are
+in its repository: dataset/countdown_cd3_test.jsonl.
+
+Sudoku's puzzles are in CSV files of d1's and SPG's (MIT) repositories: 16 digits, 0 for an empty cell. There are 288
+complete grids, and d1's 500 test puzzles use 229 of them, so a split by puzzle leaks solutions. Training puzzles whose
+solution is in the test split are left out (SPG itself splits by solution).
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.countdown import countdown_accuracy
 from lfpo.rewards.formats import tag_format
+from lfpo.rewards.sudoku import is_grid, keeps, sudoku_accuracy
 
-ROLE = "You are an expert at arithmetic puzzles."
-N_NUMBERS = 3
-SYMBOLS = "+-*/"
+SUDOKU_QUESTION = (
+    "The puzzle is a string of 16 digits, read left to right, top to bottom, in which 0 is an empty cell. "
+    "Fill in the empty cells so that each row, each column and each 2x2 box holds the digits 1 to 4 once. "
+    "Answer with the 16 digits of the full grid.\n\nPuzzle: {}"
+)
 
 
-def build(record: Record) -> Row | None:
+def countdown_row(record: Record) -> Row | None:
     """From d1's `input` (30,100,93) and `output`, or the hub's `nums` and `target`; None unless three numbers."""
     if "nums" in record:
         numbers, target = [int(n) for n in record["nums"]], record.integer("target", -(10**6), 10**6)
@@ -31,19 +38,23 @@ def build(record: Record) -> Row | None:
         if not all(part.isdecimal() for part in parts):
             raise record.wrong("input", "whole numbers with commas between them")
         numbers = list(map(int, parts))
-    if len(numbers) != N_NUMBERS:
+    if len(numbers) != 3:
         return None
     question = (
         f"Using the numbers {', '.join(map(str, numbers))}, make an arithmetic expression that equals {target}. "
         "Use every number exactly once, with + - * / and parentheses only. Answer with the expression alone."
     )
-    return {"prompt": ask(ROLE, "(a + b) * c", question), "numbers": numbers, "target": target}
+    return {
+        "prompt": ask("You are an expert at arithmetic puzzles.", "(a + b) * c", question),
+        "numbers": numbers,
+        "target": target,
+    }
 
 
 def solve(numbers: list[int], target: int) -> str | None:
     """The first expression over three numbers that reaches the target, or None: a op (b op c) or (a op b) op c."""
     for (a, b, c), (first, second) in itertools.product(
-        itertools.permutations(numbers), itertools.product(SYMBOLS, repeat=2)
+        itertools.permutations(numbers), itertools.product("+-*/", repeat=2)
     ):
         left = _apply(first, Fraction(a), Fraction(b))
         right = _apply(second, Fraction(b), Fraction(c))
@@ -61,19 +72,47 @@ def _apply(symbol: str, left: Fraction, right: Fraction) -> Fraction | None:
     return {"+": left + right, "-": left - right, "*": left * right}[symbol]
 
 
-def solution(row: Row) -> str:
+def countdown_solution(row: Row) -> str:
     """A completion with a correct expression, found by exhaustive search, or with `no solution`."""
     expression = solve(row["numbers"], row["target"]) or "no solution"
     return tagged(f"{expression} = {row['target']}", expression)
 
 
-TASK = DataTask(
+COUNTDOWN = DataTask(
     name="d1_countdown",
-    build=build,
+    build=countdown_row,
     accuracy=countdown_accuracy,
     formats=(tag_format,),
     solution_key=lambda row: f"{sorted(row['numbers'])} {row['target']}",
-    solution=solution,
+    solution=countdown_solution,
     hub=(("train", HubSplit("Jiayi-Pan/Countdown-Tasks-3to4", "train")),),
+    gen_length=256,
+)
+
+
+def sudoku_row(record: Record) -> Row:
+    """From `Puzzle` and `Solution`. Restores leading zeros, which are lost if a file stores the puzzle as a number."""
+    puzzle, solution = (str(record[field]).strip().zfill(16) for field in ("Puzzle", "Solution"))
+    if len(puzzle) != 16 or not set(puzzle) <= set("01234"):
+        raise record.wrong("Puzzle", "16 digits from 0 to 4")
+    if not is_grid(solution) or not keeps(solution, puzzle):
+        raise record.wrong("Solution", "a valid grid that keeps the puzzle's digits")
+    return {
+        "prompt": ask(
+            "You are an expert at puzzles. Solve the 4x4 Sudoku.", "16 digits", SUDOKU_QUESTION.format(puzzle)
+        ),
+        "puzzle": puzzle,
+        "solution": solution,
+    }
+
+
+SUDOKU = DataTask(
+    name="d1_sudoku",
+    build=sudoku_row,
+    accuracy=sudoku_accuracy,
+    formats=(tag_format,),
+    solution_key=lambda row: row["solution"],
+    solution=lambda row: tagged("Each empty cell is filled in by elimination.", row["solution"]),
+    hub=(),
     gen_length=256,
 )
