@@ -53,7 +53,7 @@ format: $(INSTALLED) ## Format the code and apply safe lint fixes
 
 # Every warning is an error: a link that leads nowhere, a page that no menu shows.
 docs: $(VENV)/.docs-installed ## Build the documentation into build/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
