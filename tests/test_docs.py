@@ -166,7 +166,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-QUICK_PAGES = {"README", "engines"}  # the others are typed in `make test-long`
+QUICK_PAGES = {"README", "own-reward-and-data"}  # the others are typed in `make test-long`
 
 
 @pytest.mark.parametrize(
