@@ -19,8 +19,10 @@ import pytest
 import tiny
 from drill.command import FAULTS, DrillConfig
 from drill.command import main as drill
+from lfpo.base.config import build, load_yaml
 from lfpo.cli import main
 from lfpo.cli.commands import COMMANDS
+from lfpo.train.config import LFPOConfig
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data"
@@ -77,6 +79,19 @@ def commands(page: Path) -> list[list[str]]:
     """The lfpo commands in a page's blocks of code, as arguments."""
     matches = (re.match(r"(?:lfpo|torchrun .*-m lfpo) (?=[a-z])(.*)", line) for line in typed_lines(page))
     return [shlex.split(match[1], comments=True) for match in matches if match]
+
+
+RECIPES = [
+    pytest.param(block, id=p.stem)
+    for p in PAGES
+    for block in re.findall(r"^```yaml\n(include:.*?)^```", p.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_on_a_page_is_a_configuration(recipe: str, tmp_path: Path):
+    (tmp_path / "my.yaml").write_text(recipe)
+    build(LFPOConfig, load_yaml(tmp_path / "my.yaml"))
 
 
 def drills() -> list[str]:
