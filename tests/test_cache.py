@@ -14,6 +14,7 @@ from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.packing import cache_capacity
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import cached_generate
@@ -91,6 +92,16 @@ def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: Maske
 
 
 @torch.no_grad()
+def test_a_filled_memory_without_padding_is_the_same(model: MaskedDiffusionLM):
+    ids, mask = left_pad([[5, 6, 7, 8, 9], [20, 21, 22, 23, 24]], 0)
+    cache = KeyValueCache()
+    whole = model.hidden(ids, mask, cache)
+    torch.testing.assert_close(whole, model.hidden(ids), rtol=0, atol=1e-10)
+    found = model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, cache)
+    torch.testing.assert_close(found, torch.stack([whole[0, 2:4], whole[1, 3:5]]), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
 def test_a_window_takes_new_tokens_and_leaves_the_rest_as_it_was():
     """With one layer the result is exact: tokens changed only in this window or in earlier ones."""
     for family in ("llada", "dream"):
@@ -160,6 +171,67 @@ def test_flops_of_a_cached_forward_by_hand(llada: Path):
     assert found == pytest.approx(expected)
 
 
+def test_a_memory_keeps_rows_apart():
+    """Keys are [B, 2, 4 columns, 3]; the last column is scratch."""
+    cache = KeyValueCache()
+
+    def fill(rows: list[int], source: list[int], numbers: list[float], width: int = 3, *, later: bool = False) -> None:
+        x = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 2, width, 3)
+        cache.fill(torch.tensor(rows), torch.tensor(source), later=later)
+        key, value = cache.update(x, 10 * x, 0)
+        assert torch.equal(key, x)
+        assert torch.equal(value, 10 * x)
+
+    def held() -> list[list[float]]:
+        key, value = cache.layers[0]
+        assert torch.equal(value, 10 * key)
+        return key[:, 1, :, 2].tolist()
+
+    cache.fit(2, 3)
+    fill([0, 1], [0, 1], [7, 8])
+    assert held() == [[7, 7, 7, 0], [8, 8, 8, 0]]
+    cache.fit(4, 3)  # more than there is room for
+    assert held() == [[7, 7, 7, 0], [8, 8, 8, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    before = cache.layers[0][0]
+    fill([3, 1, 2], [0, 1, 0], [9, 5], width=2)  # rows 3 and 2 share; the first column holds padding
+    assert held() == [[7, 7, 7, 0], [8, 5, 5, 0], [0, 9, 9, 0], [0, 9, 9, 0]]
+    cache.columns = torch.tensor([[0], [2], [3], [3]])
+    cache.update(torch.full((4, 2, 1, 3), 1.0), torch.full((4, 2, 1, 3), 10.0), 0)
+    assert cache.layers[0][0] is before  # in place
+    assert held() == [[1, 7, 7, 0], [8, 5, 1, 0], [0, 9, 9, 1], [0, 9, 9, 1]]
+    cache.keep(torch.tensor([3, 0]))
+    assert held() == [[0, 9, 9, 1], [1, 7, 7, 0]]
+    cache.fit(2, 2)  # the first column is forgotten
+    assert held() == [[9, 9, 1], [7, 7, 0]]
+    fill([1], [0], [4], width=3, later=True)  # a forward padded to more columns than there are
+    assert held() == [[9, 9, 1], [7, 7, 0]]
+    cache.store()
+    assert held() == [[9, 9, 1], [4, 4, 0]]
+    cache.fit(3, 2)  # back to an old place, which holds something
+    assert held()[:2] == [[9, 9, 1], [4, 4, 0]]
+    assert cache.layers[0][0].untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+
+
+def test_a_memory_is_divided_anew_in_place():
+    """Room for 2 rows of 100 tokens (128 columns) is room for 4 rows of 50."""
+    cache = KeyValueCache(capacity=2 * 128)
+    x = torch.randn(2, 2, 100, 3, generator=torch.Generator().manual_seed(0))
+    cache.fit(2, 100)
+    cache.fill(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    cache.update(x, 10 * x, 0)
+    at = cache.layers[0][0].untyped_storage().data_ptr()
+    cache.fit(4, 50)
+    key, value = cache.layers[0]
+    assert key.shape == (4, 2, 51, 3)
+    assert torch.equal(key[:2, :, :50], x[:, :, 50:])
+    assert torch.equal(value[:2, :, :50], 10 * x[:, :, 50:])
+    assert key.untyped_storage().data_ptr() == at
+    # 200 tokens are held: two rows of 100 (128 columns), later three of 50 (64 columns), for there are no more.
+    sampler = SamplerConfig(gen_length=8, block_length=4, cache="dual")
+    assert cache_capacity([40, 100, 50], sampler, 50) == 2 * 128
+    assert cache_capacity([50] * 9, sampler, 50) == 4 * 64
+
+
 LENGTHS = [70, 3, 30, 75, 66, 12, 50, 69, 9, 20, 71]
 
 
@@ -190,11 +262,22 @@ def test_compiled_windows_are_the_same_and_few(
     prompts = [[5 + i + j for j in range(n)] for i, n in enumerate(lengths)]
     sampler = SamplerConfig(gen_length=8, block_length=4, temperature=1.0, **settings)
     plain = rollout(model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens)
+    seen: set[Any] = set()
+    body = model._compiled_body()
+
+    def watched(**inputs: Any) -> Any:
+        rows, width = inputs["input_ids"].shape
+        cache = inputs["past_key_values"]
+        seen.add((rows, width, None if cache.columns is None else cache.layers[0][0].shape[2]))
+        return body(**inputs)
+
+    model._compiled = [watched]
     found = rollout(model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens, compiled=True)
     for name in ("tokens", "reveal_step", "nfe", "queries"):
         assert torch.equal(getattr(found, name), getattr(plain, name)), name
     torch.testing.assert_close(found.confidence, plain.confidence)
-    few = len(shapes)
-    assert 2 <= few <= 24  # 1, 2, 3, 4 rows of 64 or 128 columns: whole, and in windows of one size or two
+    assert len(shapes) == len(seen)
+    windows = [shape for shape in seen if shape[2] is not None]
+    assert 2 <= len(windows) <= 8 * (1 if sampler.cache == "dual" else 2)  # 1, 2, 3, 4 rows, of 64 or 128 columns
     rollout(model, prompts[::-1], sampler, range(len(prompts)), rollout_tokens=tokens, compiled=True)
-    assert len(shapes) == few
+    assert len(shapes) == len(seen)

@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # One of each kind in `make test`; in `make test-long` those that need other ranks' numbers or whole sequences.
 QUICK, LONG = (
     ("lfpo", "mdpo"),
-    ("agrpo", "bgpo", "egspo", "espo", "rejection", "rldf", "stable_drl", "trace_rl", "vrpo"),
+    ("agrpo", "bgpo", "egspo", "espo", "rejection", "rldf", "stable_drl", "trace_rl"),
 )
 
 
