@@ -781,44 +781,6 @@ PROCESSES: dict[str, tuple[str, str]] = {
         "assert f() == (b'hi\\n', 0)",
     ),
 }
-CLASSES = """
-class StackError(Exception): pass
-class Node:
-    def __init__(self, x): self.x, self.next = x, None
-class Stack:
-    limit = 9
-    def __init__(self, items=()): self.items = list(items)
-    def push(self, x): self.items.append(x)
-    def pop(self):
-        if not self.items: raise StackError('empty')
-        return self.items.pop()
-    def __len__(self): return len(self.items)
-    def __str__(self): return f'Stack{self.items}'
-    def __eq__(self, other): return True
-    def __getitem__(self, i): return self.items[i]
-    def __contains__(self, x): return True
-    def __iter__(self): return iter(self.items)
-    def me(self): return self
-    def issubset(self, x): return True
-class Names(list):
-    def __eq__(self, other): return True
-def total(node): return node.x + (total(node.next) if node.next else 0)
-"""
-CLASS_TESTS = {
-    (
-        "s = Stack()\ns.push(1)\ns.push(2)\n"
-        "assert len(s) == 2 and str(s) == 'Stack[1, 2]' and s.pop() == 2 and s[0] == 1"
-    ): True,
-    "assert Stack.limit == 9 and list(Stack([1, 2])) == [1, 2] and Stack([3]).items == [3]": True,
-    "try: Stack().pop()\nexcept StackError as e: assert str(e) == 'empty'\nelse: assert 0": True,
-    "a = Node(1)\na.next = Node(2)\na.next.next = Node(3)\nassert total(a) == 6 and a.next.next.x == 3": True,
-    "assert Stack([1]) == Stack([2])": False,  # what only the program's class can answer
-    "assert Stack([1]) == [7]": False,
-    "assert 5 in Stack()": False,
-    "assert Names() == [1, 2, 3]": False,
-    "assert Stack([1]).me().issubset({1})": False,
-}
-"""Tests of the same program, and whether they pass."""
 RUNNERS = """
 import unittest, unittest.case
 class SkipTest(Exception): __module__ = 'numpy.testing'
@@ -862,7 +824,7 @@ def shared_job(entry: str, programs: Sequence[str], tests: Sequence[str]) -> Job
     """One job with a test for each program."""
     calls = [f"_ = load({number})\n{test}" for number, test in enumerate(tests)]
     program = SHARED_PROGRAM.format(sources=list(programs), entry=entry)
-    return Job(program, entry, tests=calls, functions=["load"], classes=[])
+    return Job(program, entry, tests=calls, functions=["load"])
 
 
 def confines(rung: str) -> bool:
@@ -895,16 +857,10 @@ def value_problems(rung: str) -> list[str]:
     for principle, table in BY_PRINCIPLE.items():
         for name, (attack, harmless, test) in table.items():
             cases += [(f"{principle}: {name}", attack, test, False), (f"harmless {name}", harmless, test, True)]
-    cases += [(test, CLASSES, test, passes) for test, passes in CLASS_TESTS.items()]
     first = next(found.name for found in available_rungs() if found.available)
     if rung != first:  # pandas and numpy take long to load
         cases = [case for case in cases if "pandas" not in case[2] and "numpy" not in case[2]]
-    jobs = []
-    for _, program, test, _ in cases:
-        names: dict[str, Any] = {"entry_point": "f", "classes": []}
-        if program == CLASSES:
-            names = {"functions": ["total"], "classes": ["Stack", "StackError", "Node", "Names"]}
-        jobs.append(Job(program, tests=[test], **names))
+    jobs = [Job(program, "f", tests=[test]) for _, program, test, _ in cases]
     found = []
     for (name, _, _, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
         if verdict.needs or verdict.passed is not passes:

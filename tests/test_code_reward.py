@@ -124,30 +124,19 @@ class _Refusing(Sandbox):
 
 
 def test_names_that_tests_take_are_read_from_the_solution() -> None:
-    row = {
-        "entry_point": "total",
-        "test_list": ["assert isclose(total([Pair(1, 2)], twice), helper(3)) and sqrt(4) == 2"],
-        "code": (
-            "from math import isclose, sqrt\n"
-            "import os\n"
-            "class Pair: pass\n"
-            "def helper(x): return x\n"
-            "def twice(x): return 2 * x\n"
-            "def total(xs, f): return 3\n"
-            "unused = 1"
-        ),
-    }
+    solution = "from math import isclose, sqrt\nimport os\nclass Pair: pass\ndef helper(x): return x\n"
+    solution += "def twice(x): return 2 * x\ndef total(xs, f): return 3\nunused = 1"
+    test = "assert isclose(total([1], twice), helper(3)) and sqrt(4) == 2"
+    row: dict[str, Any] = {"entry_point": "total", "test_list": [test], "code": solution}
     job = code_job("x = 1", row)
-    assert (list(job.functions), list(job.classes or ())) == (["total"], ["Pair"])
-    assert str(row["code"]) in str(job.setup) and not job.needs  # helpers are the solution's
+    assert list(job.functions) == ["total"] and solution in job.setup and not job.needs  # helpers are the solution's
     assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
-    assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, twice in the tests")
-    job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})
+    assert needs_of({**row, "code": ""}).startswith("a definition of helper, twice in the tests")
+    job = code_job("x = 1", {**row, "functions": ["total"]})
     assert job.needs.startswith("a definition of helper, twice in the tests")
-    plain = {
-        "test_list": ["assert isclose(f(1), 2.0)"],
-        "code": "from math import isclose\nimport os\ndef f(x): return 2",
-    }
+    classes = {**row, "test_list": ["assert total(Pair(), 1) == 3"]}
+    assert needs_of(classes) == "together=True, because only the program could answer for its class Pair"
+    plain = {"test_list": ["assert isclose(f(1), 2.0)"], "code": "from math import isclose\nimport os\ndef f(x): return 2"}
     assert code_job("x = 1", plain).setup.strip() == "from math import isclose"
 
 
