@@ -278,9 +278,11 @@ class Grader:
         return verdicts
 
 
-def needs_of(row: Mapping[str, Any]) -> str:
-    """What a row's tests lack to be judged, or "". Raises UserError if the row has no tests."""
-    return str(row.get("needs") or "") or code_job("", row).needs
+def needs_of(row: Mapping[str, Any], together: bool = False) -> str:
+    """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError if the row has
+    no tests."""
+    job = code_job("", row)
+    return str(row.get("needs") or "") or (replace(job, together=True) if together else job).needs
 
 
 def _not_python(job: Job) -> Verdict:

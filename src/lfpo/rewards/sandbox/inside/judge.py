@@ -63,13 +63,13 @@ def _execute(code: bytes, module: types.ModuleType) -> str:
 def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
     sys.modules[TOGETHER] = module = types.ModuleType(TOGETHER)
     vars(module).update(sys=sys, os=os, environ=os.environ)  # as in BigCodeBench's own runner
+    problem = _execute(job["setup"], module)
     try:
-        what = "setup"
-        exec(marshal.loads(job["setup"]), vars(module))
-        what = "program"
         exec(compile(job["program"], "<program>", "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # also SystemExit
-        return report("u", f"the {what} does not load: {describe(error)}")
+        return report("u", f"the program does not load: {describe(error)}")
+    if problem := problem and _execute(job["setup"], module):  # it may use the program's classes
+        return report("u", f"the setup does not load: {problem}")
     if not job["unittest"]:
         for code, _ in job["tests"]:
             report("-" if (problem := _execute(code, module)) else "+", problem)
