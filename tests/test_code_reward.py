@@ -136,7 +136,10 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     assert job.needs.startswith("a definition of helper, twice in the tests")
     classes = {**row, "test_list": ["assert total(Pair(), 1) == 3"]}
     assert needs_of(classes) == "together=True, because only the program could answer for its class Pair"
-    plain = {"test_list": ["assert isclose(f(1), 2.0)"], "code": "from math import isclose\nimport os\ndef f(x): return 2"}
+    plain = {
+        "test_list": ["assert isclose(f(1), 2.0)"],
+        "code": "from math import isclose\nimport os\ndef f(x): return 2",
+    }
     assert code_job("x = 1", plain).setup.strip() == "from math import isclose"
 
 
@@ -185,6 +188,26 @@ def test_rows_whose_tests_are_not_python_have_no_reward(together: bool) -> None:
     assert grader.pass_rate([""], ["def f(x): return 2"], **columns) == [None]
     job = code_job("def f(x): return 2", {name: value[0] for name, value in columns.items()})
     assert job.needs.startswith("tests that are Python (test 0 of f is not Python: ")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert eval(f(1)) == 3",
+        "exec(f(1))\nassert x == 3",
+        "e = eval\nassert e(f(1)) == 3",
+        "import pickle\nassert pickle.loads(f(1)) == 3",
+        "from sympy import simplify\nassert simplify(f(1)) == 3",
+        "from unittest.mock import patch\nassert f(1) == 3",
+        "import math\nmath.pi = f(1)\nassert math.pi == 3",
+        "assert 1 == 1",
+    ],
+)
+def test_tests_that_run_what_the_program_returns_are_not_judged(test: str) -> None:
+    row = {"tests": [test], "entry_point": "f", "solution": "def f(x): return 3"}
+    columns = {name: [value] * 2 for name, value in row.items()}
+    lie = "def f(x): return \"type('X', (), {'__eq__': lambda s, o: True})()\""
+    assert Grader(Sandbox(unsafe="root")).pass_rate(["", ""], [lie, row["solution"]], **columns) == [None, None]
 
 
 def test_a_check_function_is_called_once() -> None:

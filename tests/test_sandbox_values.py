@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.rewards.sandbox.inside import link, values
-from lfpo.rewards.sandbox.inside.values import BadBytes, NotAValue, Shared, decode, encode
+from lfpo.rewards.sandbox.inside.plain_types import NotAValue
+from lfpo.rewards.sandbox.inside.values import BadBytes, Shared, decode, encode
 
 ATOMS: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.dates()

@@ -279,8 +279,8 @@ class Grader:
 
 
 def needs_of(row: Mapping[str, Any], together: bool = False) -> str:
-    """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError if the row has
-    no tests."""
+    """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError for a row
+    without tests."""
     job = code_job("", row)
     return str(row.get("needs") or "") or (replace(job, together=True) if together else job).needs
 

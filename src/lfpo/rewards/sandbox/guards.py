@@ -6,7 +6,8 @@ import ast
 
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
-_METHODS = {"eq", "ne", "lt", "le", "gt", "ge", "sub", "__eq__"}
+_METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
+_METHODS |= {"eq", "ne", "lt", "le", "gt", "ge", "sub"}  # of frames and of `operator`; not `add`, which sets have
 _COMPARISONS = {
     *("allclose", "isclose", "array_equiv", "equal", "not_equal", "subtract", "assert_allclose", "assert_equal"),
     *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
@@ -49,13 +50,21 @@ class Guards(ast.NodeTransformer):
         self.generic_visit(node)
         return _operation(node.op, node.left, node.right, node)
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        name = _OPERATORS.get(type(node.op).__name__)
+        if name is None or not isinstance(node.target, ast.Name):
+            return node
+        value = _call("__operate__", ast.Constant(f"i{name}"), ast.Name(node.target.id, ast.Load()), node.value)
+        return ast.Assign([node.target], value)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
         self.generic_visit(node)
         if name in _METHODS and isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
             return _call("__operate__", ast.Constant(name), node.func.value, node.args[0])
-        if name in _COMPARISONS:
+        if name in _COMPARISONS or (name in _METHODS and len(node.args) == 2):
             side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
             node.func = _call("__comparison__", node.func, ast.Constant(side))
         return node

@@ -115,15 +115,24 @@ def failed(job: Job, reason: str, needs: str = "") -> Verdict:
 def encode_job(job: Job, nonce: bytes = b"") -> bytes:
     """The job as bytes for the judge. Raises UserError for a test that is not Python."""
     suite = job.suite
-    content: dict[str, Any] = {"program": job.program, "unittest": job.unittest, "together": job.together, "nonce": nonce}
+    content: dict[str, Any] = {
+        "program": job.program,
+        "unittest": job.unittest,
+        "together": job.together,
+        "nonce": nonce,
+    }
     if job.together:
         imports = "" if job.unittest else "\n".join(map(_import_statement, suite.imports))
         tests = ["\n\n".join(job.tests)] if job.unittest else job.tests
-        compiled = [code(parsed(source, "a test", job.entry_point), "<test>") for source in (f"{imports}\n{job.setup}", *tests)]
+        compiled = [
+            code(parsed(source, "a test", job.entry_point), "<test>") for source in (f"{imports}\n{job.setup}", *tests)
+        ]
         return marshal.dumps({**content, "setup": compiled[0], "tests": [(found, "") for found in compiled[1:]]})
     modes = ["s"] * len(suite.modes) if job.in_place else suite.modes
     names = {"functions": suite.names, "imports": suite.imports, "stops": suite.stops, "expected": count_tests(job)}
-    return marshal.dumps({**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, modes, strict=True))})
+    return marshal.dumps(
+        {**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, modes, strict=True))}
+    )
 
 
 def _import_statement(found: tuple[str, str, str]) -> str:

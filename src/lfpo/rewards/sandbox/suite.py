@@ -38,6 +38,7 @@ _MEMBERS = {
 }
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
+_RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 
 # Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
@@ -101,8 +102,8 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
 def names_in_solution(
     tests: tuple[str, ...], setup: str, entry_point: str, solution: str
 ) -> tuple[tuple[str, ...], str, str]:
-    """What a suite takes from a correct program: functions of the program that is judged; source for the setup, with the
-    solution's imports, or with the solution itself if the tests use it to help; and why the suite cannot be judged.
+    """What a suite takes from a correct program: functions of the program that is judged; source for the setup, with
+    the solution's imports, or with the solution itself if the tests use it to help; and why it cannot be judged.
 
     A function helps if it is not the entry point. Without an entry point it helps if no test uses it alone: `close` in
     `close(f(1), 2.0)`. A program could otherwise judge itself. Raises UserError for a source that is not Python.
@@ -139,7 +140,9 @@ def code(tree: ast.AST, name: str) -> bytes:
     try:
         with _PARSE_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: CodeType = compile(cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True)
+            found: CodeType = compile(
+                cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True
+            )
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
     return marshal.dumps(found)
@@ -164,7 +167,9 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         elif not isinstance(node, ast.alias | ast.keyword):  # definitions, handlers of exceptions, patterns, arguments
-            yield from (name for field in ("name", "rest", "arg") if isinstance(name := getattr(node, field, None), str))
+            yield from (
+                name for field in ("name", "rest", "arg") if isinstance(name := getattr(node, field, None), str)
+            )
 
 
 def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
@@ -236,7 +241,9 @@ def _needs(nodes: list[ast.AST], source: str, unknown: set[str]) -> str:
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
-    return {alias.name.partition(".")[0] for alias in node.names} | {(getattr(node, "module", "") or "").partition(".")[0]}
+    return {alias.name.partition(".")[0] for alias in node.names} | {
+        (getattr(node, "module", "") or "").partition(".")[0]
+    }
 
 
 def _regular(nodes: list[ast.AST]) -> set[str]:

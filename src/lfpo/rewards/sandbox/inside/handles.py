@@ -86,7 +86,7 @@ class Program:
         self.gone = self.refused = ""
         self.stops, self.calls = stops, 0
         self._lock = _thread.RLock()  # the suite may have threads
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, Handle] = {}
 
     def begin(self, shares: bool) -> bool:
         """Begin a test. Whether a call since the last begin has changed a container that the judge sent."""
@@ -134,7 +134,7 @@ class Program:
         """The one handle of an object of the program."""
         if number not in self._handles:
             self._handles[number] = Handle(self, int(number), is_callable)
-        return self._handles[number]  # type: ignore[no-any-return]
+        return self._handles[number]
 
     def _lost(self, reason: str) -> Abandoned:
         self.gone = self.gone or reason

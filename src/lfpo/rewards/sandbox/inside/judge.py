@@ -21,12 +21,12 @@ TOGETHER = "__test__"
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Judge one job, marshalled by the host (job.encode_job), and report each test as it ends, so that a later hang does
-    not lose earlier passes.
+    """Judge one job, marshalled by the host (job.encode_job), and report each test as it ends, so that a later hang
+    does not lose earlier passes.
 
     A report is a letter and a text: + passed, - failed, s skipped, n number of tests, u the program does not load, d
-    done. With `together` the program runs in this process, and a nonce is before each report, so that output by accident
-    is not one; nothing defends such a verdict from a program that cheats.
+    done. With `together` the program runs in this process, and a nonce is before each report, so that output by
+    accident is not one; nothing defends such a verdict from a program that cheats.
     """
     data = values.receive(inbox)
     os.close(inbox)
@@ -95,7 +95,7 @@ def _judge(job: dict[str, Any], report: Callable[..., None], program: Program) -
             report("-", problem)
     elif not job["unittest"]:
         for code, modes in tests:
-            report(*_in_modes(program, modes, lambda code=code: _execute(code, module)))
+            report(*_in_modes(program, modes, _execute, code, module))
     elif problem := _execute(tests[0][0], module):
         report("-", problem)
     else:
@@ -104,7 +104,7 @@ def _judge(job: dict[str, Any], report: Callable[..., None], program: Program) -
         cases = find_cases(module)
         report("n", str(len(cases)))
         for case in cases:
-            report(*_in_modes(program, tests[0][1], lambda case=case: outcome(case)))
+            report(*_in_modes(program, tests[0][1], outcome, case))
     return report("d")
 
 
@@ -123,7 +123,7 @@ def _prepare(job: dict[str, Any], module: types.ModuleType, program: Program) ->
     return problem
 
 
-def _in_modes(program: Program, modes: str, run: Callable[[], str]) -> tuple[str, str]:
+def _in_modes(program: Program, modes: str, run: Callable[..., str], *test: Any) -> tuple[str, str]:
     """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
 
     "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared containers,
@@ -133,7 +133,7 @@ def _in_modes(program: Program, modes: str, run: Callable[[], str]) -> tuple[str
         changed = program.begin(shares=mode == "s")
         if mode == "c" and modes == "sc" and not changed:
             break
-        problem = run()
+        problem = run(*test)
         if problem == "skipped" and not program.calls:
             return "s", ""
         if problem := program.gone or program.refused or problem:

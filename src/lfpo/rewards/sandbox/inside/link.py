@@ -106,7 +106,8 @@ class Link:
         """Kind and content of what is not plain data."""
         if isinstance(value, BaseException):
             return "error", taken_apart(value)
-        return self._refer(value)  # type: ignore[no-any-return]
+        found: tuple[str, Any] | None = self._refer(value)
+        return found
 
     def resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
@@ -153,7 +154,7 @@ def rebuilt(made: dict[tuple[str, ...], Any], names: Any, arguments: Any, text: 
         return Exception(text)  # what is in it is not sent
     arguments = (text,) if arguments is None else tuple(arguments)
     if kind.__module__ == "builtins":
-        return kind(*arguments)  # type: ignore[no-any-return]
+        return kind(*arguments)
     error: BaseException = kind.__new__(kind, *arguments)
     error.args = arguments
     vars(error)["_text"] = str(text)

@@ -98,14 +98,17 @@ def _next(iterator: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _await(awaitable: Any, loops: list[Any] = []) -> Any:  # noqa: B006: one loop for all
+_loops: list[Any] = []  # one for all
+
+
+def _await(awaitable: Any) -> Any:
     import asyncio
 
-    if not loops:
-        loops.append(asyncio.new_event_loop())
-    asyncio.set_event_loop(loops[0])
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+    asyncio.set_event_loop(_loops[0])
 
     async def result() -> Any:
         return await awaitable
 
-    return loops[0].run_until_complete(result())
+    return _loops[0].run_until_complete(result())
