@@ -210,6 +210,13 @@ def test_tests_that_run_what_the_program_returns_are_not_judged(test: str) -> No
     assert Grader(Sandbox(unsafe="root")).pass_rate(["", ""], [lie, row["solution"]], **columns) == [None, None]
 
 
+def test_imports_from_the_future_come_before_the_header() -> None:
+    row = {"tests": ["assert f(1) == 2"], "entry_point": "f", "header": "import math\ndef f(x):\n    pass\n"}
+    program = code_job("from __future__ import annotations\ndef f(x: List) -> Unknown: return 2", row).program
+    assert program.startswith("from __future__ import annotations\nimport math\n")
+    compile(program, "program", "exec")
+
+
 def test_a_check_function_is_called_once() -> None:
     check = "def check(candidate):\n    assert candidate(1) == 2\n"
     for test in (check, f"{check}\ncheck(f)\n"):

@@ -63,7 +63,7 @@ class Guards(ast.NodeTransformer):
         sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
         self.generic_visit(node)
         if name in _METHODS and isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
-            return _call("__operate__", ast.Constant(name), node.func.value, node.args[0])
+            return _call("__operate__", ast.Constant(name.strip("_")), node.func.value, node.args[0])
         if name in _COMPARISONS or (name in _METHODS and len(node.args) == 2):
             side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
             node.func = _call("__comparison__", node.func, ast.Constant(side))
