@@ -7,8 +7,9 @@ import sys
 import types
 
 from . import values
-from .link import Abandoned, Link
+from .link import Link
 from .plain_types import NotAValue
+from .values import Abandoned
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import os
 import sys
 import types
 
-from . import strict, values
-from .handles import Program
-from .link import Abandoned
+from . import values
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from .handles import Program
 
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
@@ -43,12 +43,12 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     if job["together"]:
         _judge_together(job, report)
         os._exit(0)
-    _judge(job, report, Program((settings["program_inbox"], settings["program_outbox"]), job["stops"]))
+    _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
 
 
 def describe(error: BaseException) -> str:
     """Type and message of the error."""
-    return str(error) if isinstance(error, Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return str(error) if isinstance(error, values.Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _execute(code: bytes, module: types.ModuleType) -> str:
@@ -82,7 +82,11 @@ def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
     return report("d")
 
 
-def _judge(job: dict[str, Any], report: Callable[..., None], program: Program) -> None:
+def _judge(job: dict[str, Any], report: Callable[..., None], pipes: tuple[int, int]) -> None:
+    from . import strict
+    from .handles import Program
+
+    program = Program(pipes, job["stops"])
     sys.modules["tests"] = module = types.ModuleType("tests")
     strict.install(vars(module), program.refuse)
     try:

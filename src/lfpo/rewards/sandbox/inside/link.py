@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from . import values
+from .values import Abandoned
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
 
 _ERROR_MODULES = sys.stdlib_module_names - {"unittest", "doctest"} | {"tests", "numpy", "pandas"}
 """Modules whose exceptions keep their class. None of these ends or skips a test."""
-
-
-class Abandoned(BaseException):
-    """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
 
 
 class Link:

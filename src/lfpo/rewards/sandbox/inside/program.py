@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import types
 
-from .link import Abandoned, Link
+from .link import Link
+from .values import Abandoned
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:

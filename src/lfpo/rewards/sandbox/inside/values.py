@@ -42,6 +42,10 @@ _ATOMS = {int, float, str, bytes, bool, type(None)}
 _SHARED: dict[str, Any] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
 
 
+class Abandoned(BaseException):
+    """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
+
+
 class BadBytes(Exception):
     """The bytes are not an encoded value."""
 
