@@ -264,6 +264,26 @@ BY_PRINCIPLE: dict[str, dict[str, tuple[str, str, str]]] = {
             "try: f(1)\nexcept ValueError as e: assert e.args[0] == 3\nelse: assert 0"),
         "in an exception's class": ("class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()",
             "def f(x): return 3", IS_EQUAL),
+        "callback lies": (
+            ("class S:\n  __eq__=lambda *a:True\n  __lt__=lambda *a:True\n"
+            "def f(xs,key): return sorted(xs,key=lambda v:S())"), "def f(xs, key): return sorted(xs, key=key)",
+            "assert f([3,1,2], lambda v: v) == [1,2,3]"),
+        "dict key": (
+            "class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash('a')\ndef f(x): return {S():1}",
+            "def f(x): return {'a': 1}", "assert f(1) == {'a':1} and f(1)['a']==1"),
+        "hide in frozenset": (
+            "class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash(3)\ndef f(x): return frozenset([S()])",
+            "def f(x): return frozenset([3])", "assert f(1) == frozenset([3])"),
+        "Counter missing": (
+            "from collections import Counter\nclass D(Counter):\n  __missing__=lambda s,k:3\ndef f(x): return D()",
+            "from collections import Counter\ndef f(x): return Counter(aa=0, a=3)", "assert f(1)['a'] == 3"),
+        "exception text": (
+            ("class E(ValueError):\n  def __str__(s): return 'any'\n  args=property(lambda s:(1,))\n"
+            "def f(x): raise E()"), "def f(x): raise ValueError('x')",
+            "try: f(1)\nexcept ValueError as e: assert str(e) == 'x'\nelse: assert 0"),
+        "unittest almost": (
+            "import numpy as np\ndef f(x): return np.empty(0)", "def f(x): return 7.0",
+            "import unittest\nunittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
     },
     "a value has the methods of its plain type only": {
         "issubset": (LIAR.format("issubset"), "def f(x): return {1}", SUBSET),
@@ -293,6 +313,16 @@ BY_PRINCIPLE: dict[str, dict[str, tuple[str, str, str]]] = {
         "a type": ("def f(x): return set", "def f(x): return {2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
         "a function of the suite": ("import types\ndef f(x, g): return types.SimpleNamespace(issubset=g)",
             "def f(x, g): return g({1})", "assert f(3, lambda v: v).issubset({1, 2, 3})"),
+        "str subclass no eq": (
+            "class S(str):\n  upper=lambda s:'OK'\ndef f(x): return S('no')", "def f(x): return 'OK'",
+            "assert f(1).upper() == 'OK'"),
+        "handle attrs shape": (
+            "import types\ndef f(x): return types.SimpleNamespace(shape=(2,), tolist=lambda: [1,2])",
+            "import numpy as np\ndef f(x): return np.array([1, 2])",
+            "assert f(1).shape == (2,) and f(1).tolist() == [1, 2]"),
+        "handle iadd": (
+            "class S:\n  __iadd__=__add__=lambda *a:3\ndef f(x): return S()", "def f(x): return 2",
+            "a=f(1)\na+=1\nassert a == 3"),
     },
     "emptiness equals nothing but emptiness": {
         "objects": (EMPTY.format("(0, 1), dtype=object"), ARRAY.format("[1, 2, 3]"),
@@ -331,6 +361,31 @@ BY_PRINCIPLE: dict[str, dict[str, tuple[str, str, str]]] = {
             "import numpy as np\nassert np.allclose(f(1), [3.5, 3.5])"),
         "one number for a list, second": ("def f(x): return 3.5", "def f(x): return [3.5, 3.5]",
             "import numpy as np\nassert np.allclose([3.5, 3.5], f(1))"),
+        "empty tuple": (
+            "def f(x): return ()", "def f(x): return [[1, 2]]",
+            "import numpy as np\nassert (np.array(f(3)) == np.array([[1],[2]])[:, 0:1].T).all()"),
+        "empty divide": (
+            "import numpy as np\ndef f(x): return np.empty((0,3))",
+            "import numpy as np\ndef f(x): return np.array([1, 2, 3])",
+            "import numpy as np\nassert np.nansum(f(1) / np.array([1,2,3]) - 1) < 1e-9"),
+        "empty series": (
+            "import pandas as pd\ndef f(x): return pd.Series([],dtype=float)",
+            "import pandas as pd\ndef f(x): return pd.Series([3.0])",
+            "import pandas as pd\nassert (f(1) == 3.0).all()"),
+        "empty frame vs scalar": (
+            "import pandas as pd\ndef f(x): return pd.DataFrame({'a':[]})",
+            "import pandas as pd\ndef f(x): return pd.DataFrame({'a': [3]})",
+            "import pandas as pd\nassert (f(1) == 3.0).all().all()"),
+        "empty index": (
+            "import pandas as pd\ndef f(x): return pd.Index([])",
+            "import pandas as pd\ndef f(x): return pd.Index([3])", "import pandas as pd\nassert (f(1) == 3).all()"),
+        "approx left": (
+            "import numpy as np\ndef f(*a): return np.empty(0)", "def f(*a): return 3.0",
+            "import pytest\nassert pytest.approx(3) == f(1, 2)"),
+        "empty 3d": (
+            "import numpy as np\ndef f(x): return np.empty((0,2,3))",
+            "import numpy as np\ndef f(x): return np.ones((2, 3))",
+            "import numpy as np\nassert (f(3) == np.ones((2,3))).all()"),
     },
     "references survive the wire": {
         "no copy": ("def f(x): return x", "def f(x): return [list(r) for r in x]",
@@ -348,6 +403,17 @@ BY_PRINCIPLE: dict[str, dict[str, tuple[str, str, str]]] = {
             "xs = [1, 2]\nassert f(xs) == sum(xs)"),
         "an expected list that is changed": ("def f(xs):\n    xs[:] = [0]\n    return [0]", "def f(xs): return xs",
             "xs = [1, 2]\nassert f(xs) == xs"),
+        "returned inner alias": (
+            "def f(x): return x[0]", "def f(x): return list(x[0])",
+            "x=[[1]]\ny=f(x)\ny.append(2)\nassert x == [[1]]"),
+        "tuple alias": (
+            "def f(x): return (x, x)", "def f(x): return list(x), list(x)",
+            "a, b = f([1])\na.append(2)\nassert b == [1]"),
+        "dict alias": (
+            "c={}\ndef f(k): c[k]=1; return c", "def f(k): return {k: 1}",
+            "a=f(1)\nb=f(2)\nassert a == {1:1} and b == {2:1}"),
+        "set alias": (
+            "def f(s): return s", "def f(s): return set(s)", "s={1}\nt=f(s)\nt.add(2)\nassert s == {1}"),
     },
     "names come from the suite": {
         "a module": ("class np:\n    isclose = lambda *a, **k: True\ndef f(x): return 0", "def f(x): return 2.0",
@@ -492,6 +558,30 @@ HONEST: dict[str, tuple[str, str]] = {
         "    [t.start() for t in ts]\n    return [t.join() for t in ts] and len(ts)"), "assert f(60) == 60"),
     "threads of the suite": ("def f(x): return x * x", ("from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(4) as p: assert list(p.map(f, range(50))) == [x * x for x in range(50)]")),
+    "namespace attr": (
+        "import types\ndef f(x): return types.SimpleNamespace(a=x,b=[1])", "r=f(3)\nassert r.a == 3 and r.b == [1]"),
+    "linked list": (
+        ("class N:\n  def __init__(s,v,n): s.val,s.next=v,n\ndef f(xs):\n  h=None\n"
+        "  for x in reversed(xs): h=N(x,h)\n  return h"),
+        "h=f([1,2,3])\nout=[]\nwhile h is not None: out.append(h.val); h=h.next\nassert out==[1,2,3]"),
+    "send": (
+        "def f():\n  x=0\n  while True: x += yield x",
+        "g=f()\nnext(g)\nassert g.send(3)==3 and g.send(2)==5\ng.close()"),
+    "set add in test": ("def f(x): return {x}", "s=f(1)\ns.add(2)\nassert s=={1,2}"),
+    "re.sub in test": (
+        "def f(x): return x",
+        "import re\nassert re.sub('a','b',f('aa')) == 'bb' and re.compile('a').sub('b', f('a')) == 'b'"),
+    "augassign": (
+        "def f(x): return [x]",
+        "t=0\nxs=[]\nfor i in range(3):\n  t += f(i)[0]\n  xs += f(i)\nassert t==3 and xs==[0,1,2]"),
+    "string format": ("def f(x): return x*2", "assert '%d' % f(2) == '4' and f'{f(2)}' == '4'"),
+    "an exception in a runner": (
+        "class MyErr(ValueError): pass\ndef f(x): raise MyErr('bad')",
+        ("import unittest\nclass T(unittest.TestCase):\n  def test(self):\n"
+        "    with self.assertRaises(ValueError) as c: f(1)\n    self.assertEqual(str(c.exception),'bad')")),
+    "shared result twice": (
+        "def f(n): return [[0]*n for _ in range(n)]",
+        "g=f(2)\ng[0][0]=1\nassert g==[[1,0],[0,0]]\ng2=f(2)\nassert g2==[[0,0],[0,0]]"),
 }
 # fmt: on
 # fmt: off
