@@ -124,26 +124,18 @@ class _Refusing(Sandbox):
 
 
 def test_names_that_tests_take_are_read_from_the_solution() -> None:
-    row = {
-        "entry_point": "total",
-        "test_list": ["assert isclose(total([Pair(1, 2)], twice), helper(3)) and sqrt(4) == 2"],
-        "code": (
-            "from math import isclose, sqrt\n"
-            "import os\n"
-            "class Pair: pass\n"
-            "def helper(x): return x\n"
-            "def twice(x): return 2 * x\n"
-            "def total(xs, f): return 3\n"
-            "unused = 1"
-        ),
-    }
+    solution = "from math import isclose, sqrt\nimport os\nclass Pair: pass\ndef helper(x): return x\n"
+    solution += "def twice(x): return 2 * x\ndef total(xs, f): return 3\nunused = 1"
+    test = "assert isclose(total([1], twice), helper(3)) and sqrt(4) == 2"
+    row: dict[str, Any] = {"entry_point": "total", "test_list": [test], "code": solution}
     job = code_job("x = 1", row)
-    assert (list(job.functions), list(job.classes or ())) == (["total"], ["Pair"])
-    assert str(row["code"]) in str(job.setup) and not job.needs  # helpers are the solution's
+    assert list(job.functions) == ["total"] and solution in job.setup and not job.needs  # helpers are the solution's
     assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
-    assert needs_of({**row, "code": ""}).startswith("a definition of Pair, helper, twice in the tests")
-    job = code_job("x = 1", {**row, "functions": ["total"], "classes": ["Pair"]})
+    assert needs_of({**row, "code": ""}).startswith("a definition of helper, twice in the tests")
+    job = code_job("x = 1", {**row, "functions": ["total"]})
     assert job.needs.startswith("a definition of helper, twice in the tests")
+    classes = {**row, "test_list": ["assert total(Pair(), 1) == 3"]}
+    assert needs_of(classes) == "together=True, because only the program could answer for its class Pair"
     plain = {
         "test_list": ["assert isclose(f(1), 2.0)"],
         "code": "from math import isclose\nimport os\ndef f(x): return 2",
@@ -196,6 +188,33 @@ def test_rows_whose_tests_are_not_python_have_no_reward(together: bool) -> None:
     assert grader.pass_rate([""], ["def f(x): return 2"], **columns) == [None]
     job = code_job("def f(x): return 2", {name: value[0] for name, value in columns.items()})
     assert job.needs.startswith("tests that are Python (test 0 of f is not Python: ")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert eval(f(1)) == 3",
+        "exec(f(1))\nassert x == 3",
+        "e = eval\nassert e(f(1)) == 3",
+        "import pickle\nassert pickle.loads(f(1)) == 3",
+        "from sympy import simplify\nassert simplify(f(1)) == 3",
+        "from unittest.mock import patch\nassert f(1) == 3",
+        "import math\nmath.pi = f(1)\nassert math.pi == 3",
+        "assert 1 == 1",
+    ],
+)
+def test_tests_that_run_what_the_program_returns_are_not_judged(test: str) -> None:
+    row = {"tests": [test], "entry_point": "f", "solution": "def f(x): return 3"}
+    columns = {name: [value] * 2 for name, value in row.items()}
+    lie = "def f(x): return \"type('X', (), {'__eq__': lambda s, o: True})()\""
+    assert Grader(Sandbox(unsafe="root")).pass_rate(["", ""], [lie, row["solution"]], **columns) == [None, None]
+
+
+def test_imports_from_the_future_come_before_the_header() -> None:
+    row = {"tests": ["assert f(1) == 2"], "entry_point": "f", "header": "import math\ndef f(x):\n    pass\n"}
+    program = code_job("from __future__ import annotations\ndef f(x: List) -> Unknown: return 2", row).program
+    assert program.startswith("from __future__ import annotations\nimport math\n")
+    compile(program, "program", "exec")
 
 
 def test_a_check_function_is_called_once() -> None:

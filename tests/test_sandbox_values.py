@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.rewards.sandbox.inside import link, values
-from lfpo.rewards.sandbox.inside.plain_base import NotAValue
+from lfpo.rewards.sandbox.inside.plain_types import NotAValue
 from lfpo.rewards.sandbox.inside.values import BadBytes, Shared, decode, encode
 
 ATOMS: st.SearchStrategy[Any] = (
@@ -91,6 +91,17 @@ def test_shared_containers_stay_the_same_objects_and_have_the_content_of_the_sen
     got["b"].clear()
     back = decode(encode(got["a"], shared=theirs), shared=ours)
     assert back is sent["a"] and sent["a"][2] is sent and sent["b"] == set() and ours.changed
+    assert len(encode(1, shared=ours)) < 10  # what the other process knows is not sent again
+
+
+def test_a_value_that_cannot_be_sent_leaves_what_is_shared() -> None:
+    ours, theirs = Shared(), Shared()
+    known = [1]
+    decode(encode(known, shared=ours), shared=theirs)
+    known.append(2)
+    with pytest.raises(NotAValue):
+        encode([[3], object()], shared=ours)
+    assert decode(encode([known, [4]], shared=ours), shared=theirs) == [[1, 2], [4]] and theirs.changed
 
 
 def test_a_subclass_is_sent_as_its_base_unless_it_redefines_equality() -> None:

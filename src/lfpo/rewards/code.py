@@ -180,8 +180,8 @@ class Grader:
 
     Columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` with `test_setup_code`
     or `test_imports` (MBPP), `test_cases` (AceCode), or `tests` and `setup`. `header` is the source that a completion
-    continues; its default is the prompt, if that is Python and defines the entry point. `functions` and `classes` name
-    what else the tests take from the program; by default they are read from the row's solution (`solution`, `code` or
+    continues; its default is the prompt, if that is Python and defines the entry point. `functions` names what else
+    the tests take from the program; by default it is read from the row's solution (`solution`, `code` or
     `canonical_solution`), and what only helps the tests comes from that solution. A row with text in `needs`, or whose
     tests cannot be judged (docs/sandbox.md), has no reward: None. With `check_solutions` that includes rows whose
     solution passes its tests in one process, but not with the tests in another process.
@@ -278,9 +278,11 @@ class Grader:
         return verdicts
 
 
-def needs_of(row: Mapping[str, Any]) -> str:
-    """What a row's tests lack to be judged, or "". Raises UserError if the row has no tests."""
-    return str(row.get("needs") or "") or code_job("", row).needs
+def needs_of(row: Mapping[str, Any], together: bool = False) -> str:
+    """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError for a row
+    without tests."""
+    job = code_job("", row)
+    return str(row.get("needs") or "") or (replace(job, together=True) if together else job).needs
 
 
 def _not_python(job: Job) -> Verdict:
@@ -308,7 +310,7 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         tests = [test if re.search(r"^check\(", test, re.MULTILINE) else f"{test}\n\n{called}\n" for test in tests]
     entry_point = entry_point or _shadowed_builtin(tests)
     setup = f"{setup}\n{header}"  # helpers that a prompt defines count as the suite's: the program could redefine them
-    functions, classes, source, unclear = _taken_names(row, tests, setup, entry_point)
+    functions, source, unclear = _taken_names(row, tests, setup, entry_point)
     futures = "".join(match if match.endswith("\n") else f"{match}\n" for match in _FUTURE.findall(code))
     if header and futures:  # they must come first
         header, code = f"{futures}{header}", _FUTURE.sub("", code)
@@ -318,7 +320,6 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
         tests=tests,
         setup=f"{source}\n{setup}" if source else setup,
         functions=functions,
-        classes=classes,
         unittest=any(_TEST_CASE.search(test) for test in tests),
         together=bool(row.get("together")),
         processes=any(_PROCESSES.search(source) for source in (_solution(row), setup, *tests)),
@@ -328,22 +329,16 @@ def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: s
 
 def _taken_names(
     row: Mapping[str, Any], tests: Sequence[str], setup: str, entry_point: str
-) -> tuple[Sequence[str], Sequence[str] | None, str, str]:
-    """The functions and classes that the tests take from the program, source that they take from the row's solution,
-    and what is missing to tell these apart.
-
-    From the columns `functions` and `classes`, else from the row's solution. Classes are None if neither says.
-    """
-    functions, classes = row.get("functions"), row.get("classes")
-    if functions is not None or classes is not None or row.get("together"):
-        return tuple(functions or ()), None if classes is None else tuple(classes), "", ""
+) -> tuple[Sequence[str], str, str]:
+    """The functions that the tests take from the program, source that they take from the row's solution, and why they
+    cannot be judged in two processes. From the column `functions`, else from the row's solution."""
     solution = _solution(row)
-    if not parses(solution):
-        return (), None, "", ""
+    if row.get("functions") is not None or row.get("together") or not parses(solution):
+        return tuple(row.get("functions") or ()), "", ""
     try:
         return names_in_solution(tuple(tests), setup, entry_point, solution)
     except UserError:  # a test or the setup is not Python, which the job's `needs` says
-        return (), None, "", ""
+        return (), "", ""
 
 
 def _solution(row: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class CodeTask(DataTask):
 
     def needs(self, row: Row) -> str:
         """Why the row cannot be judged: a library that is missing, or tests that need what the sandbox lacks; or ""."""
-        return needs_of(row)
+        return needs_of(row, together=True)
 
     def sample_record(self, row: Row, completion: str) -> dict[str, str]:
         """A line of the samples.jsonl that the scorers of EvalPlus and BigCodeBench read, with the program as judged.

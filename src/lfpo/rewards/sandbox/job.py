@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfpo.base.errors import UserError
-from lfpo.rewards.sandbox.suite import Suite, parsed, read_suite
+from lfpo.rewards.sandbox.suite import Suite, code, parsed, read_suite
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,13 @@ class Job:
     program: Python source. entry_point: the function that the tests call; if empty, the only name that they use and do
     not define. functions: other functions of the program that the tests call. Name none that only help a test: the
     program could then decide its verdict.
-    classes: the program's classes that the tests use. None: not known; the tests are then not judged if they seem to
-    use one.
     tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
     setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
     unittest: the tests define unittest.TestCase classes, and every test method counts.
     in_place: a correct program passes only if what it changes in its arguments reaches the tests.
     together: program and tests run in one module of one process. Nothing defends such a verdict from a cheat.
     processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
+    unclear: why the row of the job cannot be judged in two processes, or "".
     Raises UserError without tests.
     """
 
@@ -61,7 +60,6 @@ class Job:
     tests: Sequence[str] = ()
     setup: str = ""
     functions: Sequence[str] = ()
-    classes: Sequence[str] | None = None
     unittest: bool = False
     in_place: bool = False
     together: bool = False
@@ -75,21 +73,17 @@ class Job:
     @property
     def suite(self) -> Suite:
         """What the tests take from the program. Raises UserError for a test that is not Python."""
-        classes = None if self.classes is None else tuple(self.classes)
         tests = ("\n\n".join(self.tests),) if self.unittest else tuple(self.tests)
-        return read_suite(tests, self.setup, self.entry_point, tuple(self.functions), classes)
+        return read_suite(tests, self.setup, self.entry_point, tuple(self.functions))
 
     @property
     def needs(self) -> str:
         """Why the job cannot be judged, or "". It depends on the tests, never on the program."""
         try:
-            if not self.together:
-                return self.unclear or self.suite.needs
-            for number, test in enumerate(self.tests):
-                parsed(test, f"test {number}", self.entry_point)
-            return ""
+            needs = self.unclear or self.suite.needs
         except UserError as error:
             return f"tests that are Python ({error})"
+        return "" if self.together else needs
 
 
 @dataclass(frozen=True)
@@ -119,19 +113,26 @@ def failed(job: Job, reason: str, needs: str = "") -> Verdict:
 
 
 def encode_job(job: Job, nonce: bytes = b"") -> bytes:
-    """The job as bytes for the judge, or for the one process of a job with `together`. Raises UserError for a test that
-    is not Python."""
-    if job.together:
-        imports = "" if job.unittest else "\n".join(map(_import_statement, job.suite.imports))
-        content: dict[str, Any] = {"program": job.program, "setup": f"{imports}\n{job.setup}", "nonce": nonce}
-        source = "\n\n".join(job.tests) if job.unittest else ""
-        return marshal.dumps({**content, "suite": source, "tests": [] if job.unittest else list(job.tests)})
+    """The job as bytes for the judge. Raises UserError for a test that is not Python."""
     suite = job.suite
+    content: dict[str, Any] = {
+        "program": job.program,
+        "unittest": job.unittest,
+        "together": job.together,
+        "nonce": nonce,
+    }
+    if job.together:
+        imports = "" if job.unittest else "\n".join(map(_import_statement, suite.imports))
+        tests = ["\n\n".join(job.tests)] if job.unittest else job.tests
+        compiled = [
+            code(parsed(source, "a test", job.entry_point), "<test>") for source in (f"{imports}\n{job.setup}", *tests)
+        ]
+        return marshal.dumps({**content, "setup": compiled[0], "tests": [(found, "") for found in compiled[1:]]})
     modes = ["s"] * len(suite.modes) if job.in_place else suite.modes
-    names = {"functions": suite.names, "classes": suite.classes, "imports": suite.imports, "stops": suite.stops}
-    tests = list(zip(suite.tests, modes, strict=True))
-    content = {"program": job.program, "setup": suite.setup, "tests": tests, "unittest": job.unittest}
-    return marshal.dumps({**content, **names, "expected": count_tests(job)})
+    names = {"functions": suite.names, "imports": suite.imports, "stops": suite.stops, "expected": count_tests(job)}
+    return marshal.dumps(
+        {**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, modes, strict=True))}
+    )
 
 
 def _import_statement(found: tuple[str, str, str]) -> str:
@@ -145,6 +146,5 @@ def count_tests(job: Job) -> int:
         return len(job.tests)
     trees = [parsed(source, f"test {number}", job.entry_point) for number, source in enumerate(job.tests)]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    names = [{node.name for node in found.body if isinstance(node, functions)} for found in classes]
+    names = [{n.name for n in found.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} for found in classes]
     return sum(name.startswith("test") for defined in names for name in defined)

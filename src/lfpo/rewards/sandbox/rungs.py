@@ -20,6 +20,7 @@ RUNGS = (launch.BUBBLEWRAP, launch.NAMESPACES, launch.LIMITS)
 Unsafe = bool | Literal["root"]
 _SAFE = (launch.BUBBLEWRAP, launch.NAMESPACES)
 _PROBE_SECONDS = 30
+_CONFINES = ("only resources are limited, so only with unsafe=True", "own processes, network and read-only files")
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,7 @@ def _probe(name: str) -> Rung:
         finally:
             launch.stop(process, name)
     if process.returncode == 0:
-        confines = (
-            "own processes, network and read-only files"
-            if name in _SAFE
-            else "only resources are limited, so only with unsafe=True"
-        )
-        return Rung(name, True, f"{launch.kernel_features()}; {confines}", _not_stopped(name))
+        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name in _SAFE]}", _not_stopped(name))
     lines = errors.decode(errors="replace").strip().splitlines()
     return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
 
@@ -111,11 +107,10 @@ def _not_stopped(name: str) -> str:
     """What a program can still do on a rung of this machine."""
     if name in _SAFE:
         return "attacks on the kernel; use of CPU and memory up to the limits"
-    features = launch.kernel_features()
-    left = ["reading the names and metadata of all files", "filling the disk for 0.1 s"]
-    if "Landlock" not in features:
-        left.append("reading and writing all files of the user")
-    if "seccomp" not in features:
-        left += ["the network", "signals to and memory of the user's processes", "chmod and other metadata"]
-        left.append("SysV queues")
-    return "; ".join([*left, "attacks on the kernel"])
+    left = "reading the names and metadata of all files; filling the disk for 0.1 s; attacks on the kernel"
+    missing = {"Landlock", "seccomp"} - set(launch.kernel_features().split(", "))
+    return (
+        f"{left}; without {' and '.join(sorted(missing))} what that forbids: files, network, signals"
+        if missing
+        else left
+    )

@@ -1,7 +1,7 @@
 """What a suite of tests takes from the program, and why it cannot be judged, found in its source before anything runs.
 
-The suite may take its entry point, and the functions and classes that the job names. Every other name must be defined
-by the suite; a suite that lacks one is not judged.
+The suite may take its entry point, and the functions that the job names. Every other name must be defined by the suite;
+a suite that lacks one is not judged.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import re
 import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from decimal import Decimal
-from fractions import Fraction
 from types import CodeType
-from typing import Any, cast
+from typing import cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
@@ -42,32 +38,8 @@ _MEMBERS = {
 }
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
-_ONE_PROCESS = re.compile(
-    r"\b(?:stdin|stdout|stderr|open\(|tempfile\b|tmp_path\b|os\.path\.(?:exists|isfile|isdir)|random\.seed\(|warnings\."
-    r"|pytest\.warns|assertWarns|assertLogs|wait_for\(|\bhash\(|caplog\b|capsys\b|capfd\b|monkeypatch\b|inspect\."
-    r"|get_type_hints|GeneratorType\b|__doc__|__annotations__|__defaults__|__code__|__wrapped__|iscoroutinefunction)"
-)
-"""What a test can see of a program only if both run in one process."""
+_RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
-_LOOKS_LIKE_A_CLASS = re.compile(r"[A-Z][A-Za-z0-9]*")
-_PLAIN: tuple[Any, ...] = (
-    0,
-    0.0,
-    0j,
-    "",
-    b"",
-    [],
-    (),
-    {},
-    set(),
-    deque(),
-    Fraction(0),
-    Decimal(0),
-    datetime.min,
-    timedelta(),
-    OSError(),
-)
-_ATTRIBUTES = {name for value in _PLAIN for name in dir(value)} | {"close", "cache_info", "cache_clear"}
 
 # Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
 # catch_warnings changes the state of all threads.
@@ -78,15 +50,13 @@ _PARSE_LOCK = threading.Lock()
 class Suite:
     """What a job's tests take from the program.
 
-    names: functions of the program, the entry point first. classes: its classes. imports: (name, module, member or "")
-    of what the judge imports for the suite. setup, tests: marshalled code; with unittest, tests has one item.
-    modes: for each test, with copies ("c") or shared containers ("s"), see judge.in_modes.
-    stops: a test may see StopIteration.
-    needs: why the suite cannot be judged, or "".
+    names: functions of the program, the entry point first. imports: (name, module, member or "") of what the judge
+    imports for the suite. setup, tests: marshalled code; with unittest, tests has one item. modes: for each test, with
+    copies ("c") or shared containers ("s"), see the judge. stops: a test may see StopIteration. needs: why the suite
+    cannot be judged, or "".
     """
 
     names: tuple[str, ...]
-    classes: tuple[str, ...]
     imports: tuple[tuple[str, str, str], ...]
     setup: bytes
     tests: tuple[bytes, ...]
@@ -96,9 +66,7 @@ class Suite:
 
 
 @functools.lru_cache(maxsize=2048)
-def read_suite(
-    tests: tuple[str, ...], setup: str, entry_point: str, functions: tuple[str, ...], classes: tuple[str, ...] | None
-) -> Suite:
+def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: tuple[str, ...]) -> Suite:
     """The suite of a job. Without an entry point, it is the only name that the suite lacks.
 
     Raises UserError for a test or setup that is not Python.
@@ -107,25 +75,23 @@ def read_suite(
     prepared = parsed(setup, "the setup", entry_point)
     walked = [list(ast.walk(tree)) for tree in trees]
     nodes = [*ast.walk(prepared), *(node for test in walked for node in test)]
-    missing = _missing(nodes) - {entry_point, *functions, *(classes or ())}
+    missing = _missing(nodes) - {entry_point, *functions}
     known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
     unknown = missing - known
-    if not entry_point and not functions and not classes and len(unknown or known) == 1:
+    if not entry_point and not functions and len(unknown or known) == 1:
         [entry_point] = unknown or known
         unknown, known = unknown - {entry_point}, known - {entry_point}
-    names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name and name not in (classes or ())))
-    calling = {*names, *(classes or ()), "candidate"}
-    needs = _needs(nodes, "\n".join((setup, *tests)), unknown, entry_point, classes, calling)
-    if not needs and not _loaded(nodes) & {*names, *(classes or ())}:
+    names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name))
+    needs = _needs(nodes, "\n".join((setup, *tests)), unknown)
+    if not needs and not _loaded(nodes) & {*names}:
         needs = "a use of the program in the tests: every program would pass them"
-    program_values = results(nodes, calling)
-    guards = Guards(calling, program_values)
+    calling = {*names, "candidate"}
+    guards = Guards(calling | results(nodes, calling))
     return Suite(
         names=names,
-        classes=classes or (),
         imports=tuple(sorted(_import(name, nodes) for name in known)),
-        setup=_code(guards.visit(prepared), "<setup>"),
-        tests=tuple(_code(guards.visit(tree), f"<test {number}>") for number, tree in enumerate(trees)),
+        setup=code(guards.visit(prepared), "<setup>"),
+        tests=tuple(code(guards.visit(tree), f"<test {number}>") for number, tree in enumerate(trees)),
         modes=tuple(_modes(test, calling) for test in walked),
         stops="StopIteration" in "\n".join((setup, *tests)),
         needs=needs,
@@ -135,15 +101,15 @@ def read_suite(
 @functools.lru_cache(maxsize=2048)
 def names_in_solution(
     tests: tuple[str, ...], setup: str, entry_point: str, solution: str
-) -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
-    """What a suite takes from a correct program: functions and classes of the program that is judged; source for the
-    setup, with the solution's imports, and with the solution itself if the tests use it to help; and what is missing.
+) -> tuple[tuple[str, ...], str, str]:
+    """What a suite takes from a correct program: functions of the program that is judged; source for the setup, with
+    the solution's imports, or with the solution itself if the tests use it to help; and why it cannot be judged.
 
     A function helps if it is not the entry point. Without an entry point it helps if no test uses it alone: `close` in
     `close(f(1), 2.0)`. A program could otherwise judge itself. Raises UserError for a source that is not Python.
     """
     trees = [[*ast.walk(parsed(source, "a test", entry_point))] for source in (*tests, setup)]
-    missing = _missing([node for tree in trees for node in tree]) | {entry_point}
+    missing = _missing(node for tree in trees for node in tree) | {entry_point}
     body = parsed(solution, "the solution", entry_point).body
     functions = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} & missing
     classes = {n.name for n in body if isinstance(n, ast.ClassDef)} & missing
@@ -151,8 +117,12 @@ def names_in_solution(
     alone = {name for used in (functions & _loaded(tree) for tree in trees) if len(used) == 1 for name in used}
     tested = {entry_point} if entry_point else alone
     source = solution if functions - tested else "\n".join(map(ast.unparse, imports))
-    unclear = f"an entry_point, because the tests use {', '.join(sorted(functions))} together"
-    return tuple(sorted(functions & tested)), tuple(sorted(classes)), source, unclear * bool(functions and not tested)
+    needs = ""
+    if classes:
+        needs = f"together=True, because only the program could answer for its class {min(classes)}"
+    elif functions and not tested:
+        needs = f"an entry_point, because the tests use {', '.join(sorted(functions))} together"
+    return tuple(sorted(functions & tested)), source, needs
 
 
 def parsed(source: str, what: str, name: str) -> ast.Module:
@@ -165,52 +135,52 @@ def parsed(source: str, what: str, name: str) -> ast.Module:
         raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
 
 
-def _code(tree: ast.AST, name: str) -> bytes:
+def code(tree: ast.AST, name: str) -> bytes:
+    """The marshalled code of a tree. Raises UserError if it cannot be compiled."""
     try:
         with _PARSE_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            code: CodeType = compile(cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True)
+            found: CodeType = compile(
+                cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True
+            )
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
-    return marshal.dumps(code)
+    return marshal.dumps(found)
 
 
-def _missing(nodes: list[ast.AST]) -> set[str]:
+def _missing(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that the suite uses and does not define."""
+    nodes = list(nodes)
     found = {name for name in _loaded(nodes) - set(_bound(nodes)) if not hasattr(builtins, name)}
     return found - {"__name__", "__file__"}
 
 
-def _loaded(nodes: list[ast.AST]) -> set[str]:
+def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def _bound(nodes: list[ast.AST]) -> Iterator[str]:
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names that the suite defines anywhere."""
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            yield node.name or "_"
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            yield node.rest
-        elif isinstance(node, ast.arg):
-            yield node.arg
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif not isinstance(node, ast.alias | ast.keyword):  # definitions, handlers of exceptions, patterns, arguments
+            yield from (
+                name for field in ("name", "rest", "arg") if isinstance(name := getattr(node, field, None), str)
+            )
 
 
 def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
     """Name, module and member ("" for the module itself)."""
-    if name == "datetime" and any(isinstance(node, ast.Call) and called(node, {name}) for node in nodes):
+    if name == "datetime" and any(called(node, {name}) for node in nodes):
         return name, name, name  # the class
     return (name, _MEMBERS[name], name) if name in _MEMBERS else (name, _ALIASES.get(name, name), "")
 
 
 def _modes(nodes: list[ast.AST], names: set[str]) -> str:
-    """How a test runs (judge.in_modes). "s" if it ignores the result of a call or compares identity: it tests changes.
+    """How a test runs (judge._in_modes). "s" if it ignores the result of a call or compares identity: it tests changes.
 
     "sc" if it uses a variable that it passed, or changes a result. "c" otherwise.
     """
@@ -222,22 +192,21 @@ def _modes(nodes: list[ast.AST], names: set[str]) -> str:
         or (isinstance(node, ast.With) and any(word in ast.unparse(node.items[0]) for word in expects))
         for child in ast.walk(node)
     }
-    if any(isinstance(n, ast.Expr) and id(n) not in guarded and called(n.value, names) for n in nodes):
-        return "s"
     mine = results(nodes, names)
+    for node in nodes:
+        if isinstance(node, ast.Expr) and id(node) not in guarded and called(node.value, names):
+            return "s"
+        if isinstance(node, ast.Compare) and _compares_identity(node, {*names, *mine}):
+            return "s"
     loads = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    if any(isinstance(node, ast.Compare) and _compares_identity(node, {*names, *mine}) for node in nodes):
-        return "s"
     calls = [node for node in nodes if isinstance(node, ast.Call) and called(node, names)]
-    parts = [part for call in calls for part in (*call.args, *call.keywords)]
-    passed = {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
-    reused = any(loads.count(name) > 1 for name in passed - names)
+    passed = _loaded(n for call in calls for part in (*call.args, *call.keywords) for n in ast.walk(part))
     changed = any(
         (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _root(node) in mine)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _root(node.value) in mine)
         for node in nodes
     )
-    return "sc" if reused or changed else "c"
+    return "sc" if changed or any(loads.count(name) > 1 for name in passed - names) else "c"
 
 
 def _root(node: ast.AST) -> str:
@@ -255,66 +224,26 @@ def _compares_identity(node: ast.Compare, names: set[str]) -> bool:
     return is_identity and not plain and any(_root(side) in names for side in sides)
 
 
-def _needs(
-    nodes: list[ast.AST],
-    source: str,
-    unknown: set[str],
-    entry_point: str,
-    classes: tuple[str, ...] | None,
-    names: set[str],
-) -> str:
+def _needs(nodes: list[ast.AST], source: str, unknown: set[str]) -> str:
     if unknown:
-        return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions or classes"
+        return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions"
     if uncalled := _uncalled_test(nodes):
         return f"a call of {uncalled}, which the tests define and do not use"
     used = {
         getattr(node, "id", getattr(node, "attr", "")) for node in nodes if isinstance(node, ast.Name | ast.Attribute)
     }
-    used |= {alias.name.partition(".")[0] for node in nodes if hasattr(node, "names") for alias in _aliases(node)}
-    if isinstance(runs := next(iter(sorted(used & _RUNS_TEXT - _regular(nodes))), None), str):
-        return f"together=True, because the tests use {runs}, which may run what the program returns"
-    if _IMPORTS_MOCK.search(source):
+    used |= {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in _imported(node)}
+    if runs := sorted(used & _RUNS_TEXT - _regular(nodes)):
+        return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
+    if _IMPORTS_MOCK.search(source) or any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
         return "together=True, because the tests patch objects"
-    if any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
-        return "together=True, because the tests assign attributes of modules"
-    bases = [base.id for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases if hasattr(base, "id")]
-    if derived := sorted({*bases} & {*(classes or ())}):
-        return f"together=True, because the tests derive from a class of the program: {derived[0]}"
-    if classes is not None:
-        return ""
-    if found := _ONE_PROCESS.search(source):
-        return f"together=True, because the tests use {found[0]}, which works in the program's process only"
-    return _needs_a_solution(nodes, entry_point, names)
-
-
-def _needs_a_solution(nodes: list[ast.AST], entry_point: str, names: set[str]) -> str:
-    """Why tests that come without a correct program cannot be judged: they may use instances, or other libraries."""
-    mine = results(nodes, names)
-    own = set(_bound(nodes))
-    for node in nodes:
-        attribute = node.attr if isinstance(node, ast.Attribute) else "tolist"
-        of_result = isinstance(node, ast.Attribute) and (_root(node) in mine or _is_call(node.value, names))
-        if of_result and attribute not in _ATTRIBUTES | own and not {"np", "numpy", "pd", "pandas"} & own:
-            return f"a solution or classes, because the tests use .{attribute} of a result"
-        to_text = isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"str", "repr", "format"}
-        if to_text and any(_root(part) in mine or _is_call(part, names) for part in node.args):  # type: ignore[attr-defined]
-            return "a solution or classes, because the tests use the text of a result"
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [*(alias.name for alias in node.names), getattr(node, "module", "")]
-            package = next(filter(None, reversed(modules)), "").partition(".")[0]
-            if package not in sys.stdlib_module_names | {"numpy", "pandas", "pytest"}:
-                return f"a solution, because the tests use the library {package}"
-    if _LOOKS_LIKE_A_CLASS.fullmatch(entry_point):
-        return f"classes to be given: whether {entry_point} is a class (classes=[{entry_point!r}]) or not (classes=[])"
     return ""
 
 
-def _is_call(node: ast.AST, names: set[str]) -> bool:
-    return isinstance(node, ast.Call) and called(node, names)
-
-
-def _aliases(node: ast.AST) -> list[ast.alias]:
-    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    return {alias.name.partition(".")[0] for alias in node.names} | {
+        (getattr(node, "module", "") or "").partition(".")[0]
+    }
 
 
 def _regular(nodes: list[ast.AST]) -> set[str]:

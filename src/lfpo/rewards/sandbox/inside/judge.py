@@ -3,122 +3,143 @@
 from __future__ import annotations
 
 import marshal
+import os
 import sys
 import types
 
-from . import strict, values
-from .link import Abandoned, Handle, Link, error_class
+from . import values
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from .handles import Program
+
+TOGETHER = "__test__"
+"""Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Judge one job and report each test as it ends, so that a later hang does not lose earlier passes.
+    """Judge one job, marshalled by the host (job.encode_job), and report each test as it ends, so that a later hang
+    does not lose earlier passes.
 
     A report is a letter and a text: + passed, - failed, s skipped, n number of tests, u the program does not load, d
-    done.
+    done. With `together` the program runs in this process, and a nonce is before each report, so that output by
+    accident is not one; nothing defends such a verdict from a program that cheats.
     """
     data = values.receive(inbox)
-    if data is not None:
-        _Judge(marshal.loads(data), outbox, Link(settings["program_inbox"], settings["program_outbox"])).run()
+    os.close(inbox)
+    if data is None:
+        return
+    job = marshal.loads(data)
+    nonce = job.pop("nonce")
+
+    def report(letter: str, text: str = "") -> None:
+        values.send(outbox, nonce + f"{letter}{text[:500]}".encode("utf-8", "replace"))
+
+    sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 if job["together"] else 20_000))  # for nested values
+    if job["together"]:
+        _judge_together(job, report)
+        os._exit(0)
+    _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
 
 
 def describe(error: BaseException) -> str:
     """Type and message of the error."""
-    return str(error) if isinstance(error, Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return str(error) if isinstance(error, values.Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-class _Judge:
-    """job: marshalled by the host (job.encode_job)."""
+def _execute(code: bytes, module: types.ModuleType) -> str:
+    """Run marshalled code of the suite. Why it failed, or ""."""
+    try:
+        exec(marshal.loads(code), vars(module))
+    except BaseException as error:  # a failed assertion, or what the program raised
+        return describe(error) or "failed"
+    return ""
 
-    def __init__(self, job: dict[str, Any], outbox: int, link: Link) -> None:
-        self.job, self.outbox, self.link = job, outbox, link
-        sys.modules["tests"] = self.module = types.ModuleType("tests")
-        strict.install(vars(self.module), link.refuse)
-        sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
-        sys.setrecursionlimit(20_000)  # for values that are nested deeply
 
-    def report(self, letter: str, text: str = "") -> None:
-        values.send(self.outbox, f"{letter}{text[:500]}".encode("utf-8", "replace"))
+def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
+    sys.modules[TOGETHER] = module = types.ModuleType(TOGETHER)
+    vars(module).update(sys=sys, os=os, environ=os.environ)  # as in BigCodeBench's own runner
+    problem = _execute(job["setup"], module)
+    try:
+        exec(compile(job["program"], "<program>", "exec", dont_inherit=True), vars(module))
+    except BaseException as error:  # also SystemExit
+        return report("u", f"the program does not load: {describe(error)}")
+    if problem := problem and _execute(job["setup"], module):  # it may use the program's classes
+        return report("u", f"the setup does not load: {problem}")
+    if not job["unittest"]:
+        for code, _ in job["tests"]:
+            report("-" if (problem := _execute(code, module)) else "+", problem)
+    elif problem := _execute(job["tests"][0][0], module):
+        return report("u", f"the suite does not load: {problem}")
+    else:
+        from .unittest_cases import find_cases, run
 
-    def run(self) -> None:
-        try:
-            self.link.ask("load", self.job["program"])
-        except BaseException as error:  # whatever the program raised
-            self.report("u", f"the program does not load: {describe(error)}")
-            return
-        problem = self.prepare()
-        tests = self.job["tests"]
-        if problem:
-            for _ in range(self.job["expected"]):
-                self.report("-", problem)
-        elif self.job["unittest"]:
-            self.run_unittest(*tests[0])
-        else:
-            for code, modes in tests:
-                self.report(*self.in_modes(modes, lambda code=code: self.execute(code)))
-        self.report("d")
+        run(find_cases(module), lambda problem: report("-" if problem else "+", problem))
+    return report("d")
 
-    def prepare(self) -> str:
-        """Define the suite's names: its modules, what the setup defines, and then what it takes from the program."""
-        space = vars(self.module)
-        try:
-            for name, module, member in self.job["imports"]:
-                __import__(module)
-                space[name] = getattr(sys.modules[module], member) if member else sys.modules[module]
-            for name in self.job["classes"]:
-                self.define(name)
-            problem = self.execute(self.job["setup"])  # which may define the prompt's stub
-            for name in () if problem else self.job["functions"]:
-                self.define(name)
-        except BaseException as error:  # the program does not define the name
-            return describe(error)
-        return problem
 
-    def define(self, name: str) -> None:
-        kind, found = self.link.ask("define", name)
-        is_error = kind == "error"
-        value = error_class(self.link._errors, tuple(found)) if is_error else None
-        vars(self.module)[name] = value or Handle(self.link, int(found), is_open=True, is_class=kind == "class")
+def _judge(job: dict[str, Any], report: Callable[..., None], pipes: tuple[int, int]) -> None:
+    from . import strict
+    from .handles import Program
 
-    def execute(self, code: bytes) -> str:
-        """Run a source of the suite. Why it failed, or ""."""
-        try:
-            exec(marshal.loads(code), vars(self.module))
-        except BaseException as error:  # a failed assertion, or what the program raised
-            return describe(error) or "failed"
-        return ""
-
-    def in_modes(self, modes: str, run: Any) -> tuple[str, str]:
-        """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
-
-        "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared
-        containers, and if a call has changed one, with copies too. A program could otherwise change what it is
-        compared with.
-        """
-        for mode in modes:
-            link = self.link
-            link.refused, link.calls, link.stops = "", 0, self.job["stops"]
-            changed = link.shared is None or link.shared.changed
-            if mode == "c" and modes == "sc" and not changed:
-                break
-            link.shared = values.Shared() if mode == "s" else None
-            problem = run()
-            if problem == "skipped" and not link.calls:
-                return "s", ""
-            if problem := link.gone or link.refused or problem:
-                return "-", problem
-        return "+", ""
-
-    def run_unittest(self, code: bytes, modes: str) -> None:
+    program = Program(pipes, job["stops"])
+    sys.modules["tests"] = module = types.ModuleType("tests")
+    strict.install(vars(module), program.refuse)
+    try:
+        program.ask("load", job["program"])
+    except BaseException as error:  # whatever the program raised
+        return report("u", f"the program does not load: {describe(error)}")
+    tests = job["tests"]
+    if problem := _prepare(job, module, program):
+        for _ in range(job["expected"]):
+            report("-", problem)
+    elif not job["unittest"]:
+        for code, modes in tests:
+            report(*_in_modes(program, modes, _execute, code, module))
+    elif problem := _execute(tests[0][0], module):
+        report("-", problem)
+    else:
         from .unittest_cases import find_cases, outcome  # importing unittest takes longer than most jobs
 
-        if problem := self.execute(code):
-            self.report("-", problem)
-            return
-        cases = find_cases(self.module)
-        self.report("n", str(len(cases)))
+        cases = find_cases(module)
+        report("n", str(len(cases)))
         for case in cases:
-            self.report(*self.in_modes(modes, lambda case=case: outcome(case)))
+            report(*_in_modes(program, tests[0][1], outcome, case))
+    return report("d")
+
+
+def _prepare(job: dict[str, Any], module: types.ModuleType, program: Program) -> str:
+    """Define the suite's names: its modules, what the setup defines, and then what it takes from the program."""
+    space = vars(module)
+    try:
+        for name, imported, member in job["imports"]:
+            __import__(imported)
+            space[name] = getattr(sys.modules[imported], member) if member else sys.modules[imported]
+        problem = _execute(job["setup"], module)  # which may define the prompt's stub
+        for name in () if problem else job["functions"]:
+            space[name] = program.handle(program.ask("define", name))
+    except BaseException as error:  # the program does not define the name
+        return describe(error)
+    return problem
+
+
+def _in_modes(program: Program, modes: str, run: Callable[..., str], *test: Any) -> tuple[str, str]:
+    """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
+
+    "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared containers,
+    and if a call has changed one, with copies too. A program could otherwise change what it is compared with.
+    """
+    for mode in modes:
+        changed = program.begin(shares=mode == "s")
+        if mode == "c" and modes == "sc" and not changed:
+            break
+        problem = run(*test)
+        if problem == "skipped" and not program.calls:
+            return "s", ""
+        if problem := program.gone or program.refused or problem:
+            return "-", problem
+    return "+", ""

@@ -61,12 +61,10 @@ def main(argument: str) -> None:
 
 def _import_role(role: str) -> Callable[[int, int, dict[str, Any]], None]:
     """The main function of a role. Each role imports only what it needs."""
-    if role == "judge":
-        from .judge import serve
-    elif role == "program":
+    if role == "program":
         from .program import serve
     else:
-        from .together import serve
+        from .judge import serve
     return serve
 
 

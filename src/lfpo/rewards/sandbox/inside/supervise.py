@@ -8,7 +8,6 @@ from . import kernel
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 signal: Any = __import__("_signal")  # `signal` imports enum, which takes as long as all other imports
@@ -79,43 +78,30 @@ def is_full(folder: str, size: int, files: int, process: int) -> bool:
     A folder whose files cannot be looked at counts as full: its path is too long, or it has no permission to read.
     """
     used = count = 0
-    try:
-        for status in (*_deleted(process), *_statuses(folder)):
-            used, count = used + 512 * status.st_blocks, count + 1
-            if used > size or count > files:
+    opened = f"/proc/{process}/fd"
+    folders = [opened, folder]
+    while folders:
+        path = folders.pop()
+        try:
+            for name in os.listdir(path):
+                status = _status(f"{path}/{name}", path == opened)
+                if status is None or (path == opened and status.st_nlink):
+                    continue
+                used, count = used + 512 * status.st_blocks, count + 1
+                if used > size or count > files:
+                    return True
+                if path != opened and status.st_mode & 0o40300 == 0o40300:  # without both permissions it is empty
+                    folders.append(f"{path}/{name}")
+        except (FileNotFoundError, NotADirectoryError):  # it was deleted meanwhile
+            continue
+        except OSError:
+            if path != opened:  # else the process has ended
                 return True
-    except OSError:
-        return True
     return False
 
 
-def _statuses(folder: str) -> Iterator[os.stat_result]:
-    folders = [folder]
-    while folders:
-        for path, status in _entries(folders.pop()):
-            yield status
-            if status.st_mode & 0o40300 == 0o40300:  # a folder without both permissions is empty: chmod is forbidden
-                folders.append(path)
-
-
-def _deleted(process: int) -> Iterator[os.stat_result]:
+def _status(path: str, follow: bool) -> os.stat_result | None:
     try:
-        yield from (status for _, status in _entries(f"/proc/{process}/fd", follow=True) if status.st_nlink == 0)
-    except OSError:  # it has ended
-        return
-
-
-def _entries(folder: str, follow: bool = False) -> Iterator[tuple[str, os.stat_result]]:
-    """Path and status of each entry. What is deleted meanwhile is skipped."""
-    for name in _names(folder):
-        try:
-            yield f"{folder}/{name}", os.stat(f"{folder}/{name}", follow_symlinks=follow)
-        except FileNotFoundError:
-            continue
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        return os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:  # it was deleted meanwhile
+        return None

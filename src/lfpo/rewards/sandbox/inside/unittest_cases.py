@@ -7,6 +7,7 @@ import unittest
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -25,39 +26,40 @@ def _flat(suite: Any) -> Any:
 
 def outcome(case: unittest.TestCase) -> str:
     """Why a case failed, "skipped", or "". Its class fixtures run too."""
-    result = Result()
-    unittest.TestSuite([case]).run(result)
-    return result.problems.get(case.id(), "it did not run")
+    found: list[str] = []
+    run([case], found.append)
+    return found[0] if found else "it did not run"
 
 
-class Result(unittest.TestResult):
-    """The outcome of each case, by its id. report: called with the outcome when a case stops."""
+def run(cases: list[unittest.TestCase], report: Callable[[str], None]) -> None:
+    """Run cases, and report the outcome of each when it stops."""
+    unittest.TestSuite(cases).run(_Result(report))
 
-    def __init__(self, report: Any = None) -> None:
+
+class _Result(unittest.TestResult):
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
-        self.problems: dict[str, str] = {}
-        self.report = report
+        self.report, self.problem = report, ""
 
     def startTest(self, test: unittest.TestCase) -> None:
-        self.problems[test.id()] = ""
+        self.problem = ""
         super().startTest(test)
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        self.report(self.problem)
+        super().stopTest(test)
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
             self.addFailure(test, err)
 
     def addFailure(self, test: Any, err: Any) -> None:
-        self.problems[test.id()] = self.problems.get(test.id()) or f"{test.id()}: {err[0].__name__}: {err[1]}"
+        self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
 
     addError = addFailure
 
     def addSkip(self, test: Any, reason: str) -> None:
-        self.problems[test.id()] = self.problems.get(test.id()) or "skipped"
+        self.problem = self.problem or "skipped"
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        self.problems[test.id()] = f"{test.id()}: passed against expectation"
-
-    def stopTest(self, test: unittest.TestCase) -> None:
-        if self.report:
-            self.report(self.problems[test.id()])
-        super().stopTest(test)
+        self.problem = f"{test.id()}: passed against expectation"

@@ -2,8 +2,8 @@
 
 Unpickling creates built-in containers, numbers, texts and records, and calls nothing of the sender's choice: the only
 global is MAKE, which makes a record, and neither a record nor MAKE can be called, changed or filled by another opcode.
-Afterwards the records become values by a closed table of pure constructors. References to one object stay references
-to one object.
+Afterwards the records become values by a closed table of pure constructors (plain_types.py). References to one object
+stay references to one object.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import os
 import sys
 import types
 
-_stub: Any = types.ModuleType("functools")  # _pickle needs partial only; the import of functools takes 4 ms
-_stub.partial = _functools.partial
-_missing = "functools" not in sys.modules
-if _missing:
+if "functools" in sys.modules:
+    import _pickle
+else:  # _pickle needs `partial` of functools, whose import takes a tenth of a job
+    _stub: Any = types.ModuleType("functools")
+    _stub.partial = _functools.partial
     sys.modules["functools"] = _stub
-import _pickle  # noqa: E402
+    import _pickle
 
-if _missing:
     del sys.modules["functools"]
+import _operator
 
-from .plain_base import NotAValue  # noqa: E402
+from .plain_types import NotAValue, from_plain, to_plain
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
 
 MAX_FRAME = 2**28
 MAX_SHARED = 10_000
-MAX_SHARED_BYTES = 2**16
-"""Containers that two processes share, and bytes of the last message, before they start anew: a message has all."""
+"""Containers that two processes share before they start anew: each message looks at all of them."""
 _ATOMS = {int, float, str, bytes, bool, type(None)}
 _SHARED: dict[str, Any] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
+
+
+class Abandoned(BaseException):
+    """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
 
 
 class BadBytes(Exception):
@@ -75,17 +79,22 @@ MAKE = _Make()
 
 
 class Shared:
-    """Mutable containers that two processes both hold. A message between them has the content of all."""
+    """Mutable containers that two processes both hold. A message between them has the content of those that changed.
 
-    def __init__(self) -> None:
+    changed: whether a message of the other process changed a container that this one had sent.
+    """
+
+    def __init__(self, changed: bool = False) -> None:
         self.objects: list[Any] = []
+        self.known: list[Any] = []  # the content of each that the other process knows, None for none
         self.numbers: dict[int, int] = {}
-        self.changed = False
+        self.changed = changed
 
     def number(self, value: Any) -> int:
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
+            self.known.append(None)
         return self.numbers[id(value)]
 
     def find(self, kind: str, number: int) -> Any:
@@ -96,26 +105,33 @@ class Shared:
             raise BadBytes("another container")
         return found
 
-    def fill(self, number: int, content: Any, is_old: bool) -> None:
-        """Give a container its content: items, pairs of a dict, or bytes. Notes whether an old one has changed."""
+    def news(self, number: int) -> Any:
+        """The content of a container (items, or keys and then values, or bytes), None if the other process knows it."""
+        value, known = self.objects[number], self.known[number]
+        found = bytes(value) if type(value) is bytearray else (*value, *(value.values() if type(value) is dict else ()))
+        if known is not None and len(known) == len(found) and all(map(_operator.is_, known, found)):
+            return None
+        self.known[number] = found
+        return found
+
+    def fill(self, number: int, content: Any) -> None:
+        """Give a container its content. `news` is to be called when its records are built."""
         value = self.objects[number]
-        if is_old and not self.changed:
-            before = _content(value)
-            self.changed = len(before) != len(content) or any(
-                a is not b and (type(a) is not type(b) or type(a) not in {*_ATOMS, tuple} or a != b)
-                for a, b in zip(before, content, strict=True)
-            )
-        if type(value) in (dict, set):
+        self.changed |= self.known[number] is not None
+        if type(value) is dict:
+            value.clear()
+            value.update(zip(content[: len(content) // 2], content[len(content) // 2 :], strict=True))
+        elif type(value) is set:
             value.clear()
             value.update(content)
         else:
             value[:] = content
 
-
-def _content(value: Any) -> Any:
-    if type(value) is bytearray:
-        return bytes(value)
-    return tuple(value.items()) if type(value) is dict else tuple(value)
+    def forget(self, count: int, known: list[Any]) -> None:
+        """Undo an encoding that failed. count, known: of the objects before it."""
+        self.numbers = {id(value): number for number, value in enumerate(self.objects[:count])}
+        del self.objects[count:]
+        self.known = known
 
 
 class _Pickler(_pickle.Pickler):
@@ -128,8 +144,6 @@ class _Pickler(_pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if value is MAKE:
             return NotImplemented
-        from .plain_types import to_plain  # imported here, because most values are built in
-
         found = to_plain(value) or (self._refer(value) if self._refer else None)
         if found is None:
             raise NotAValue(f"a {type(value).__name__} is not plain data")
@@ -168,14 +182,18 @@ def encode(value: Any, refer: Refer | None = None, shared: Shared | None = None)
     receiver also has. Raises NotAValue."""
     file = io.BytesIO()
     pickler = _Pickler(file, refer) if shared is None else _SharingPickler(file, refer, shared)
+    before = (len(shared.objects), shared.known[:]) if shared is not None else None
     try:
         pickler.dump(value)
         number = 0
         while shared is not None and number < len(shared.objects):
-            pickler.dump(_content(shared.objects[number]))
+            if (news := shared.news(number)) is not None:
+                pickler.dump((number, news))
             number += 1
-    except RecursionError:
-        raise NotAValue("nested too deeply") from None
+    except (RecursionError, NotAValue) as error:
+        if shared is not None and before is not None:
+            shared.forget(*before)
+        raise NotAValue("nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
     return file.getvalue()
 
 
@@ -183,23 +201,26 @@ def decode(data: bytes, resolve: Resolve | None = None, shared: Shared | None = 
     """The encoded value. resolve: gives the object of a kind and content that are not plain data. Raises BadBytes."""
     file = io.BytesIO(data)
     unpickler = _Unpickler(file, shared)
-    old = len(shared.objects) if shared is not None else 0
     try:
-        parts = [unpickler.load()]
-        while shared is not None and len(parts) <= len(shared.objects):
-            parts.append(unpickler.load())
-        if file.tell() != len(data):
+        value, news = unpickler.load(), []
+        while shared is not None and file.tell() < len(data):
+            news.append(unpickler.load())
+        if file.tell() != len(data) or min((number for number, _ in news), default=0) < 0:
             raise BadBytes("bytes after the value")
-        for number, content in enumerate(parts[1:]):
-            assert shared is not None
-            shared.fill(number, content, number < old)
+        for number, content in news:
+            shared.fill(number, content)  # type: ignore[union-attr]
         if unpickler.records:
-            parts = _Builder(resolve).built([parts[0], shared and shared.objects[:]])
+            builder = _Builder(resolve)
+            value = builder.built(value)
+            for number, _ in news:
+                builder.built(shared.objects[number])  # type: ignore[union-attr]
+        for number, _ in news:
+            shared.news(number)  # type: ignore[union-attr]
+        return value
     except BadBytes:
         raise
     except Exception as error:  # whatever malformed bytes or a constructor raise
         raise BadBytes(f"{type(error).__name__}: {error}") from error
-    return parts[0]
 
 
 class _Builder:
@@ -219,12 +240,8 @@ class _Builder:
         if kind is list:
             if not set(map(type, value)) <= _ATOMS:
                 value[:] = [self.built(item) for item in value]
-        elif kind is dict:
-            items = [(self.built(key), self.built(item)) for key, item in value.items()]
-            value.clear()
-            value.update(items)
-        elif kind is set:
-            items = [self.built(item) for item in value]
+        elif kind in (dict, set):
+            items = [self.built(item) for item in (value.items() if kind is dict else value)]
             value.clear()
             value.update(items)
         elif kind in (tuple, frozenset):
@@ -234,8 +251,6 @@ class _Builder:
         return self.done[id(value)][1]
 
     def record(self, record: Any) -> Any:
-        from .plain_types import from_plain
-
         content = self.built(record.content)
         found = from_plain(record.kind, content)
         if found is not NotImplemented:
