@@ -138,9 +138,7 @@ def test_factor_and_entropy_bound_follow_their_definitions(values: list[float], 
         assert chosen(revealed(score, eligible, entropy_bound=bound)) == [sorted(calm[: max([1, *counts])])]
 
 
-OUT_OF_RANGE = (
-    "threshold=0.0 threshold=1.5 temperature=-1.0 temperature=.nan cfg_scale=-0.1 gen_length=0"
-)
+OUT_OF_RANGE = "threshold=0.0 threshold=1.5 temperature=-1.0 temperature=.nan cfg_scale=-0.1 gen_length=0"
 OUT_OF_RANGE += " block_length=0 steps=0 factor=0.0 entropy_bound=-0.1 top_k=0 top_p=0.0 top_p=1.1 eps=0.0 eps=1.0"
 OUT_OF_RANGE += " alg=confidence early_stop_threshold=0.0 schedule=cosine cache=both remasking=lowconfidence"
 
