@@ -17,16 +17,18 @@ from lfpo.base.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.bgpo import BGPO
+from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import elbo_views, subset_masks
+from lfpo.objectives.masks import elbo_views, masked_views, subset_masks
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.settings import Defaults
+from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import shared_by_state, step_views
 from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO
@@ -286,3 +288,52 @@ def test_the_documented_defaults_are_those_of_the_code():
         assert ("base" in compared) == objective.needs_base
         assert kl == "-" or float(kl) == objective.beta
         assert (kl not in {"-", "0"}) == (objective.needs_base or name == "trace_rl")
+
+
+def test_justgrpo_by_hand():
+    """The third rollout has no advantage and is left out."""
+    t = rollouts(["abe", "bee", "aaa"], block_length=1)
+    signal = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)
+    objective = JustGRPO(epsilon=0.2)
+    current = {
+        "___": "211 111 111",
+        "a__": "111 121 111",
+        "ab_": "111 111 211",
+        "b__": "111 112 111",
+        "be_": "111 111 112",
+    }
+    old = {"___": "121 111 111", "a__": "111 121 111", "ab_": "111 111 112", "b__": "111 121 111", "be_": "111 111 112"}
+    loss = loss_of(objective, objective.views(t, signal, [0, 1, 2], 0), signal, current=current, old=old)
+    # Ratios 2, 1, 1/2 of the good; 1/2, 2, 1 of the bad, with its last token after EOS.
+    assert loss == pytest.approx((-1.2 - 1 - 0.5 + 0.5 * (0.8 + 2 + 1)) / 6, rel=1e-6)
+
+
+@pytest.mark.parametrize("after_eos", [True, False])
+def test_cj_grpo_by_hand(after_eos: bool):
+    """Step 0 reveals a alone; step 1 the rest of the first rollout and all of the second."""
+    t = rollouts(["abe", "bee"], ["011", "111"])
+    objective = CJGRPO(epsilon=0.5, dual_clip=1.5, beta=0.1, after_eos=after_eos)
+    old = {"___": "112 121 211", "a__": "111 112 112"}
+    current = {"___": "211 121 112", "a__": "111 121 112"}
+    loss = loss_of(objective, objective.views(t, GOOD_BAD, [0, 1], 0), GOOD_BAD, current=current, old=old, base=old)
+    first = -1.5 + 0.1 * HALF
+    second = -1.5 + 0.1 * HALF - 1 + 0.5 + 0.5
+    last = 0.5 * 1.5 + 0.1 * HALF  # ratio 2, above the dual clip
+    expected = first + ((second + last) / 5 if after_eos else second / 4)
+    assert loss == pytest.approx(expected / 2, rel=1e-6)
+
+
+def test_stable_drl_by_hand():
+    """One mask of each rollout for theta and one for theta_old. The second's importance is capped at 3/4."""
+    t = rollouts(["aee", "bbe"], prompts=["a", "a"])
+    objective = StableDRL(num_masks=1, beta=2.0, mix=0.25, clip=0.75)
+    views = masked_views(t, masks(["_e_", "b__"], ["___", "___"]))
+    current, old = {"_e_": "112 111 111", "b__": "111 112 121"}, {"___": "211 112 112"}
+    # E = log(1/4) of both, the second's E_old = (2 log(1/4) + log(1/2)) / 3; the first's is the mean of log(1/2) twice.
+    weights = [1 / 2, 3 / 4]
+    assert math.exp(log(1 / 4) - 5 / 3 * log(1 / 2)) > 3 / 4
+    upper = log(1 / 4) - log(2 / 3) / 2
+    good, bad = log(1 / 4), 0.25 * upper + 0.75 * log(1 / 4)
+    expected = -(weights[0] * good - 0.5 * weights[1] * bad) / sum(weights)
+    tables = {"current": current, "old": old}
+    assert loss_of(objective, views, GOOD_BAD, **tables) == pytest.approx(expected, rel=1e-6)

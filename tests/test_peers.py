@@ -12,7 +12,6 @@ from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.masks import masked_views
-from lfpo.objectives.ops.rectified import mix
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_views
@@ -140,27 +139,3 @@ def test_agrpo(monkeypatch):
     assert float(models["current"].s.grad) == pytest.approx(golden["grad_s"], rel=1e-4)
     expected = torch.tensor(golden["grad_a"], dtype=torch.float64)
     torch.testing.assert_close(models["current"].a.grad, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("beta", [1.0, 0.1])
-def test_the_continuous_ancestor(beta: float):
-    """DiffusionNFT's loss, in velocities, from the same two pieces as LFPO's: r from the advantage, and the mix of
-    policy and reference. What differs is the distance to the clean sample: squared error there, cross-entropy here."""
-    golden = case(f"diffusion_nft(beta={beta}")
-
-    def wave(k: float) -> torch.Tensor:
-        return torch.sin(k * torch.arange(24, dtype=torch.float64)).view(2, 3, 4)
-
-    x0, noise, v_old = wave(1.1), wave(2.3), wave(0.7)
-    v = (v_old + 0.3 * wave(1.9)).requires_grad_()
-    t = torch.tensor(golden["t"], dtype=torch.float64).view(2, 1, 1)
-    r = torch.tensor(golden["adv"], dtype=torch.float64).clamp(-5, 5) / 10 + 0.5
-    x_t = (1 - t) * x0 + t * noise
-    loss = torch.zeros((), dtype=torch.float64)
-    for weight, sign in ((r, 1.0), (1 - r, -1.0)):
-        predicted = x_t - t * mix(v, v_old, sign * beta)
-        scale = (predicted - x0).abs().mean((1, 2), keepdim=True).clamp(min=1e-5).detach()
-        loss = loss + (weight * ((predicted - x0) ** 2 / scale).mean((1, 2)) / beta).mean() * 5
-    assert loss.item() == pytest.approx(golden["loss"], rel=1e-5)
-    loss.backward()
-    torch.testing.assert_close(v.grad, torch.tensor(golden["grad_v"], dtype=torch.float64), rtol=1e-5, atol=1e-6)
