@@ -202,4 +202,5 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "CUDA stand-in")
         patch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=2**36))
+        patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**36, 2**36))
         yield mode

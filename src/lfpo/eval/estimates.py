@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 RESAMPLES = 2000
 
 
@@ -21,6 +19,8 @@ class Estimate:
 
 def over_problems(values: Sequence[float]) -> Estimate:
     """Mean over problems, with the percentile interval of a bootstrap."""
+    import numpy as np  # here, so that a mistake in the arguments of lfpo report is told without it
+
     x = np.asarray(values, dtype=float)
     means = np.random.default_rng(12345).choice(x, (RESAMPLES, len(x))).mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975]).tolist()
@@ -29,6 +29,7 @@ def over_problems(values: Sequence[float]) -> Estimate:
 
 def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean of one number a seed, with Student's t interval; the interval of one seed is NaN."""
+    import numpy as np
     from scipy.stats import t  # importing it takes 0.3 s
 
     x, n = np.asarray(values, dtype=float), len(values)
