@@ -16,7 +16,7 @@ from golden_families import golden, golden_io, golden_sampler
 from lfpo.base.errors import UserError
 from lfpo.cli import main
 from lfpo.models import load_model, load_tokenizer, save_model
-from lfpo.runs.card import BLOCK_SAMPLER, SAMPLER
+from lfpo.runs.card import SAMPLER
 from tiny import read_weights, save_weights, write_llada
 
 BLOCKS = {"llada": None, "lladamoe": None, "llada2_0": 32, "llada2_1": 32, "sdar": 4, "sdar_moe": 4}
@@ -71,19 +71,16 @@ def test_plain_transformers_loads_an_export(name: str, tmp_path: Path, capsys: p
     assert type(model).__name__ == load_model(source).family.architecture
     torch.testing.assert_close(model(io["full.ids"]).logits, io["full.logits"], rtol=0, atol=1e-4)
     card = (folder / "README.md").read_text()
+    assert SAMPLER in card
     if BLOCKS[name] is None:
-        assert SAMPLER in card
         return
     mask = io["block.mask"][None, None]
     torch.testing.assert_close(model(io["block.ids"], mask).logits, io["block.logits"], rtol=0, atol=1e-4)
-    assert BLOCK_SAMPLER in card
     if name == "sdar":
         assert model.config.block_length == 4
         run = golden_sampler(name)["runs"][0]
         prompt, tokens = run["prompt"], run["tokens"]
-        code = (
-            BLOCK_SAMPLER.removeprefix("```python\n").removesuffix("\n```").replace("PATH_TO_THIS_FOLDER", str(folder))
-        )
+        code = SAMPLER.removeprefix("```python\n").removesuffix("\n```").replace("PATH_TO_THIS_FOLDER", str(folder))
         code = code.replace('"YOUR PROMPT"', repr(bytes(prompt).decode())).replace("64", str(len(tokens) - len(prompt)))
         capsys.readouterr()
         exec(code, {})

@@ -65,7 +65,7 @@ def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[st
     results = [found for found in stored if found is not None]
     if len(results) < len(jobs):
         dtype, device = getattr(torch, config.dtype), distributed.device()
-        check_memory(resolve(config.model), dtype, device)
+        distributed.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task

@@ -36,31 +36,11 @@ model = AutoModelForCausalLM.from_pretrained("PATH_TO_THIS_FOLDER")
 prompt = tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids
 mask, length = tokenizer.mask_token_id, 64
 ids = torch.cat([prompt, torch.full((1, length), mask)], dim=1)
-for _ in range(length):
-    with torch.no_grad():
-        logits = model(ids).logits.double().roll(model.config.logit_shift, dims=1)
-    logits[..., mask] = -torch.inf
-    confidence, token = logits.softmax(-1).max(-1)
-    surest = confidence.masked_fill(ids != mask, -1).argmax()
-    ids[0, surest] = token[0, surest]
-print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
-```"""
-
-# The same for models that attend block by block.
-BLOCK_SAMPLER = """```python
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("PATH_TO_THIS_FOLDER")
-model = AutoModelForCausalLM.from_pretrained("PATH_TO_THIS_FOLDER")
-prompt = tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids
-mask, length = tokenizer.mask_token_id, 64
-ids = torch.cat([prompt, torch.full((1, length), mask)], dim=1)
-block = torch.arange(ids.shape[1]) // model.config.block_length
+block = torch.arange(ids.shape[1]) // getattr(model.config, "block_length", ids.shape[1])
 seen = (block[:, None] >= block)[None, None]  # a token sees its own block and those before it
 for _ in range(length):
     with torch.no_grad():
-        logits = model(ids, attention_mask=seen).logits.double()
+        logits = model(ids, attention_mask=seen).logits.double().roll(model.config.logit_shift, dims=1)
     logits[..., mask] = -torch.inf
     confidence, token = logits.softmax(-1).max(-1)
     active = (ids == mask) & (block == block[ids[0] == mask].min())
@@ -78,24 +58,18 @@ TRANSFORMERS_USE = """These are the weights of a `{architecture}` of transformer
 
 {sampler}
 """
-FULL = "`is_causal: false` in config.json makes the attention bidirectional."
-BLOCKS = (
-    "The attention is bidirectional within blocks of {length} tokens and causal between them: give the mask, as below."
-)
-SHIFT = {
-    True: "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`).",
-    False: "The logits at position i predict token i (`logit_shift: 0`).",
-}
 
 
 def transformers_use(architecture: str, shift: bool, block_length: int | None) -> str:
     """The card's section on the use of weights in transformers' layout."""
-    return TRANSFORMERS_USE.format(
-        architecture=architecture,
-        shift=SHIFT[shift],
-        attention=BLOCKS.format(length=block_length) if block_length else FULL,
-        sampler=BLOCK_SAMPLER if block_length else SAMPLER,
-    )
+    attention = "`is_causal: false` in config.json makes the attention bidirectional."
+    if block_length:
+        attention = f"The attention is bidirectional within blocks of {block_length} tokens and causal between them: "
+        attention += "give the mask, as below."
+    shifted = "The logits at position i predict token i (`logit_shift: 0`)."
+    if shift:
+        shifted = "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`)."
+    return TRANSFORMERS_USE.format(architecture=architecture, attention=attention, shift=shifted, sampler=SAMPLER)
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.base.errors import UserError
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.code import Grader, code_job, needs_of, pass_rate, syntax_compliance
@@ -17,7 +17,6 @@ INSTRUCTION = (
     "You are an expert Python programmer. "
     "Answer with one block of code that holds the whole program:\n```python\n# your program\n```"
 )
-GEN_LENGTH = 512
 STRICT = Grader(
     limits=Limits(seconds=120, cpu_seconds=40, memory=4 * 2**30, disk=2**28, open_files=256),
     check_solutions=False,
@@ -65,9 +64,15 @@ def solution(row: Row) -> str:
     return f"```python\n{row['solution'].strip()}\n```"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CodeTask(DataTask):
     """A task with rewards for syntax and pass rate in training, and for passing all tests in evaluation."""
+
+    accuracy: RewardFunction = STRICT.all_tests_pass
+    formats: tuple[RewardFunction, ...] = ()
+    solution_key: Callable[[Row], str] = operator.itemgetter("task_id")  # MBPP+ uses those of MBPP
+    solution: Callable[[Row], str] = solution
+    gen_length: int = 512
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
@@ -84,23 +89,3 @@ class CodeTask(DataTask):
         They take `solution` as a whole program; a field `completion` would be appended to the prompt.
         """
         return {"task_id": row["task_id"], "solution": code_job(completion, row).program}
-
-
-def code_task(
-    name: str,
-    build: Callable[[Record], Row | None],
-    hub: tuple[tuple[str, HubSplit], ...],
-    stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",))),
-) -> CodeTask:
-    """A code task. build, hub, stems: as in DataTask."""
-    return CodeTask(
-        name=name,
-        build=build,
-        accuracy=STRICT.all_tests_pass,
-        formats=(),
-        solution_key=lambda row: row["task_id"],  # MBPP+ uses those of MBPP
-        solution=solution,
-        hub=hub,
-        stems=stems,
-        gen_length=GEN_LENGTH,
-    )

@@ -20,7 +20,7 @@ from lfpo.rewards.scoring import RewardFailed
 SPLITS = ("train", "test")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataTask:
     """A benchmark, for training and evaluation.
 

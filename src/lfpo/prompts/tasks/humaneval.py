@@ -6,8 +6,10 @@ the LFPO paper does.
 
 from __future__ import annotations
 
+import dataclasses
+
 from lfpo.prompts.tasks import acecode
-from lfpo.prompts.tasks.code_task import code_row, code_task
+from lfpo.prompts.tasks.code_task import CodeTask, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 
@@ -28,9 +30,11 @@ def build(record: Record) -> Row:
 _BUILD = acecode.build_acecode_or(build)
 _HUB = (("train", acecode.TRAIN), ("test", HubSplit("openai/openai_humaneval", "test")))
 _STEMS = (("train", ("train",)), ("test", ("test", "HumanEval")))
-TASK = code_task("humaneval", _BUILD, _HUB, _STEMS)
-ACECODE = code_task("acecode", _BUILD, _HUB, _STEMS)
-PLUS = code_task("humaneval_plus", _BUILD, (_HUB[0], ("test", HubSplit("evalplus/humanevalplus", "test"))))
+TASK = CodeTask(name="humaneval", build=_BUILD, hub=_HUB, stems=_STEMS)
+ACECODE = dataclasses.replace(TASK, name="acecode")
+PLUS = CodeTask(
+    name="humaneval_plus", build=_BUILD, hub=(_HUB[0], ("test", HubSplit("evalplus/humanevalplus", "test")))
+)
 
 KNOWN_BROKEN = {"HumanEval/32": "the suite unpacks the root, a number, as a list; no program passes"}
 """Rows of HumanEval+ whose reference solution fails, also in the hub's version. They count in the accuracy."""

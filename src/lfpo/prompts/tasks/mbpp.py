@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from lfpo.prompts.tasks.code_task import code_row, code_task
+from lfpo.prompts.tasks.code_task import CodeTask, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 
@@ -62,8 +62,8 @@ def build_plus(record: Record) -> Row:
 
 
 _HUB = tuple((split, HubSplit("google-research-datasets/mbpp", split, ("full",))) for split in ("train", "test"))
-TASK = code_task("mbpp", build, _HUB)
-PLUS = code_task("mbpp_plus", build_plus, (_HUB[0], ("test", HubSplit("evalplus/mbppplus", "test"))))
+TASK = CodeTask(name="mbpp", build=build, hub=_HUB)
+PLUS = CodeTask(name="mbpp_plus", build=build_plus, hub=(_HUB[0], ("test", HubSplit("evalplus/mbppplus", "test"))))
 
 KNOWN_BROKEN = {"Mbpp/255": "returns millions of tuples, which need more memory than the limit allows"}
 """Rows of MBPP+ whose reference solution fails here. They count in the accuracy."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from lfpo.base.rng import python_rng
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
+from lfpo.rewards import RewardFunction
 from lfpo.rewards.choices import choice_accuracy
 from lfpo.rewards.formats import tag_format
 
@@ -24,26 +27,26 @@ def choice_row(question: str, options: list[str], right: int) -> Row:
     return {"prompt": prompt, "question": question, "options": options, "answer": LETTERS[right]}
 
 
-def choice_task(
-    name: str,
-    build: Callable[[Record], Row],
-    splits: Iterable[HubSplit],
-    stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION,
-) -> DataTask:
-    """A multiple-choice task. build, stems: as in DataTask. splits: the hub's train and test rows."""
-    return DataTask(
-        name=name,
-        build=build,
-        accuracy=choice_accuracy,
-        formats=(tag_format,),
-        # Some short questions occur twice with different options. The order of the options does not matter.
-        solution_key=lambda row: "\n".join([row["question"], *sorted(row["options"])]),
-        # The correct option as reasoning, and its letter.
-        solution=lambda row: tagged(row["options"][LETTERS.index(row["answer"])].strip(), row["answer"]),
-        hub=tuple(zip(("train", "test"), splits, strict=True)),
-        stems=stems,
-        gen_length=256,
-    )
+def solution(row: Row) -> str:
+    """A completion with the correct option as reasoning, and its letter as the answer."""
+    return tagged(row["options"][LETTERS.index(row["answer"])].strip(), row["answer"])
+
+
+def solution_key(row: Row) -> str:
+    """Some short questions occur twice with different options. The order of the options does not matter."""
+    return "\n".join([row["question"], *sorted(row["options"])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTask(DataTask):
+    """A multiple-choice task."""
+
+    accuracy: RewardFunction = choice_accuracy
+    formats: tuple[RewardFunction, ...] = (tag_format,)
+    solution_key: Callable[[Row], str] = solution_key
+    solution: Callable[[Row], str] = solution
+    stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION
+    gen_length: int = 256
 
 
 def hellaswag_row(record: Record) -> Row:
@@ -77,27 +80,28 @@ def gpqa_row(record: Record) -> Row:
 
 
 # Zellers et al., arXiv 1905.07830; MIT: how a text continues.
-HELLASWAG = choice_task(
-    "hellaswag", hellaswag_row, (HubSplit("Rowan/hellaswag", split) for split in ("train", "validation"))
+HELLASWAG = ChoiceTask(
+    name="hellaswag",
+    build=hellaswag_row,
+    hub=(("train", HubSplit("Rowan/hellaswag", "train")), ("test", HubSplit("Rowan/hellaswag", "validation"))),
 )
 # Sakaguchi et al., arXiv 1907.10641; CC-BY: what a blank stands for.
-WINOGRANDE = choice_task(
-    "winogrande",
-    winogrande_row,
-    (HubSplit("allenai/winogrande", split, ("winogrande_xl",)) for split in ("train", "validation")),
+_winogrande = functools.partial(HubSplit, "allenai/winogrande", configs=("winogrande_xl",))
+WINOGRANDE = ChoiceTask(
+    name="winogrande",
+    build=winogrande_row,
+    hub=(("train", _winogrande("train")), ("test", _winogrande("validation"))),
 )
 # Bisk et al., arXiv 1911.11641; AFL-3.0: which way to do something works. Its main branch is a script.
-PIQA = choice_task(
-    "piqa",
-    piqa_row,
-    (HubSplit("ybisk/piqa", split, revision="refs/convert/parquet") for split in ("train", "validation")),
-)
+_piqa = functools.partial(HubSplit, "ybisk/piqa", revision="refs/convert/parquet")
+PIQA = ChoiceTask(name="piqa", build=piqa_row, hub=(("train", _piqa("train")), ("test", _piqa("validation"))))
 # Rein et al., arXiv 2311.12022: graduate-level science. Trains on main minus diamond, tests on diamond; the only split
 # of every configuration is named train. The data set is gated, and its authors ask not to publish its rows: keep them
 # out of public reports and repositories.
-GPQA = choice_task(
-    "gpqa",
-    gpqa_row,
-    (HubSplit("Idavidrein/gpqa", "train", (config,)) for config in ("gpqa_main", "gpqa_diamond")),
+_gpqa = functools.partial(HubSplit, "Idavidrein/gpqa", "train")
+GPQA = ChoiceTask(
+    name="gpqa",
+    build=gpqa_row,
+    hub=(("train", _gpqa(("gpqa_main",))), ("test", _gpqa(("gpqa_diamond",)))),
     stems=(("train", ("train", "gpqa_main")), ("test", ("test", "gpqa_diamond"))),
 )
