@@ -106,7 +106,7 @@ class LFPO(Defaults):
     states: Literal["stratified", "noised"] = "stratified"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: float = 1.0
-    deviation: Literal["batch", "one"] = "batch"
+    deviation: Literal["batch", "range"] = "batch"
     baseline: float = 1.0
     num_iterations: int = 1
     positive_weight: float = 1.0
@@ -117,7 +117,8 @@ class LFPO(Defaults):
         "states: uniform": "was removed; write states: stratified",
         "states: surprisal": "was removed; write states: stratified",
         "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or one",
+        "deviation: group": "was removed; write deviation: batch, or range",
+        "deviation: one": "was removed; write deviation: range, the same for rewards of 0 and 1",
         "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
     }
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
