@@ -102,16 +102,16 @@ class LFPO(Defaults):
     """See lfpo.objectives.lfpo."""
 
     beta: float = 0.3
-    timesteps: int = 4
-    states: Literal["stratified", "noised"] = "stratified"
+    timesteps: int = 1
+    states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
-    clip: float = 1.0
-    deviation: Literal["batch", "range"] = "batch"
-    baseline: float = 1.0
-    num_iterations: int = 1
+    clip: float = 0.8
+    deviation: Literal["range", "batch"] = "range"
+    baseline: float = 0.8
+    num_iterations: int = 4
     positive_weight: float = 1.0
     negative_weight: float = 1.0
-    target_weight: Literal["equal", "p_old"] = "equal"
+    target_weight: Literal["p_old", "equal"] = "p_old"
 
     REFUSED: ClassVar[dict[str, str]] = {
         "states: uniform": "was removed; write states: stratified",
