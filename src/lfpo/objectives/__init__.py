@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import dotted, resolve
 from lfpo.objectives import settings as knobs_by_class
-
-if TYPE_CHECKING:  # names and settings are checked before torch is loaded
-    from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective
 
 OBJECTIVES: dict[str, str] = {
     "lfpo": "lfpo.objectives.lfpo:LFPO",
@@ -43,8 +41,8 @@ def make_objective(settings: dict[str, Any]) -> Objective:
     cls: Any = resolve(name, OBJECTIVES, kind="objective", expected=type)
     if not hasattr(cls, "__dataclass_fields__"):
         raise UserError(f"objective {name!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
-    if not issubclass(cls, knobs_by_class.Defaults):  # one of your own gets what it leaves out
-        cls = type(cls.__name__, (cls, knobs_by_class.Defaults), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    if not issubclass(cls, Objective):  # one of your own gets what it leaves out
+        cls = type(cls.__name__, (cls, Objective), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     return build(cls, knobs, "objective")
 
 
