@@ -61,6 +61,15 @@ class LFPO(Objective):
     negative_weight: float = 1.0
     target_weight: Literal["p_old", "equal"] = "p_old"
 
+    EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
+        "timesteps": 4,
+        "states": "stratified",
+        "clip": 1.0,
+        "deviation": "batch",
+        "baseline": 1.0,
+        "num_iterations": 1,
+        "target_weight": "equal",
+    }
     REFUSED: ClassVar[dict[str, str]] = {
         "states: uniform": "was removed; write states: stratified",
         "states: surprisal": "was removed; write states: stratified",
