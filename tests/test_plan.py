@@ -36,6 +36,7 @@ from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_ru
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
+from small_runs import AS_PUBLISHED
 
 CPU = torch.device("cpu")
 PROMPT, COMPLETION = 24, 40
@@ -48,7 +49,7 @@ def recipe(**changes: Any) -> LFPOConfig:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"objective": AS_PUBLISHED},
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
         pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
@@ -178,7 +179,7 @@ def test_the_work_of_every_objective_is_counted(name: str):
 
 
 def test_work_by_hand():
-    lfpo = make_objective({"name": "lfpo", "timesteps": 2})
+    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
     work = count(lfpo, sampler)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
@@ -189,7 +190,7 @@ def test_work_by_hand():
 
 def test_the_work_of_a_block_model(tmp_path: Path):
     model = load_model(golden("sdar", tmp_path / "sdar"))
-    lfpo = make_objective({"name": "lfpo", "timesteps": 2})
+    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
     sampler = SamplerConfig(temperature=1.0, remasking="low_confidence_static").for_length(12, 4)
     forwards, tokens = sampling_work(sampler, 8, False, trained_block=4)
     # Prompt and first block once, eleven other forwards of a block, and two that store a finished one.

@@ -11,15 +11,14 @@ import torch
 from lfpo.base.batching import fill_by_tokens, left_pad
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import OBJECTIVES
-from lfpo.objectives.lfpo import LFPO
+from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, ema_update, equal_weights
-from small_runs import step_of
+from small_runs import AS_PUBLISHED, step_of
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -48,9 +47,9 @@ def setting(checkpoint: Path):
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype))
     sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
     trajectory = rollout(reference, PROMPTS, sampler, [1, 2, 3, 4])
-    objective = LFPO(timesteps=3)
+    objective = make_objective({**AS_PUBLISHED, "timesteps": 3})
     signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
-    views = objective.views(trajectory, signal, [1, 2, 3, 4])
+    views = objective.views(trajectory, signal, [1, 2, 3, 4], 0)
     return objective, {CURRENT: model, OLD: reference}, views, signal
 
 

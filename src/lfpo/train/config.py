@@ -9,7 +9,7 @@ from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
 from lfpo.models.settings import LoraSettings
-from lfpo.objectives import check_settings
+from lfpo.objectives import all_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
@@ -160,8 +160,7 @@ class LFPOConfig:
 
     def __post_init__(self) -> None:
         check_shared(self)
-        self.objective = {"name": "lfpo", **self.objective}
-        check_settings(self.objective)
+        self.objective = all_settings({"name": "lfpo", **self.objective})
         for rule in self.stop_on:
             if rule not in RULES:
                 raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")

@@ -21,6 +21,7 @@ from lfpo.rollout.trajectory import Trajectory
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
+TOY_ROLLOUTS = 8  # random masks have other sizes in each; the work is their mean
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     sampler: with its lengths set. trained_block: the block length of a model that attends block by block. group:
     rollouts of a prompt.
     """
-    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else 2)
+    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else TOY_ROLLOUTS)
     size = len(trajectory)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
