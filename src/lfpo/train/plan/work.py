@@ -15,8 +15,8 @@ from lfpo.objectives.needs import kept_steps, signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
-from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import blocks_of
 from lfpo.train.config import LFPOConfig
