@@ -309,17 +309,20 @@ def test_settings_that_exclude_each_other_are_changed_together():
 
 
 def test_hours_and_cost_by_hand():
-    args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7)
+    sizes = {"prompts_per_iteration": 4, "num_generations": 2, "optimizer_steps_per_iteration": 2}
+    args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7, **sizes)
     found = Estimate(args, MODEL, gpus=4, prompt_length=PROMPT)
     run = whole_run(found, 1e12, 3.0)
     assert run.training_hours == pytest.approx(10 * (found.rollout_flops + found.update_flops) / 4e12 / 3600)
     assert run.evaluation_hours == pytest.approx(found.evaluation_flops / 4e12 / 3600)
+    # One of three ranks has 4 of 8 rollouts.
+    assert Estimate(args, MODEL, gpus=3, prompt_length=PROMPT).fullest == 4 / (8 / 3)
     assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
     assert run.tokens == 10 * 8 * COMPLETION
     # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
-    sizes, hf, _ = model_shape(MODEL)
+    shape, hf, _ = model_shape(MODEL)
     forwards = COMPLETION * (PROMPT + COMPLETION)
-    one = model_flops(hf, sizes.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
+    one = model_flops(hf, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
@@ -382,11 +385,11 @@ def test_small_models_are_counted_in_millions(parameters: int, text: str):
 
 
 def test_rollouts_by_workers_beside_the_update():
-    """By hand: 8 PFLOP of rollouts on 4 workers, 3 PFLOP of update on 2 GPUs, at 1 PFLOP/s each."""
+    """By hand: 8 PFLOP of rollouts on 4 workers, 2 PFLOP of update on 2 GPUs, 1.5 of them on one, at 1 PFLOP/s each."""
 
     def taken(**engine: Any) -> tuple[float, float, float]:
         args = build(LFPOConfig, {"output_dir": "unused", "engine": engine})
-        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=3e15)
+        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=2e15, fullest=1.5)
         return seconds(found, 1e15)
 
     workers = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}

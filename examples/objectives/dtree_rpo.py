@@ -31,10 +31,11 @@ from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
-from lfpo.rollout.denoise import reveal_schedule, rollout
+from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES, LocalEngine, Request, run_unit
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import local_engine

@@ -25,9 +25,9 @@ from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
 from lfpo.rollout.packing import rows_in_flight
 from lfpo.rollout.reveal.rule import TOKENS, Revealed, Rule, Step
-from lfpo.rollout.reveal.schedule import reveal_counts
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.stored_blocks import StoredBlocks
 from lfpo.rollout.trajectory import Trajectory
 
@@ -177,19 +177,6 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, ge
     for number, prompt in enumerate(prompts):
         if reason := misfit(prompt, model, gen_length):
             raise UserError(f"prompt {number}: {reason}")
-
-
-def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
-    """Positions that each step of a block reveals, [steps of a block] int64; empty if the reveal rule has no schedule.
-
-    sampler: with its lengths filled in (SamplerConfig.for_length).
-    """
-    rule = sampler.reveal_rule
-    if rule.schedule is None:
-        return torch.zeros(0, dtype=torch.long)
-    assert sampler.steps and sampler.gen_length and sampler.block_length
-    steps = sampler.steps * sampler.block_length // sampler.gen_length
-    return reveal_counts(sampler.block_length, steps, sampler.schedule or rule.schedule, sampler.eps)
 
 
 def _step(

@@ -190,6 +190,7 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     """taken: seconds of an iteration's rollouts, of its update, and of the whole of it. assumption: the rates that they
     rest on."""
     engine, where = found.args.engine, ""
+    fullest = f"; the fullest rank computes {found.fullest:.2f} times the mean" if found.gpus > 1 else ""
     rollouts, update, whole = map(duration, taken)
     if engine.name == "ray":
         order = "beside" if engine.max_staleness else "before"
@@ -200,7 +201,7 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     console.print(
         f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
         f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
-        f"({found.work.views:g} views a rollout).{where}\n"
+        f"({found.work.views:g} views a rollout{fullest}).{where}\n"
         f"At {assumption}.",
         soft_wrap=True,
     )

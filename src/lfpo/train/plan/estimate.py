@@ -26,7 +26,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim, model_flops
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
-from lfpo.train.plan.work import count, sampling_work
+from lfpo.train.plan.work import count, fullest_rank, sampling_work
 
 Phases = tuple[float, float, float]
 PHASES = ("start", "rollout", "update")
@@ -42,6 +42,7 @@ class Estimate:
     host: name -> bytes of CPU memory of each rank. trained: number of trained weights.
     rows: views in one update pass, each of `length` tokens, of which `completion` are a completion's. doubled: whether
         a view runs as [noised; clean], twice its tokens.
+    fullest: the share of the rank with most rollouts, times that of the mean; the mean over an iteration's steps.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
     forwards: of one rollout, at most.
     rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included.
@@ -85,11 +86,13 @@ class Estimate:
         self.rollouts = args.prompts_per_iteration * args.num_generations
         self.work = count(self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
-        step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
-        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, math.ceil(step_views)), 1)
-        steps = args.optimizer_steps_per_iteration * self.objective.num_iterations
+        fullest = fullest_rank(args, self.objective, gpus)
+        self.fullest = sum(fullest) * gpus / self.rollouts
+        views = [math.ceil(rollouts * self.work.views) for rollouts in fullest]
+        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)
         # One for the rollouts, two for the EMA, and one for each update pass.
-        self.transfers = 3 + int(-(-step_views // self.rows) * steps) if args.offload_reference else 0
+        passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
+        self.transfers = 3 + passes if args.offload_reference else 0
 
         parts = {
             **self._model_states(),

@@ -111,10 +111,12 @@ class WholeRun:
 def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each.
 
-    Ray workers sample on GPUs like these beside them, with max_staleness while the trainer updates.
+    An optimiser step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with
+    max_staleness while the trainer updates.
     """
     engine = found.args.engine
-    rollout, update = (flops / flop_rate / found.gpus for flops in (found.rollout_flops, found.update_flops))
+    rollout = found.rollout_flops / flop_rate / found.gpus
+    update = found.update_flops / flop_rate / found.gpus * found.fullest
     if engine.name != "ray":
         return rollout, update, rollout + update
     rollout = rollout * found.gpus / _worker_gpus(found.args)
