@@ -106,10 +106,10 @@ def test_offloading_by_hand():
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
     plan = Estimate(light, model_config("llada-8b"))
     assert set(plan.parts["reference"]) == {4 * sizes.outside}
-    assert list(plan.parts["copies for sampling"]) == [0, 2 * sizes.matrices, 0]
+    assert list(plan.parts["copies for sampling"]) == [0, 2 * sizes.matrices, 0, 0]
     norms = sizes.layers - sizes.matrices
-    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer]
-    assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head), rel=1e-4)  # one tensor's
+    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer, 0]
+    assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head, 0), rel=1e-4)  # one tensor's
     assert plan.host == {"reference": 4 * sizes.layers, "optimiser": 2 * (1 + 4 / 256) * sizes.total}
     # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three transfers besides.
     assert plan.transfers == 64 + 3
@@ -131,8 +131,8 @@ def test_a_base_in_four_bits_by_hand():
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
-    assert plan.parts["one dequantised matrix"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
-    assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0]
+    assert plan.parts["one dequantised matrix"] == pytest.approx((0, *[2 * 4096 * 12288] * 3))
+    assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0, 0]
 
 
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}
@@ -147,12 +147,12 @@ def test_splitting_divides_all_weights():
     split = Estimate(args, config, gpus=4)
     sizes, head = split.sizes, 126464 * 4096
     for name in ("weights", "reference"):
-        assert list(split.parts[name]) == 3 * [sizes.total]  # float32, a quarter: from the start
+        assert list(split.parts[name]) == 4 * [sizes.total]  # float32, a quarter: from the start
     assert split.parts["gradients"][2] == sizes.total
     assert split.parts["optimiser"][2] == 2 * sizes.total
     in_rollouts = 2 * sizes.matrices + 4 * (sizes.total - sizes.matrices)
     in_updates = 4 * 2 * head + (2 * 2 + 2 + 4) * sizes.layer
-    assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates, 0]
     assert Estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
         4 * sizes.total
     )
@@ -162,7 +162,7 @@ def test_splitting_divides_all_weights():
     factors = adapters.trained
     assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
     in_rollouts, in_updates = 2 * sizes.total + 8 * sizes.matrix, 2 * head + 3 * 2 * sizes.layer
-    assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates, 0]
     apart = recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", merge_lora=False, **QUARTER)
     assert Estimate(apart, config, gpus=4).parts["gathered weights"][1] == 2 * sizes.total + 4 * factors
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone
+from lfpo.models.backbone import build_backbone, saved_buffers
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
-from lfpo.models.fsdp import allocate, shard
+from lfpo.models.four_bit import linear_weights, quantize_one
+from lfpo.models.fsdp import assign, shard
 from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, part_of, pieces
 from lfpo.models.llada import LLADA
 from lfpo.models.llada2 import LLADA2
@@ -121,10 +122,14 @@ def load_model(
     device: torch.device | str = "cpu",
     mesh: DeviceMesh | None = None,
     cast: bool = False,
+    four_bit: torch.dtype | None = None,
 ) -> MaskedDiffusionLM:
     """Load a masked diffusion language model from a folder, `embedded`, or a hub id; weights are cast to `dtype`.
 
+    bfloat16 weights of a bfloat16 checkpoint stay mapped from its files on a CPU; a page that is written to is copied
+    first, so the files never change.
     mesh: split the weights over its ranks; each reads its own rows only. cast: see lfpo.models.fsdp.shard.
+    four_bit: hold the layers' matrices in 4 bits, each quantised as it is read; the dtype of their products.
     Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
     source = resolve(name)
@@ -137,9 +142,19 @@ def load_model(
     model = _finish(backbone, family, config, source)
     if mesh is not None:
         shard(model, mesh, cast=cast)
-    allocate(backbone, dtype, device)
-    read_weights(model, source, files)
-    backbone.requires_grad_(True)
+    quantized = [] if four_bit is None else linear_weights(backbone)
+    old, state = backbone.state_dict(), dict[str, torch.Tensor]()
+    own_dtype = dict.fromkeys((name for name, _ in saved_buffers(backbone)), torch.float32)
+    with _reader(files) as read:
+        for name, parts in _parts(model).items():
+            value = _value(old[name], parts, read, own_dtype.get(name, dtype), device)
+            if name in quantized and four_bit is not None:
+                quantize_one(backbone, name, value, device, four_bit)
+            else:
+                state[name] = value
+    assign(backbone, state)
+    for p in backbone.parameters():
+        p.requires_grad_(p.is_floating_point())  # 4-bit weights are bytes
     return model
 
 
@@ -162,7 +177,9 @@ def init_model(
     std = float(config.get("init_std", 0.02))
     _tie(backbone)
     backbone.model.rotary_emb.to(device)
-    allocate(backbone, dtype, device)
+    empty = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in backbone.named_parameters()}
+    zeros = {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
+    assign(backbone, empty | zeros)
     with torch.no_grad():
         for name, weight in backbone.named_parameters():
             if name.endswith("bias"):
@@ -202,6 +219,25 @@ def _reading(file: Path) -> Iterator[None]:
         raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
 
 
+Read = Callable[[str, slice], torch.Tensor]  # (tensor of the checkpoint, rows) -> those rows
+
+
+@contextlib.contextmanager
+def _reader(files: dict[str, Path]) -> Iterator[Read]:
+    """Reads rows of a checkpoint's tensors, mapped from their files, which are open in the block."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+
+        def read(key: str, rows: slice) -> torch.Tensor:
+            file = files[key]
+            with _reading(file):
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, framework="pt"))
+                return opened[file].get_slice(key)[rows]
+
+        yield read
+
+
 def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]:
     """The file of each tensor of a checkpoint, by the tensor's name there; a tied head's copy is left out.
 
@@ -234,25 +270,45 @@ def state_shapes(backbone: Any) -> dict[str, torch.Size]:
     return {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
 
 
-def read_weights(model: MaskedDiffusionLM, source: Path, files: dict[str, Path] | None = None) -> None:
+def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
-    parameters this rank's rows. They keep their dtypes. files: what `tensor_files` returned.
+    parameters this rank's rows. They keep their dtypes.
 
     Raises UserError as `load_model` does.
     """
-    files = files or tensor_files(model.backbone, model.family, source)
-    own = {name: (own_rows(t), local(t)) for name, t in model.backbone.state_dict().items()}
-    with contextlib.ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-        for piece in pieces(model.family, state_shapes(model.backbone)):
-            file, part = files[piece.key], overlap(piece, *own[piece.name])
-            if part is None:
-                continue
-            rows, target = part
-            with _reading(file):
-                if file not in opened:
-                    opened[file] = stack.enter_context(safe_open(file, framework="pt"))
-                target.copy_(opened[file].get_slice(piece.key)[rows])
+    own = model.backbone.state_dict()
+    with _reader(tensor_files(model.backbone, model.family, source)) as read:
+        for name, parts in _parts(model).items():
+            _fill(local(own[name]), own_rows(own[name]), parts, read)
+
+
+def _parts(model: MaskedDiffusionLM) -> dict[str, list[Piece]]:
+    """The pieces of each parameter and buffer, by its name."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(model.family, state_shapes(model.backbone)):
+        found.setdefault(piece.name, []).append(piece)
+    return found
+
+
+def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """What a checkpoint holds for a tensor that is shaped and split as `like`: mapped from its file where it is one
+    piece in bfloat16 and stays so, else in new memory."""
+    (first, *others), held = parts, own_rows(like)
+    if not others and first.expert is None and held == slice(None) and torch.device(device).type == "cpu":
+        found = read(first.key, slice(first.start, first.start + first.rows))
+        if found.dtype == dtype == torch.bfloat16:
+            return found
+    target = torch.empty(local(like).shape, dtype=dtype, device=device)
+    _fill(target, held, parts, read)
+    return target
+
+
+def _fill(target: torch.Tensor, held: slice, parts: list[Piece], read: Read) -> None:
+    """Copy to `target`, the rows `held` of a parameter, what a checkpoint holds for them."""
+    for piece in parts:
+        if (part := overlap(piece, held, target)) is not None:
+            rows, place = part
+            place.copy_(read(piece.key, rows))
 
 
 def _tie(backbone: Any) -> None:
