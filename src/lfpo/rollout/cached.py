@@ -122,10 +122,6 @@ class Start:
     layers: dict[int, Pair]
     hidden: torch.Tensor
 
-    def copied(self) -> Start:
-        """One that does not keep alive the tensors that it is cut from."""
-        return Start({i: (k.clone(), v.clone()) for i, (k, v) in self.layers.items()}, self.hidden.clone())
-
 
 class StoredBlocks(CachedForward):
     """The exact cache of a model that attends block by block, in which no token sees a later block.
@@ -169,19 +165,15 @@ class StoredBlocks(CachedForward):
             self.to_start[prompt] -= 1
             rows.setdefault(prompt if self.share_first else place, []).append(place)
         first = {key: places[0] for key, places in rows.items() if key not in self.starts}
-        computed = dict(zip(first, self._starts(list(first.values()), row_ids, ids, mask), strict=True))
+        self.starts |= zip(first, self._starts(list(first.values()), row_ids, ids, mask), strict=True)
         states, order = [], []
         for key, places in rows.items():
             prompt = self.prompts[row_ids[places[0]]]
-            start = computed[key] if key in computed else self.starts[key]
+            start = self.starts[key] if self.share_first and self.to_start[prompt] else self.starts.pop(key)
             offset = first_offset(len(prompt), self.sampler, self.model)
             self.cache.put(start.layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
             states.append(start.hidden.expand(len(places), -1, -1))
             order += places
-            if not self.to_start[prompt]:
-                self.starts.pop(prompt, None)
-            elif self.share_first and key in computed:
-                self.starts[key] = start.copied()
         return torch.cat(states)[device_index(order, self.model.device).argsort()]
 
     def _starts(
@@ -198,6 +190,10 @@ class StoredBlocks(CachedForward):
             hidden = self.model.hidden(ids[index, begin:end], mask[index, begin:end], cache, structure=self.structure)
             for i, (prompt, offset) in enumerate(zip(prompts[piece], offsets[piece], strict=True)):
                 stored = slice(longest - len(prompt), longest - offset)
-                layers = {n: (k[i : i + 1, :, stored], v[i : i + 1, :, stored]) for n, (k, v) in cache.layers.items()}
-                found.append(Start(layers, hidden[i, stored.stop : stored.stop + size]))
+                # Copies, which do not keep alive what they are cut from.
+                layers = {
+                    n: (k[i : i + 1, :, stored].clone(), v[i : i + 1, :, stored].clone())
+                    for n, (k, v) in cache.layers.items()
+                }
+                found.append(Start(layers, hidden[i, stored.stop : stored.stop + size].clone()))
         return found

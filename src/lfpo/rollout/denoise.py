@@ -75,20 +75,16 @@ def rollout(
     Raises UserError for prompts that check_prompts refuses, for a reveal rule that reveals nothing, and for keep_steps
     with a cache.
     """
-    sampler = fill_lengths(sampler, model, DEFAULT_LENGTH)
-    assert sampler.gen_length is not None
-    check_prompts(prompts, model, sampler.gen_length)
+    try:
+        sampler = sampler.for_length(DEFAULT_LENGTH, model.block_length)
+    except ValueError as error:
+        raise UserError(f"sampler: {error}") from error
+    check_prompts(prompts, model, sampler.gen_length or 0)
     stores = bool(model.block_length) and store_blocks
     counts = reveal_schedule(sampler)
-    denoiser = Denoiser(
-        model,
-        sampler,
-        counts.to(model.device),
-        _hooks(model, sampler, len(prompts), keep_steps, hook),
-        whole=bool(keep_steps),
-        stores=stores,
-    )
     every, sizes = unstarted(prompts, seeds, sampler, model), [block_sizes(len(p), sampler, model) for p in prompts]
+    hooks = _hooks(model, sampler, every, keep_steps, hook)
+    denoiser = Denoiser(model, sampler, counts.to(model.device), hooks, whole=bool(keep_steps), stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
     how: dict[str, Any] = {"share_first": share_first, "compiled": compiled, "rollout_tokens": rollout_tokens}
@@ -143,14 +139,6 @@ def rollout(
     return denoiser.trajectory(join(done))
 
 
-def fill_lengths(sampler: SamplerConfig, model: MaskedDiffusionLM, default: int) -> SamplerConfig:
-    """SamplerConfig.for_length for a model. Raises UserError."""
-    try:
-        return sampler.for_length(default, model.block_length)
-    except ValueError as error:
-        raise UserError(f"sampler: {error}") from error
-
-
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
     """Raise UserError where there are no prompts, or one does not fit the model with gen_length completion tokens."""
     if not prompts:
@@ -161,9 +149,9 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, ge
 
 
 def _hooks(
-    model: MaskedDiffusionLM, sampler: SamplerConfig, rows: int, keep_steps: Sequence[int], hook: Hook | None
+    model: MaskedDiffusionLM, sampler: SamplerConfig, every: ActiveRows, keep_steps: Sequence[int], hook: Hook | None
 ) -> list[Hook]:
-    """The caller's hook, and those that the trajectory of `rows` rows needs."""
+    """The caller's hook, and those that the trajectory of all rows needs."""
     hooks: list[Hook] = [] if hook is None else [hook]
     if keep_steps:
         if sampler.cache != "none":
@@ -172,8 +160,10 @@ def _hooks(
             raise UserError(
                 "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
             )
-        hooks.append(KeptPredictions(keep_steps, rows, sampler.gen_length or 0, model.device))
-    return [*hooks, EditRecord(rows)] if sampler.edits else hooks
+        hooks.append(KeptPredictions(keep_steps, every.tokens))
+    if sampler.edits:
+        hooks.append(EditRecord(every.tokens))
+    return hooks
 
 
 @dataclass(frozen=True)
