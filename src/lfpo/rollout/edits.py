@@ -105,7 +105,7 @@ class EditRecord(Hook):
         place_R = row_B.new_full((len(self.revealed),), -1)
         place_R[row_B] = torch.arange(len(row_B), device=row_B.device)
         place_N = place_R[numbers[0]]
-        order = place_N.argsort(stable=True)[(place_N < 0).sum() :]  # a row's edits stay in the order of steps
+        order = place_N.argsort(stable=True)[int((place_N < 0).sum()) :]  # a row's edits stay in the order of steps
         place_N, (_, position_N, step_N, token_N), scores = place_N[order], numbers[:, order], scores[:, order]
         count_B = place_N.bincount(minlength=len(row_B))
         column_N = torch.arange(len(place_N), device=place_N.device) - (count_B.cumsum(0) - count_B)[place_N]
