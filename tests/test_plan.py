@@ -156,6 +156,8 @@ def test_splitting_divides_all_weights():
     assert Estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
         4 * sizes.total
     )
+    by_layer = Estimate(recipe(fsdp=True, rollout_gather="layer", **QUARTER), config, gpus=4)
+    assert by_layer.parts["gathered weights"][1] == 4 * head + 2 * 4 * head  # head, and embeddings with their copy
     # Two machines of two: each holds a copy, and each GPU half of it.
     assert Estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
     adapters = Estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)

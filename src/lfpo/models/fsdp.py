@@ -6,7 +6,7 @@ and overlap with computation. The head is split by hand, because losses read its
 (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole; `distributed.sum_gradients` sums their
 gradients.
 
-Rollouts and evaluation run on whole weights, since ranks need different numbers of forwards (`gathered`).
+Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from lfpo.base.distributed import whole
+from lfpo.base.distributed import sum_number, whole
 from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM
@@ -128,6 +128,31 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
         assign(unsplit.backbone, state)
         del state
         yield unsplit
+
+
+@contextlib.contextmanager
+def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
+    """The same policy, for forwards without gradients that gather each layer before it runs and free it afterwards; the
+    head is gathered once. Every forward is a collective, so ranks that have run all of theirs run along on one token
+    until the last one has. A collective."""
+    body = policy.backbone.model
+
+    def announce(*_: Any) -> None:
+        _forget_forwards(body)
+        sum_number(1.0)  # the ranks that have ended run along
+
+    hook = body.register_forward_pre_hook(announce, prepend=True)
+    try:
+        _ = policy.head_weight
+        yield policy
+        hook.remove()
+        with torch.no_grad():
+            while sum_number(0.0):
+                policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device))
+    finally:
+        hook.remove()
+        policy.release_head()
+        _forget_forwards(body)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, drawn_states, noised, replay
-from lfpo.rollout.trajectory import Trajectory, stratified_indices
+from lfpo.rollout.trajectory import Trajectory
 
 
 class LFPO(settings.LFPO):
@@ -107,3 +107,15 @@ class LFPO(settings.LFPO):
     def normalizer(self, views: Views) -> float:
         """All target positions of the step."""
         return float(views.target.sum())
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
+    result is all `length` indices.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]

@@ -181,9 +181,9 @@ class Estimate:
 
     def _gathered(self) -> Phases:
         """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16
-        under autocast. In an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with
-        experts), and either the copy that is made of one, or two gradients: a layer's, and in float32 the one before it
-        on its way."""
+        under autocast; with `rollout_gather: layer` the head, and the embeddings or two layers with a copy of one. In
+        an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with experts), and either the
+        copy that is made of one, or two gradients: a layer's, and in float32 the one before it on its way."""
         if not self.args.fsdp:
             return (0, 0, 0, 0)
         sizes, per_weight, lora = self.sizes, self.per_weight, self.args.lora is not None
@@ -192,7 +192,10 @@ class Estimate:
         adapters = 2 * 4 * sizes.matrix if merged else 2 * 2 * self.adapter * self.autocast
         heads = per_weight * self.head * (1 if lora else 1 + self.work.others)
         per_gathered = per_weight if sizes.experts else self.per_product
-        return (0, whole + adapters, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
+        rollouts = whole + adapters
+        if self.args.rollout_gather == "layer":
+            rollouts = per_weight * self.head + max(3 * per_gathered * sizes.layer, 2 * per_weight * self.head)
+        return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
 
     def _rollout_parts(self) -> dict[str, Phases]:
         args, hf, length, kind = self.args, self.hf, self.length, self.device
