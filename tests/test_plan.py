@@ -162,7 +162,7 @@ def test_splitting_divides_all_weights():
     assert Estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
     adapters = Estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
     factors = adapters.trained
-    assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
+    assert list(adapters.parts["weights"]) == 4 * [sizes.total / 2 + 4 * factors]
     in_rollouts, in_updates = 2 * sizes.total + 8 * sizes.matrix, 2 * head + 3 * 2 * sizes.layer
     assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates, 0]
     apart = recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", merge_lora=False, **QUARTER)

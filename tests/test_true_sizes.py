@@ -63,8 +63,8 @@ def test_a_product_with_a_bfloat16_head_casts_a_slice_of_it():
     found: list[torch.Tensor] = []
     forward = peak(lambda: found.append(logits(hidden, head, "float32")), CPU)
     backward = peak(lambda: found[0].sum().backward(), CPU)
-    room = 2 * 4 * (4 * VOCABULARY) + 4 * 4 * CAST_ELEMENTS["cpu"]  # logits, and a few slices in float32
-    assert max(forward, backward) < room < 4 * head.numel() / 30
+    room = 3 * 4 * (4 * VOCABULARY) + 4 * CAST_ELEMENTS["cpu"]  # logits and their gradient, and a slice in float32
+    assert max(forward, backward) < room < 4 * head.numel() / 25
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
@@ -77,7 +77,7 @@ def test_products_in_slices_are_those_of_the_whole(
     a, b = torch.randn(3, shape[0], generator=random), torch.randn(shape, generator=random).to(dtype)
     whole = product(a, b, precision)
     monkeypatch.setitem(CAST_ELEMENTS, "cpu", 64 * 300)  # 17 slices, the last one shorter
-    torch.testing.assert_close(product(a, b, precision), whole, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(product(a, b, precision), whole, rtol=1e-5, atol=1e-3)
 
 
 def test_bfloat16_weights_stay_in_their_files(wide: Path):

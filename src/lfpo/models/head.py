@@ -10,9 +10,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-# Numbers of a matrix that are cast at once where products read it in another dtype. On a CPU so few that they stay in
-# its cache: products with a bfloat16 head then take as long as with a float32 copy of it.
-CAST_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+# Numbers of a matrix that are cast at once where products read it in another dtype. Into the same memory for each slice:
+# products with a bfloat16 head on a CPU then take as long as with a float32 copy of it. Smaller slices are many small
+# operations, which wait for threads on a loaded machine.
+CAST_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
 def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precision:
@@ -55,17 +56,19 @@ def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Ten
     A large b that has to be cast is cast in slices along its longer side (CAST_ELEMENTS), not as a whole.
     """
     a = _wide(as_input(a, precision))
-    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // min(b.shape))
+    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, min(b.shape)))
     if size >= max(b.shape) or b.dtype == a.dtype == input_dtype(b.dtype, precision):
         return _product(a, _wide(as_input(b, precision)), precision)
-    if b.shape[0] < b.shape[1]:
-        out = a.new_empty(len(a), b.shape[1], dtype=torch.float32)
-        for columns, part in zip(out.split(size, dim=1), b.split(size, dim=1), strict=True):
-            columns.copy_(_product(a, _wide(as_input(part, precision)), precision))
-        return out
+    wide = b.shape[0] < b.shape[1]  # as the transposed head is: slices give columns, else summands
+    memory = a.new_empty(size, min(b.shape))
     out = a.new_zeros(len(a), b.shape[1], dtype=torch.float32)
-    for columns, part in zip(a.split(size, dim=1), b.split(size), strict=True):
-        out += _product(columns, _wide(as_input(part, precision)), precision)
+    for columns, part in zip((out if wide else a).split(size, dim=1), (b.T if wide else b).split(size), strict=True):
+        # bfloat16 numbers are exact in every precision.
+        cast = memory[: len(part)].copy_(part if part.dtype == torch.bfloat16 else as_input(part, precision))
+        if wide:
+            columns.copy_(_product(a, cast.T, precision))
+        else:
+            out += _product(columns, cast, precision)
     return out
 
 
