@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
-# A product with a bfloat16 head then takes a CPU about as long as with a float32 copy of it. Smaller slices would be many
+# A product with a bfloat16 head then takes a CPU about as long as with a float32 copy of it. Smaller slices are many
 # small operations, which wait for threads on a loaded machine.
 CAST_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
