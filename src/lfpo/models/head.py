@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-# Numbers of a matrix that are cast at once where products read it in another dtype. Into the same memory for each slice:
-# products with a bfloat16 head on a CPU then take as long as with a float32 copy of it. Smaller slices are many small
-# operations, which wait for threads on a loaded machine.
+# Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
+# A product with a bfloat16 head then takes a CPU about as long as with a float32 copy of it. Smaller slices are many
+# small operations, which wait for threads on a loaded machine.
 CAST_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
