@@ -37,7 +37,8 @@ ARGUMENTS = [
         "--learning_rate",
         "1e-2",
     ),
-    *("--optimizer_steps_per_iteration", "2", "--objective.timesteps", "2", "--lr_scheduler_type", "constant"),
+    *("--optimizer_steps_per_iteration", "2", "--objective.timesteps", "2", "--objective.num_iterations", "1"),
+    *("--lr_scheduler_type", "constant", "--sampler", "{threshold: null, remasking: random}"),
 ]
 
 

@@ -35,7 +35,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     ("ranks", "fsdp"), [(1, "false"), (2, "true"), pytest.param(2, "false", marks=pytest.mark.long)]
 )
 def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The third iteration has the numbers that the old code gave it."""
+    """The third iteration samples what the old code sampled; its loss is another, since blocks hold other rollouts."""
     assert latest_checkpoint(OLD) == OLD / "checkpoints" / "step-2"  # every file matches its checksum
     shutil.copytree(OLD, tmp_path / "run")
     shutil.copytree(OLD / "checkpoints" / "step-2" / "model", tmp_path / "start")
@@ -52,7 +52,7 @@ def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str, tmp_path: Pat
         for folder in (OLD, tmp_path / "run")
     )
     assert after[:-1] == before[:-1]
-    for name in ("reward", "r", "loss", "grad_norm", "learning_rate", "kl/old", "nfe", "eval/greedy/accuracy"):
+    for name in ("reward", "r", "learning_rate", "nfe", "entropy/rollout", "completions/mean_length"):
         assert after[-1][name] == pytest.approx(before[-1][name], rel=1e-3), name
 
 
