@@ -38,6 +38,8 @@ ARGUMENTS = [
         "1e-2",
     ),
     *("--optimizer_steps_per_iteration", "2", "--objective.timesteps", "2", "--objective.num_iterations", "1"),
+    *("--objective.states", "stratified", "--objective.baseline", "1", "--objective.deviation", "batch"),
+    *("--objective.clip", "1", "--objective.target_weight", "equal"),
     *("--lr_scheduler_type", "constant", "--sampler", "{threshold: null, remasking: random}"),
 ]
 

@@ -110,7 +110,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = {"prompt": "choice\na b\n", "completion": "a", "answer": "a"}
     for name in ("rows.jsonl", "demonstrations.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
-    (tmp_path / "my.yaml").write_text("include: [choice]\noutput_dir: runs/my\n")
+    (tmp_path / "my.yaml").write_text(
+        "include: [choice]\noutput_dir: runs/my\nsampler: {threshold: null, remasking: random}\n"
+    )
     (tmp_path / "my-sft.yaml").write_text("output_dir: runs/my-sft\nmodel: embedded\ndata_file: demonstrations.jsonl\n")
     (tmp_path / "my-dpo.yaml").write_text("output_dir: runs/my-dpo\ndata_file: pairs.jsonl\ngen_length: 8\n")
     pair = json.dumps({"prompt": row["prompt"], "chosen": "a", "rejected": "b"})

@@ -49,7 +49,7 @@ def recipe(**changes: Any) -> LFPOConfig:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"objective": AS_PUBLISHED},
+        {},
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
         pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),

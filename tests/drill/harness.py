@@ -144,6 +144,7 @@ def train_arguments(folder: Path, **changes: Any) -> list[str]:
     """A small training run on the embedded model; its reward and task are those of inside.py."""
     settings: dict[str, Any] = {"output_dir": folder, "task": "drill.inside.TASK", "max_steps": ITERATIONS}
     settings |= {"reward_funcs": "[drill.inside.reward]", "prompts_per_iteration": 2, "num_generations": 4}
+    settings |= {"objective.num_iterations": 1, "sampler.threshold": "null"}
     settings |= {"optimizer_steps_per_iteration": 2, "eval_samplers": "{greedy: {}}", "eval_size": 4, "threads": 1}
     settings |= {"eval_steps": EVERY, "save_steps": EVERY, **changes}
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]

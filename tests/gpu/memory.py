@@ -62,6 +62,8 @@ def recipe(prompt_length: int, gen_length: int, **changes: Any) -> LFPOConfig:
         "prompts_per_iteration": 1,
         "num_generations": 8,
         "optimizer_steps_per_iteration": 1,
+        # Replayed states have as many targets as the plan counts; random masks have half of that in the mean.
+        "objective": {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1},
         "sampler": {"gen_length": gen_length, "temperature": 1.0, "steps": gen_length // 10},
         "update_tokens": budget,
         "rollout_tokens": budget,
