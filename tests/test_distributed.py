@@ -160,8 +160,7 @@ def test_more_processes_than_prompts_is_one_error(model: Path, tmp_path: Path):
 def test_ranks_that_their_launcher_starts_again_resume_and_end_the_same(alone: Path, model: Path, tmp_path: Path):
     """As torchrun does when a rank is killed; the processes that start the ranks here have one parent, too."""
     folder, marker = tmp_path / "run", tmp_path / "killed"
-    # Another name drops the recipe's objective settings, so they are given again.
-    failing = ["--objective.name", "failing:Failing", "--objective.beta", "0.3", "--objective.clip", "2.0"]
+    failing = ["--objective.name", "failing:Failing"]
     failing += ["--objective.after", str(folder / "checkpoints/step-1"), "--objective.marker", str(marker)]
     arguments, launched = [*failing, "--max_steps", "3", "--fsdp", "true"], {"TORCHELASTIC_RUN_ID": "some-id"}
     lost = run(folder, model, 2, *arguments, **launched)
