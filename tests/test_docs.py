@@ -147,8 +147,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.compare.command.run_compare",
         "lfpo.train.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
-        "lfpo.cli.export.run_export",
-        "lfpo.cli.push.run_push",
+        "lfpo.train.export.run_export",
+        "lfpo.train.push.run_push",
         "lfpo.cli.demo.run_demo",
     ):
         monkeypatch.setattr(place, lambda *args, **kwargs: None)

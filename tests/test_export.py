@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
@@ -22,12 +23,10 @@ import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
+from lfpo import LFPOTrainer
 from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli import main
-from lfpo.cli.export import run_export
-from lfpo.cli.push import run_push
-from lfpo.cli.settings import ExportConfig, PushConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
@@ -37,7 +36,10 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.config import LFPOConfig
+from lfpo.train.export import run_export
+from lfpo.train.export_config import ExportConfig, PushConfig
 from lfpo.train.preflight import check_disk
+from lfpo.train.push import run_push
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
@@ -354,3 +356,25 @@ def test_a_refused_push_says_how_to_log_in(hub: Any, tmp_path: Path):
     assert hub.files == {}
     with pytest.raises(ValueError, match="USER/NAME"):
         PushConfig(str(run), "thing")
+
+
+def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hub: Any, tmp_path: Path, monkeypatch):
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    args = LFPOConfig(
+        output_dir=str(tmp_path / "run"),
+        task="choice",
+        max_steps=1,
+        prompts_per_iteration=2,
+        num_generations=2,
+        eval_steps=0,
+        push_to_hub=True,
+        hub_model_id="me/thing",
+    )
+    monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
+    with pytest.raises(UserError, match=r"me/thing: the hub refused or could not be reached .*HF_TOKEN"):
+        LFPOTrainer(args=args).train()
+    assert not (tmp_path / "run").exists()  # before any training
+    monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_good"))
+    LFPOTrainer(args=args).train()
+    assert [made["name"] for made in hub.made] == ["thing", "thing"]
+    assert {"model.safetensors", "recipe.yaml", "metrics.jsonl"} < hub.files.keys()

@@ -46,6 +46,21 @@ def test_tensorboard_shows_every_number_of_the_run_and_a_resumed_run_goes_on(tmp
         assert [step for step, _ in shown[name]] == [step for step, _ in expected]
         assert [value for _, value in shown[name]] == pytest.approx([value for _, value in expected], rel=1e-6)
     assert [step for step, _ in shown["reward"]] == [1, 2, 3]
+    texts = [text for folder in sorted((tmp_path / "run/tensorboard").iterdir()) for text in completions(folder)]
+    assert len(texts) == 3
+    rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
+    assert texts[0].startswith("| step | prompt | completion | accuracy | reward | r |\n| --- |")
+    assert len(texts[0].splitlines()) == 2 + len(rollouts)
+    assert rollouts[0]["completion"].strip() in texts[0].splitlines()[2]
+
+
+def completions(folder: Path) -> list[str]:
+    """The tables of completions in a folder of TensorBoard's, in the order of their steps."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("completions")]
+    return [event.tensor_proto.string_val[0].decode() for tag in tags for event in events.Tensors(tag)]
 
 
 def test_tensorboard_forgets_steps_that_a_crash_had_logged_behind_the_checkpoint(tmp_path):
@@ -65,13 +80,19 @@ def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     LFPOTrainer(args=config(tmp_path / "run", max_steps=1, report_to=["wandb"])).train()
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    (table,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/completions_*.json")
+    shown = json.loads(table.read_text())
+    rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
+    assert shown["columns"] == ["step", "prompt", "completion", "accuracy", "reward", "r"]
+    assert [row[2] for row in shown["data"]] == [rollout["completion"] for rollout in rollouts]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
 def test_trackio_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     LFPOTrainer(args=config(tmp_path / "run", max_steps=1, report_to=["trackio"])).train()
-    assert list((tmp_path / "trackio").glob("lfpo*"))
+    (stored,) = (tmp_path / "trackio").glob("lfpo*.db")
+    assert b'"completions":{"_type":"trackio.table"' in stored.read_bytes()
 
 
 def test_a_tracker_is_closed_and_the_error_kept_when_training_fails(tmp_path, monkeypatch):

@@ -155,21 +155,21 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.cli.settings import ExportConfig
+    from lfpo.train.export_config import ExportConfig
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
     check_source(config.run)
-    from lfpo.cli.export import run_export
+    from lfpo.train.export import run_export
 
     run_export(config)
 
 
 def push(rest: list[str]) -> None:
-    from lfpo.cli.settings import PushConfig
+    from lfpo.train.export_config import PushConfig
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
     check_source(config.run)
-    from lfpo.cli.push import run_push
+    from lfpo.train.push import run_push
 
     run_push(config)
 

@@ -15,7 +15,7 @@ from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, data_of
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
@@ -55,7 +55,7 @@ def run_data(run: Run) -> dict[str, Any]:
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
-        "title": f"{config['objective']['name']} on {config.get('task') or config.get('data_file') or 'a data set'}",
+        "title": f"{config['objective']['name']} on {data_of(config) or 'a data set'}",
         "model": config["model"],
         "step": last,
         "max_steps": config["max_steps"],

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCardData
 
 from lfpo.base.config import yaml_text
 from lfpo.base.environment import versions
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, data_of
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",
@@ -105,7 +105,7 @@ def model_card(
     config = published(config)
     base = config["model"]
     tasks = ", ".join(config.get("tasks") or {})
-    data = config.get("task") or config.get("data_file") or tasks or "rows given in Python"
+    data = data_of(config) or tasks or "rows given in Python"
     header = ModelCardData(
         base_model=base if base and "/" in base else None,
         library_name=library,

@@ -23,12 +23,14 @@ from lfpo.objectives.settings import LFPO
 class Run:
     """An open run directory.
 
-    silent: writes nothing, for ranks other than 0. listeners: called with each logged object.
+    silent: writes nothing, for ranks other than 0. listeners: called with each logged object. row_listeners: called
+        with the name and rows of each file of rows.
     """
 
     dir: Path
     silent: bool = False
     listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
+    row_listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
 
     @property
     def metrics_file(self) -> Path:
@@ -72,6 +74,8 @@ class Run:
             replace_file(path, "".join(json.dumps(r) + "\n" for r in rows))
         except OSError as error:
             raise _unwritable(path, error) from error
+        for listen in self.row_listeners:
+            listen(name, rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
@@ -108,7 +112,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 # Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file
 # only the name counts, so that data can be moved.
-KEPT = ("task", "tasks", "data_file", "gen_length", "sampler.gen_length")
+KEPT = ("task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
 
 
 def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
@@ -146,6 +150,11 @@ def _check_defaults(path: Path, before: dict[str, Any], now: dict[str, Any]) -> 
             f"{path}: the run began when lfpo had other defaults; to continue it add --objective "
             f"'{{name: lfpo, {', '.join(f'{key}: {value}' for key, value in earlier.items())}}}'"
         )
+
+
+def data_of(config: dict[str, Any]) -> str:
+    """The name of what a run was trained on; "" for rows that were given in Python."""
+    return config.get("task") or config.get("data_file") or config.get("dataset_name") or ""
 
 
 def _value_of(values: dict[str, Any], key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.runs.directory import Run
 
+TEXT_ROWS = 32  # most rollouts of an iteration in TensorBoard
 # Name -> packages, any one of which is enough.
 TRACKERS = {"tensorboard": ["tensorboard", "tensorboardX"], "wandb": ["wandb"], "trackio": ["trackio"]}
 
@@ -34,10 +36,11 @@ def check_installed(names: list[str]) -> None:
 
 @contextmanager
 def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: int) -> Iterator[None]:
-    """While open, send every number that `run` logs to the trackers `names`, under its step.
+    """While open, send every number that `run` logs, under its step, and its rollouts as tables, to trackers.
 
-    The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its folder's name. TensorBoard
-    writes to `tensorboard/` in that folder. Trackers read their other environment variables (WANDB_MODE, ...).
+    names: of the trackers. The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its
+    folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
+    (WANDB_MODE, ...).
     config: shown beside the curves. done: number of finished steps; TensorBoard and W&B drop what a crashed run logged
         after them.
     Raises UserError where a tracker is not installed.
@@ -49,13 +52,47 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
         for tracker in trackers:
             tracker.log(numbers, step=values["step"])
 
+    def show(file: str, rows: list[dict[str, Any]]) -> None:
+        folder, _, step = file.removesuffix(".jsonl").rpartition("/step-")
+        if folder == "rollouts":
+            for tracker in trackers:
+                _log_table(tracker, rows, int(step))
+
     with ExitStack() as stack:
         for name in [] if run.silent else names:
             trackers.append(_start(name, run, config, done))
             stack.callback(trackers[-1].finish)
         run.listeners.append(log)
+        run.row_listeners.append(show)
         stack.callback(run.listeners.remove, log)
+        stack.callback(run.row_listeners.remove, show)
         yield
+
+
+def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
+    """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
+    columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
+    values = [
+        [step, _text(row["prompt"]), row["completion"], *row["rewards"].values(), row["reward"], row["r"]]
+        for row in rows
+    ]
+    if tracker.name == "wandb":
+        tracker.log_table("completions", columns=columns, data=values, step=step)
+    elif tracker.name == "trackio":
+        frame = importlib.import_module("pandas").DataFrame(values, columns=columns)
+        tracker.log({"completions": importlib.import_module("trackio").Table(dataframe=frame)}, step=step)
+    else:
+        lines = [columns, ["---"] * len(columns), *values[:TEXT_ROWS]]
+        cells = ([str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines)
+        text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        tracker.writer.add_text("completions", text, step)
+
+
+def _text(prompt: Any) -> str:
+    """A prompt, or its messages, as text."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:

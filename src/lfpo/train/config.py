@@ -14,6 +14,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.export_config import check_repo
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -30,7 +31,11 @@ class LFPOConfig:
     output_dir: the run directory.
     model: checkpoint folder, hub id, or one of the package's own small models: "embedded", and "embedded-block", which
         attends block by block.
-    task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs.
+    task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs; or
+        dataset_name: a data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, with
+        dataset_config, dataset_train_split ("train[:1000]" takes a part) and dataset_test_split (None: no evaluation).
+    columns: {question: prompt}: columns of these rows to rename. map_row: dotted path of a function that makes a row of
+        a row, as a dict with `prompt` and the columns that reward_funcs take.
     reward_funcs: dotted paths of reward functions (`module.function`); without them the task's own reward is used.
     reward_weights: one weight a function; all 1 without it.
     reward_timeout: seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no
@@ -42,7 +47,8 @@ class LFPOConfig:
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
         such prompt is an error at start.
 
-    max_steps: iterations of Algorithm 1 (sample, update, move theta_old).
+    max_steps: iterations of Algorithm 1 (sample, update, move theta_old). num_train_epochs: passes over the rows of a
+        data set, in place of max_steps (0: max_steps counts).
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
@@ -92,7 +98,10 @@ class LFPOConfig:
     stop_on: rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold: groups_agree,
         reward_falls, kl_runs_away, entropy_runs_away, threshold_slides. Each is also said in one line, whether it is
         listed or not; no_reward always ends the run.
-    report_to: trackers that get the metrics beside metrics.jsonl: tensorboard, wandb, trackio (see lfpo.runs.trackers).
+    report_to: trackers that get metrics and completions beside the run's files: tensorboard, wandb, trackio (see
+        lfpo.runs.trackers). log_completions: write rollouts and evaluated completions.
+    push_to_hub: upload the trained model at the end, as `lfpo push` does, to hub_model_id (USER/NAME), a new repository
+        being private if hub_private_repo.
     """
 
     output_dir: str
@@ -100,6 +109,12 @@ class LFPOConfig:
     task: str | None = None
     data_file: str | None = None
     eval_file: str | None = None
+    dataset_name: str | None = None
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    map_row: str | None = None
     filter_overlong_prompts: bool = False
     reward_funcs: list[str] = field(default_factory=list)
     reward_weights: list[float] | None = None
@@ -108,6 +123,7 @@ class LFPOConfig:
     keep_going: bool = False
 
     max_steps: int = 40
+    num_train_epochs: float = 0.0
     prompts_per_iteration: int = 16
     num_generations: int = 8
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
@@ -154,6 +170,9 @@ class LFPOConfig:
     log_completions: bool = True
     stop_on: list[str] = field(default_factory=list)
     report_to: list[str] = field(default_factory=list)
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_private_repo: bool = True
 
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
@@ -177,11 +196,19 @@ class LFPOConfig:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "rollout_tokens")
-        not_negative(self, "eval_size", "eval_steps")
+        not_negative(self, "eval_size", "eval_steps", "num_train_epochs")
         decays(self, "ema_decay", "average_decay")
         time_limits(self, "reward_timeout")
-        if self.task is not None and self.data_file is not None:
-            raise ValueError("give either 'task' or 'data_file', not both")
+        if sum(given is not None for given in (self.task, self.data_file, self.dataset_name)) > 1:
+            raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
+        if self.task is not None and (self.columns or self.map_row):
+            raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
+        if (self.task or self.data_file) and (self.dataset_config or self.dataset_test_split):
+            raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+        if self.push_to_hub and self.hub_model_id is None:
+            raise ValueError("'push_to_hub' needs 'hub_model_id': USER/NAME")
+        if self.hub_model_id is not None:
+            check_repo("hub_model_id", self.hub_model_id)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
         if self.merge_lora and self.rollout_compile:

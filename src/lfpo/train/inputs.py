@@ -10,6 +10,7 @@ from typing import Any
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.models.settings import check_model_name
+from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
@@ -29,13 +30,14 @@ def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
         length = args.sampler.gen_length or get_task(args.task).gen_length
         for sampler in (args.sampler, *args.eval_samplers.values()):
             check_length(sampler, length, args.model, "sampler")
-    elif args.data_file is None:
-        raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
+    elif args.data_file is None and args.dataset_name is None:
+        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
     elif not args.reward_funcs:
-        raise UserError("'data_file' needs 'reward_funcs': dotted paths of functions such as my_rewards.length")
-    for file in (args.data_file, args.eval_file):
-        if file is not None:
-            load_jsonl(file)
+        given = "data_file" if args.data_file else "dataset_name"
+        raise UserError(f"{given!r} needs 'reward_funcs': dotted paths of functions such as my_rewards.length")
+    if args.data_file is not None:
+        for split in ("train", "eval"):
+            read_rows(args, split)
     if not args.reward_memory:  # with it, functions are only imported in their own process
         for path in args.reward_funcs:
             reward_function(path)

@@ -35,11 +35,13 @@ from lfpo.train.average import Average
 from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
+from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import check_groups, preflight
+from lfpo.train.push import make_repository, run_push
 from lfpo.train.run import Trainer, run_trainer
-from lfpo.train.setup import check_ranks, load_policies, make_source, reward_weights, samplers, with_name
+from lfpo.train.setup import by_epochs, check_ranks, load_policies, make_source, reward_weights, samplers, with_name
 from lfpo.train.versions import Versions
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
@@ -53,7 +55,8 @@ class LFPOTrainer(Trainer):
     reward_funcs: functions f(prompts, completions, **columns) -> list of numbers or None; None uses args.reward_funcs
         or the task's own.
     args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
-        None uses args.task or args.data_file.
+        train_dataset may also be a data set's name, as args.dataset_name. None uses what args names.
+    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.callbacks).
     peft_config: a peft LoraConfig; the same as args.lora.
     Raises UserError for arguments that do not fit together.
     """
@@ -66,10 +69,11 @@ class LFPOTrainer(Trainer):
         model: str | Path | MaskedDiffusionLM | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         args: LFPOConfig | None = None,
-        train_dataset: Sequence[dict[str, Any]] | None = None,
+        train_dataset: str | Sequence[dict[str, Any]] | None = None,
         eval_dataset: Sequence[dict[str, Any]] | None = None,
         tokenizer: Any = None,
         peft_config: Any = None,
+        callbacks: Sequence[Any] = (),
     ):
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
@@ -78,12 +82,15 @@ class LFPOTrainer(Trainer):
             args = replace(args, lora=settings_of(peft_config))
         if model is not None:
             args = with_name(args, model)
-        self.args, self.total_steps, self.stop_on = args, args.max_steps, {"no_reward", *args.stop_on}
+        if isinstance(train_dataset, str):
+            args, train_dataset = replace(args, dataset_name=train_dataset), None
+        self.args, self.stop_on, self.callbacks = args, {"no_reward", *args.stop_on}, callbacks
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
         self.objective = make_objective(args.objective)
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
+        self.args = args = by_epochs(args, self.source)
         self.reward_weights = reward_weights(args, self.source)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
@@ -97,6 +104,8 @@ class LFPOTrainer(Trainer):
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         self.source, self.about = preflight(self)
+        self.args = args = by_epochs(args, self.source)  # again, now without prompts that are left out
+        self.total_steps, self.epoch_steps = args.max_steps, len(self.source.rows) / args.prompts_per_iteration
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
@@ -121,8 +130,14 @@ class LFPOTrainer(Trainer):
 
         SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
         """
+        args = self.args
+        if args.push_to_hub and distributed.rank() == 0:
+            make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
-            return run_trainer(self, resume=resume, display=display)
+            folder = run_trainer(self, resume=resume, display=display)
+        if args.push_to_hub and distributed.rank() == 0:
+            run_push(PushConfig(args.output_dir, str(args.hub_model_id), private=args.hub_private_repo))
+        return folder
 
     def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
         """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics. context: of the run, if any."""

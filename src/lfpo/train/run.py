@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
+from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import (
     Part,
     export_model,
@@ -44,6 +45,7 @@ class Trainer(Protocol):
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
+    callbacks: see lfpo.train.callbacks. epoch_steps: iterations of an epoch, 0 where there are no epochs.
     about: what to show before it starts.
     """
 
@@ -57,6 +59,8 @@ class Trainer(Protocol):
     parts: Mapping[str, Part] = MappingProxyType({})
     state: dict[str, Any]
     stop_on: Collection[str] = ()
+    callbacks: Sequence[Any] = ()
+    epoch_steps: float = 0.0
     about: str
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
@@ -120,6 +124,7 @@ class TrainingRun:
         self.note = self.display.note
         self.context = Context(self.folder, StopRequests(), progress, self.note)
         self.health = Health()
+        self.callbacks = Callbacks(trainer)
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
         self.unlogged: dict[str, Any] | None = None
@@ -137,10 +142,9 @@ class TrainingRun:
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.context.stop:
                 try:
+                    self.callbacks.call("on_train_begin", self.done)
                     if self.done == 0 and trainer.evaluates_after(0):
-                        with self.context.stop.at_once():
-                            before = trainer.evaluate(0, self.context)
-                        self.log({"step": 0, **before})
+                        self.log({"step": 0, **self.evaluated()})
                     elif self.unlogged is not None:
                         self.finish(self.unlogged)
                     for step in range(self.done, total):
@@ -148,6 +152,12 @@ class TrainingRun:
                         self.done = step + 1
                         self.finish(metrics)
                         self.context.stop.check()
+                        if self.callbacks.asks("should_training_stop"):
+                            self.note(f"a callback ended the training after iteration {self.done}")
+                            break
+                    if self.saved < self.done:
+                        self.save()
+                    self.callbacks.call("on_train_end", self.done)
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
                 except CannotGoOn as error:
@@ -159,9 +169,10 @@ class TrainingRun:
     def finish(self, metrics: dict[str, Any]) -> None:
         """What follows an iteration: evaluation, log, checkpoint."""
         self.unlogged = metrics
-        if self.trainer.evaluates_after(self.done):
-            with self.context.stop.at_once():
-                metrics = {"step": self.done, **metrics, **self.trainer.evaluate(self.done, self.context)}
+        self.callbacks.call("on_step_end", self.done)
+        asked = self.callbacks.asks("should_evaluate")
+        if asked or self.trainer.evaluates_after(self.done):
+            metrics = {"step": self.done, **metrics, **self.evaluated()}
         self.log(metrics)
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}
@@ -169,10 +180,19 @@ class TrainingRun:
             self.folder.add_note(self.done, rule, text)
             self.note(f"note: {text}")
         ends = [rule for rule in said if rule in self.trainer.stop_on]
-        if self.done % self.args.save_steps == 0 or self.done == self.trainer.total_steps:
+        asked = self.callbacks.asks("should_save")
+        if asked or self.done % self.args.save_steps == 0 or self.done == self.trainer.total_steps:
             self.save()
+            self.callbacks.call("on_save", self.done)
         if ends:
             raise CannotGoOn(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}")
+
+    def evaluated(self) -> dict[str, float]:
+        """The metrics of an evaluation, which a request to stop ends at once."""
+        with self.context.stop.at_once():
+            metrics = self.trainer.evaluate(self.done, self.context)
+        self.callbacks.call("on_evaluate", self.done, metrics=metrics)
+        return metrics
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
@@ -185,6 +205,7 @@ class TrainingRun:
                 write_report(self.folder)
             except UserError as error:
                 self.note(f"no report this time: {error}")  # training goes on without one
+        self.callbacks.call("on_log", self.done, logs=metrics)
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
@@ -235,8 +256,9 @@ class TrainingRun:
             self.unlogged = state.get("unlogged")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-        before = self.folder.read_metrics() if distributed.rank() == 0 else []
-        self.health = Health(distributed.gather(before)[0])
+        before = distributed.gather(self.folder.read_metrics() if distributed.rank() == 0 else [])[0]
+        self.health = Health(before)
+        self.callbacks.restore(self.done, before)
 
 
 def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:

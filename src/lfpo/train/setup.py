@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.objective import Objective
-from lfpo.prompts.jsonl import check_row, load_jsonl
+from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, list_source, task_source
-from lfpo.prompts.tasks import Row, get_task
+from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
@@ -103,9 +104,9 @@ def make_source(
     Raises UserError if they give none, or more than one source of prompts.
     """
     functions = _functions(args, reward_funcs)
-    if train_dataset is None and args.data_file is None:
+    if train_dataset is None and args.data_file is None and args.dataset_name is None:
         if args.task is None:
-            raise UserError("nothing to train on: give 'task', or 'data_file' with 'reward_funcs'")
+            raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
         n_eval = args.eval_size if args.evaluates_after(0) else 0  # 0: the test split is not read
         source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
         if eval_dataset is not None:
@@ -113,38 +114,26 @@ def make_source(
         if functions:
             source = replace(source, reward_functions=functions)
         return source
-    if args.task is not None or (train_dataset is not None and args.data_file is not None):
-        raise UserError("more than one of task, data_file and train_dataset was given; give one")
+    if sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset)) > 1:
+        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
     if not functions:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    given = {"train": train_dataset, "eval": eval_dataset}
-    files = {"train": args.data_file, "eval": args.eval_file}
-
-    def rows_of(split: str) -> list[Row]:
-        if given[split] is not None:
-            return _checked_rows(given[split], f"{split}_dataset")
-        return load_jsonl(file) if (file := files[split]) else []
-
-    def place(split: str, index: int) -> str:
-        return f"{files[split]}:{index + 1}" if given[split] is None else f"{split}_dataset[{index}]"
-
-    rows, eval_rows = rows_of("train"), rows_of("eval")
-    if not rows:
+    found = {
+        "train": read_rows(args, "train", train_dataset),
+        "eval": read_rows(args, "eval", eval_dataset) if args.evaluates_after(0) else Rows([], []),
+    }
+    if not found["train"].rows:
         raise UserError("train_dataset: no rows")
-
-    return list_source(rows, functions, seed=args.seed, eval_rows=eval_rows[: args.eval_size], place=place)
-
-
-def _checked_rows(given: Any, name: str) -> list[Row]:
-    """The rows of a data set given to the trainer, as dicts. Raises UserError for anything else."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {given!r}")
-    rows = list(given)
-    for i, row in enumerate(rows):
-        check_row(row, f"{name}[{i}]")
-    return [dict(row) for row in rows]
+    eval_rows = found["eval"].rows[: args.eval_size]
+    return list_source(
+        found["train"].rows,
+        functions,
+        seed=args.seed,
+        eval_rows=eval_rows,
+        place=lambda split, index: found[split].places[index],
+    )
 
 
 def _functions(
@@ -159,6 +148,18 @@ def _functions(
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
     return [reward_function(f) for f in given]
+
+
+def by_epochs(args: LFPOConfig, source: PromptSource) -> LFPOConfig:
+    """`args` with the iterations that num_train_epochs takes as max_steps. Raises UserError for generated prompts."""
+    if not args.num_train_epochs:
+        return args
+    if not source.rows:
+        raise UserError(
+            f"num_train_epochs: task {args.task!r} makes new prompts without end, which has no epochs; give max_steps"
+        )
+    epochs = len(source.rows) / args.prompts_per_iteration
+    return replace(args, max_steps=math.ceil(args.num_train_epochs * epochs))
 
 
 def check_ranks(args: LFPOConfig | DPOConfig | SFTConfig, command: str, shared: str = "") -> None:

@@ -156,7 +156,7 @@ def _records(task: DataTask, split: str) -> list[Record]:
         return [record for file in files for record in read_records(file)]
     if split not in hub:
         raise UserError(f"task {task.name!r}: no {split} split on the hub; give a file: {task.name}@{split}=FILE")
-    return load_hub(hub[split], task.name)
+    return load_hub(hub[split], f"or use local files: {task.name}@FOLDER, see docs/tasks.md")
 
 
 @functools.lru_cache(maxsize=4)

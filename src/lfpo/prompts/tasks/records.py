@@ -173,9 +173,8 @@ class HubSplit:
     revision: str | None = None
 
 
-def load_hub(source: HubSplit, task: str) -> list[Record]:
-    """All records of a split. Raises UserError, which names the alternative of local files, if it cannot be loaded."""
-    instead = f"or use local files: {task}@FOLDER, see docs/tasks.md"
+def load_hub(source: HubSplit, instead: str) -> list[Record]:
+    """All records of a split. Raises UserError, which names the alternative `instead`, if it cannot be loaded."""
     try:
         import datasets
     except ImportError:

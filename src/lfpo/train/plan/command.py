@@ -17,8 +17,8 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
 from lfpo.models.loading import SHIPPED, load_tokenizer
+from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.prompts.jsonl import load_jsonl
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
@@ -126,7 +126,7 @@ def longest_prompt(args: LFPOConfig) -> int | None:
         tokenizer = load_tokenizer(folder)
     except UserError:  # a folder with config.json only is enough for a plan
         return None
-    return max(len(encode_prompt(tokenizer, row["prompt"])) for row in load_jsonl(args.data_file))
+    return max(len(encode_prompt(tokenizer, row["prompt"])) for row in read_rows(args, "train").rows)
 
 
 def _memory(config: PlanConfig) -> tuple[float, str]:

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from lfpo.base.config import load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.cli.settings import ExportConfig, Layout
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
 from lfpo.models.family import Family
 from lfpo.models.loading import described, resolve
@@ -24,6 +23,7 @@ from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint
+from lfpo.train.export_config import ExportConfig, Layout
 
 FOLDERS = {"family": "model-family", "transformers": "model-transformers"}
 

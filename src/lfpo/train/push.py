@@ -1,9 +1,11 @@
-"""`lfpo push`: the model of a run on the hub, with its card, recipe, metrics and report."""
+"""`lfpo push` and `push_to_hub`: the model of a run on the hub, with its card, recipe, metrics and report."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -14,11 +16,11 @@ from rich.table import Table
 
 from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
-from lfpo.cli.export import Source, find_source, write_export
-from lfpo.cli.settings import PushConfig
 from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import published
+from lfpo.train.export import Source, find_source, write_export
+from lfpo.train.export_config import PushConfig
 
 REASON = 160  # most characters of the hub's answer in a message
 
@@ -37,16 +39,29 @@ def run_push(config: PushConfig, api: HfApi | None = None) -> None:
             print("nothing was uploaded (--dry_run)")
             return
         api = api or HfApi()
-        try:
+        with told(config.repo):
             url = api.create_repo(config.repo, private=config.private, exist_ok=True)
             api.upload_folder(repo_id=config.repo, folder_path=folder, commit_message="Upload by lfpo push")
-        except (OSError, ValueError, HTTPError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
-            raise UserError(
-                f"lfpo push: the hub refused or could not be reached ({reason}); log in with `hf auth login` or set "
-                f"HF_TOKEN to a token that may write to {config.repo.split('/')[0]}"
-            ) from error
     print(url)
+
+
+def make_repository(name: str, *, private: bool) -> None:
+    """Make the repository, if there is none, before hours of training. Raises UserError where the hub refuses."""
+    with told(name):
+        HfApi().create_repo(name, private=private, exist_ok=True)
+
+
+@contextmanager
+def told(repo: str) -> Iterator[None]:
+    """Turn an error of the hub in the block into a UserError."""
+    try:
+        yield
+    except (OSError, ValueError, HTTPError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
+        raise UserError(
+            f"{repo}: the hub refused or could not be reached ({reason}); log in with `hf auth login` or set "
+            f"HF_TOKEN to a token that may write to {repo.split('/')[0]}"
+        ) from error
 
 
 def add_records(source: Source, folder: Path, *, report: bool) -> None:

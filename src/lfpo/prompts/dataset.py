@@ -1,0 +1,82 @@
+"""Rows of one's own data set: from a JSONL file, the hub or Python, with columns renamed and rows mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
+from lfpo.prompts.jsonl import check_row, load_jsonl
+from lfpo.prompts.tasks import Row
+from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
+from lfpo.rewards.scoring import last_line
+
+
+class Settings(Protocol):
+    """The keys of a configuration that say where rows come from and what is made of them (see LFPOConfig)."""
+
+    data_file: str | None
+    eval_file: str | None
+    dataset_name: str | None
+    dataset_config: str | None
+    dataset_train_split: str
+    dataset_test_split: str | None
+    columns: dict[str, str]
+    map_row: str | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """rows: what prompts and rewards are made of. places: where each is from, for messages."""
+
+    rows: list[Row]
+    places: list[str]
+
+
+def read_rows(settings: Settings, split: str, given: Any = None) -> Rows:
+    """The rows of the split "train" or "eval"; empty where none is named. given: rows from Python, instead of a file.
+
+    Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
+    """
+    file = settings.data_file if split == "train" else settings.eval_file
+    part = settings.dataset_train_split if split == "train" else settings.dataset_test_split
+    if given is not None:
+        records = _from_python(given, f"{split}_dataset")
+    elif file is not None:
+        rows = load_jsonl(file, required=())
+        records = [Record(row, f"{file}:{number}") for number, row in enumerate(rows, start=1)]
+    elif settings.dataset_name is not None and part is not None:
+        source = HubSplit(settings.dataset_name, part, (settings.dataset_config,))
+        records = load_hub(source, "or give data_file with its rows as JSONL")
+    else:
+        records = []
+    prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
+    return Rows([_prepared(r, settings.columns, prepare) for r in records], [r.where for r in records])
+
+
+def _from_python(given: Any, name: str) -> list[Record]:
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {given!r}")
+    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(given)]
+    for record in records:
+        check_row(record.values, record.where, required=())
+    return records
+
+
+def _prepared(record: Record, columns: Mapping[str, str], prepare: Any) -> Row:
+    """A record's row with its columns renamed, as `prepare` returns it."""
+    row = dict(record.values)
+    for old, new in columns.items():
+        if old not in row or new in row:
+            problem = f"has a column {new!r} already" if old in row else f"has no column {old!r}"
+            raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem}")
+        row[new] = row.pop(old)
+    if prepare is not None:
+        try:
+            row = prepare(row)
+        except Exception as error:  # user code may raise anything
+            raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
+    check_row(row, record.where)
+    return row

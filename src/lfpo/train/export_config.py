@@ -1,0 +1,58 @@
+"""The configurations of `lfpo export` and `lfpo push`, which are checked before torch is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layout = Literal["family", "transformers"]
+
+
+@dataclass
+class ExportConfig:
+    """Configuration of `lfpo export`.
+
+    run: a run's folder (its trained model, or its newest checkpoint while it has none), one of its checkpoints
+        (RUN/checkpoints/step-N), or any model that lfpo loads: a folder, a hub id, or "embedded".
+    layout: "family": the model family's own names, as lfpo saves them. "transformers": the family's class in
+        transformers, which AutoModelForCausalLM loads without lfpo and without remote code.
+    adapter: write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged.
+    output: folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder).
+    """
+
+    run: str
+    layout: Layout = "family"
+    adapter: bool = False
+    output: str | None = None
+
+
+@dataclass
+class PushConfig:
+    """Configuration of `lfpo push RUN USER/NAME`.
+
+    run: as in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html.
+    repo: the repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist.
+    layout, adapter: as in lfpo export.
+    private: whether a new repository is private. An existing one keeps its setting.
+    report: upload report.html, which holds prompts and completions.
+    dry_run: list the files and sizes and upload nothing.
+
+    The login is that of `hf auth login`, or the environment variable HF_TOKEN.
+    """
+
+    run: str
+    repo: str
+    layout: Layout = "transformers"
+    adapter: bool = False
+    private: bool = True
+    report: bool = True
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_repo("repo", self.repo)
+
+
+def check_repo(key: str, name: str) -> None:
+    """Raise ValueError unless the name has the form USER/NAME."""
+    if name.count("/") != 1 or not all(name.split("/")):
+        raise ValueError(f"{key!r} {name!r} must have the form USER/NAME")

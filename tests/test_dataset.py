@@ -1,0 +1,127 @@
+"""A data set of one's own: from the hub's library or a file, with columns renamed, rows mapped, and epochs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
+from lfpo.base.errors import UserError
+from lfpo.prompts.dataset import read_rows
+
+QUESTIONS = [{"question": f"{i} 1 1 = 2\n", "answer": f"#### {i}"} for i in range(2, 9)]
+
+
+def short(prompts, completions, answer, **columns):
+    assert set(answer) <= set("2345678")
+    return [1.0 / (1 + len(text)) for text in completions]
+
+
+def shortened(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "answer": row["answer"].removeprefix("#### ")}
+
+
+def without_prompt(row: dict[str, Any]) -> dict[str, Any]:
+    return {"answer": row["answer"]}
+
+
+def failing(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "answer": row["solution"]}
+
+
+def config(**changes: Any) -> LFPOConfig:
+    values: dict[str, Any] = {
+        "output_dir": "run",
+        "columns": {"question": "prompt"},
+        "map_row": "test_dataset.shortened",
+        "sampler": SamplerConfig(gen_length=8, temperature=1.0, threshold=0.9),
+        "prompts_per_iteration": 2,
+        "num_generations": 2,
+        "eval_size": 3,
+        "threads": 1,
+    }
+    return LFPOConfig(**(values | changes))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set as a folder of JSONL files, which the datasets library reads as it reads one of the hub."""
+    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS[:4])):
+        (tmp_path / f"data/{split}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data"
+
+
+def test_a_named_data_set_trains_for_epochs_with_its_columns_renamed_and_its_rows_mapped(folder, tmp_path):
+    pytest.importorskip("datasets")
+    given = {"dataset_name": str(folder), "dataset_test_split": "test[:3]", "num_train_epochs": 1.5}
+    trainer = LFPOTrainer("embedded", short, args=config(output_dir=str(tmp_path / "run"), **given))
+    assert trainer.args.max_steps == trainer.total_steps == 6  # 1.5 x 7 rows, 2 at a time
+    assert [row["prompt"] for row in trainer.source.rows] == [row["question"] for row in QUESTIONS]
+    assert [row["answer"] for row in trainer.source.eval_rows] == ["2", "3", "4"]
+    trainer.train()
+    assert "max_steps: 6" in (tmp_path / "run/config.yaml").read_text()
+    assert "- Data: `data`" in (tmp_path / "run/model/README.md").read_text()
+
+
+def test_train_dataset_may_be_a_name_with_a_part_of_a_split(folder, tmp_path):
+    pytest.importorskip("datasets")
+    args = config(output_dir=str(tmp_path / "run"), dataset_train_split="train[:2]")
+    trainer = LFPOTrainer("embedded", short, args=args, train_dataset=str(folder))
+    assert [row["answer"] for row in trainer.source.rows] == ["2", "3"]
+    assert trainer.args.dataset_name == str(folder)
+
+
+def test_a_split_that_is_not_there_is_one_sentence(folder):
+    pytest.importorskip("datasets")
+    with pytest.raises(UserError, match=r"could not load the validation split from the hub .*or give data_file"):
+        read_rows(config(dataset_name=str(folder), dataset_train_split="validation"), "train")
+
+
+def test_epochs_count_the_prompts_that_are_not_left_out(tmp_path):
+    rows = [{"prompt": "2 1 1 = 2\n", "answer": "2"}] * 4 + [{"prompt": "2" * 2000, "answer": "2"}] * 4
+    args = config(output_dir=str(tmp_path / "run"), num_train_epochs=2, filter_overlong_prompts=True)
+    args.columns, args.map_row = {}, None
+    trainer = LFPOTrainer("embedded", short, args=args, train_dataset=rows)
+    assert trainer.total_steps == 4
+    assert trainer.epoch_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"columns": {"text": "prompt"}}, r"rows.jsonl:1: 'columns' renames 'text' to 'prompt', and the row has no "),
+        ({"columns": {"question": "answer"}}, r"rows.jsonl:1: .* and the row has a column 'answer' already"),
+        ({"map_row": "test_dataset.without_prompt"}, r"rows.jsonl:1: column 'prompt' is missing \(found: answer\)"),
+        ({"map_row": "test_dataset.failing"}, r"rows.jsonl:1: map_row failed: KeyError: 'solution' \(test_dataset.py:"),
+        ({"map_row": "test_dataset.none"}, r"map_row 'test_dataset.none': module 'test_dataset' has no 'none'"),
+    ],
+)
+def test_rows_that_cannot_be_prepared_name_their_line(tmp_path, changes, told):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    with pytest.raises(UserError, match=told):
+        read_rows(config(data_file=str(tmp_path / "rows.jsonl"), **changes), "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"task": "choice", "dataset_name": "a/b"}, "give one of 'task', 'data_file' and 'dataset_name'"),
+        ({"task": "choice"}, "'columns' and 'map_row' are for the rows of a data set"),
+        ({"data_file": "rows.jsonl", "dataset_test_split": "test"}, "go with 'dataset_name'"),
+        ({"push_to_hub": True}, "'push_to_hub' needs 'hub_model_id': USER/NAME"),
+        ({"push_to_hub": True, "hub_model_id": "name"}, "'hub_model_id' 'name' must have the form USER/NAME"),
+    ],
+)
+def test_keys_that_do_not_go_together(changes, told):
+    with pytest.raises(ValueError, match=told):
+        config(**changes)
+
+
+def test_generated_prompts_have_no_epochs():
+    args = config(task="choice", num_train_epochs=1, columns={}, map_row=None)
+    with pytest.raises(UserError, match="num_train_epochs: task 'choice' makes new prompts without end"):
+        LFPOTrainer(args=args)
