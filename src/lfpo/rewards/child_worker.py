@@ -1,12 +1,12 @@
-"""The script that the child process of `reward_process.py` runs.
+"""The script that the child process of `child_process.worker` runs: it calls one function with what it is sent.
 
-For each batch it reads a line with the size of the pickled arguments, then the arguments, and writes one JSON line:
-`values`, `user_error` (a UserError) or `error` (any other exception). It is run as a file and imports nothing of lfpo,
-so the child loads only what the reward function imports.
+For each call it reads the pickled arguments, a JSON line of base64, and writes one JSON line: `value`, `user_error` (a
+UserError) or `error` (any other exception).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import importlib
@@ -15,8 +15,10 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from typing import Any
+
+from lfpo.base.errors import UserError
+from lfpo.rewards.scoring import last_line
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,16 +30,18 @@ def main(path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # print() of the reward function must not reach the pipe of the answers
+    os.dup2(2, 1)  # print() of the function must not reach the pipe of the answers
     module, _, attribute = path.replace(":", ".").rpartition(".")
     function = None
     while line := requests.readline():
-        arguments = pickle.loads(requests.read(json.loads(line)))
+        arguments = pickle.loads(base64.b64decode(json.loads(line)))
         try:
             function = function or getattr(importlib.import_module(module), attribute)
-            text = json.dumps({"values": function(**arguments)}, default=_plain)
+            text = json.dumps({"value": function(**arguments)}, default=_plain)
+        except UserError as error:
+            text = json.dumps({"user_error": str(error)})
         except Exception as error:  # user code may raise anything; the parent handles it
-            text = json.dumps(_error(error))
+            text = json.dumps({"error": last_line(error)})
         answers.write(text.encode() + b"\n")
         answers.flush()
 
@@ -45,15 +49,6 @@ def main(path: str) -> None:
 def _plain(value: Any) -> Any:
     """Tensors and arrays as lists; anything else as its repr, which the parent rejects as not a number."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-def _error(error: Exception) -> dict[str, str]:
-    """A UserError's message, or any other exception's message with the file and line that raised it."""
-    if f"{type(error).__module__}.{type(error).__name__}" == "lfpo.base.errors.UserError":
-        return {"user_error": str(error)}
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    message = traceback.format_exception_only(error)[-1].strip()
-    return {"error": f"{message} ({os.path.basename(last.filename)}:{last.lineno})"}
 
 
 if __name__ == "__main__":
