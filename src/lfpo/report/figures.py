@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, writing
 
 
 def write_figures(run: Run) -> list[Path]:
@@ -28,12 +27,10 @@ def write_figures(run: Run) -> list[Path]:
         for name, figure in [("comparison", _comparison(data))] if data["kind"] == "comparison" else _run_figures(data):
             for ending in ("svg", "pdf"):
                 path = run.dir / "figures" / f"{name}.{ending}"
-                try:
+                with writing(path):
                     path.parent.mkdir(exist_ok=True)
                     # Without a date the same run gives the same file.
                     figure.savefig(path, metadata={"Date" if ending == "svg" else "CreationDate": None})
-                except OSError as error:
-                    raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
                 written.append(path)
             plt.close(figure)
     return written
