@@ -131,11 +131,18 @@ class ChildProcess:
                 stream.close()
 
 
-def worker(function: str, seconds: float, memory: int = 0, quiet: bool = True) -> ChildProcess:
-    """A child process for `call`, which imports the function `module:name`. The rest is as in ChildProcess."""
+def worker(
+    function: str, seconds: float, memory: int = 0, quiet: bool = True, ends_with_thread: bool = False
+) -> ChildProcess:
+    """A child process for `call`, which imports the function `module:name`. The rest is as in ChildProcess.
+
+    ends_with_thread: on Linux, the kernel kills the child when the thread that started it ends, also when this process
+    is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
+    """
     folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    command = [sys.executable, "-P", "-m", "lfpo.rewards.child_worker", function]
+    flags = ["ends_with_thread"] * ends_with_thread
+    command = [sys.executable, "-P", "-m", "lfpo.rewards.child_worker", function, *flags]
     return ChildProcess(command, seconds, memory, env, quiet)
 
 

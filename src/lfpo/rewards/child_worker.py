@@ -23,10 +23,10 @@ from lfpo.rewards.scoring import last_line
 PR_SET_PDEATHSIG = 1
 
 
-def main(path: str) -> None:
-    # Linux: end with the parent, even inside a C call. A parent that is killed cannot stop this process.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def main(path: str, ends_with_thread: bool) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -52,4 +52,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "ends_with_thread" in sys.argv[2:])

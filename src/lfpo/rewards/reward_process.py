@@ -27,7 +27,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
     name = reward_name(found)
     if memory and not resident_bytes(os.getpid()):
         raise UserError(f"reward function {name!r}: its memory can be bounded on Linux only; leave out reward_memory")
-    child = worker(path, seconds, int(memory * 2**30), quiet=False)
+    child = worker(path, seconds, int(memory * 2**30), quiet=False, ends_with_thread=True)
 
     def reward(**arguments: Any) -> Any:
         try:

@@ -11,7 +11,6 @@ from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.choices import choice_accuracy
-from lfpo.rewards.formats import tag_format
 
 ROLE = "You are given a question with several options. Choose the right one."
 VALIDATION = (("train", ("train",)), ("test", ("validation", "val", "dev")))  # their test labels are not public
@@ -47,12 +46,10 @@ def choice_task(
         name=name,
         build=build,
         accuracy=choice_accuracy,
-        formats=(tag_format,),
         solution_key=solution_key,
         solution=solution,
         hub=(("train", train), ("test", test)),
         stems=stems,
-        gen_length=256,
     )
 
 
