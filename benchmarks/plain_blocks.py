@@ -12,9 +12,9 @@ import torch
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.structure import Structure
-from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.rows import ActiveRows, finished_trajectory, unstarted
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from lfpo.base.checks import at_least_one, not_negative
-from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.layouts import LAYOUTS, random_model, random_prompts
+from lfpo.base.rng import python_rng
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import get_task
 
@@ -101,3 +102,15 @@ def layout_problem(config: BenchRolloutConfig) -> Problem:
     model = random_model(config.model, config.layers, device, getattr(torch, config.dtype))
     prompts = random_prompts(config.n, config.prompt_length, model)
     return Problem(model, [p for p in prompts for _ in range(config.generations)], config.gen_length or 256, None)
+
+
+def random_model(layout: str, layers: int | None, device: torch.device, dtype: torch.dtype) -> MaskedDiffusionLM:
+    """A randomly initialised model of a published shape, with `layers` layers (None: all)."""
+    return init_model(with_layers(LAYOUTS[layout], layers), seed=0, device=device, dtype=dtype)
+
+
+def random_prompts(n: int, longest: int, model: MaskedDiffusionLM) -> list[list[int]]:
+    """n prompts of random ordinary tokens; lengths are uniform from 3/4 of `longest` to `longest`."""
+    rng = python_rng("bench prompts", n, longest)
+    lengths = [rng.randint(max(1, 3 * longest // 4), longest) for _ in range(n)]
+    return [[rng.randrange(100, min(100_000, model.vocab_size - 3)) for _ in range(length)] for length in lengths]

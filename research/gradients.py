@@ -28,7 +28,7 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
-LOWER = {"baseline": 0.8, "deviation": "one", "clip": 0.8}
+LOWER = {"baseline": 0.8, "deviation": "range", "clip": 0.8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "LFPO, replayed": {"name": "lfpo", "timesteps": 4, "clip": 2.0},
     "LFPO, replayed, p_old": {"name": "lfpo", "timesteps": 4, "clip": 2.0, "target_weight": "p_old"},

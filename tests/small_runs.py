@@ -22,6 +22,17 @@ from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
+# LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
+AS_PUBLISHED: dict[str, Any] = {
+    "name": "lfpo",
+    "states": "stratified",
+    "timesteps": 4,
+    "num_iterations": 1,
+    "baseline": 1.0,
+    "deviation": "batch",
+    "clip": 1.0,
+    "target_weight": "equal",
+}
 KNOBS: dict[str, dict[str, Any]] = {
     "lfpo": {"timesteps": 3},
     "diffu_grpo": {"p_mask_prompt": 0.5},

@@ -2,6 +2,7 @@
 
     python tests/split_memory.py pass                     # 4, 8, 16 layers of width 1,024 on 2 ranks
     python tests/split_memory.py traffic
+    python tests/split_memory.py rollout
     python tests/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
 
 Ranks are processes on the CPU over gloo. What is counted is a process's anonymous memory (not pages of files that are
@@ -10,6 +11,8 @@ weights and gradients is held, in units of one layer's gradient; the median of t
 wait for a core, or for the other rank, now and then shows more. `start`: a checkpoint with random weights is read, and
 the reference made from it. `traffic`: the bytes that FSDP gathers and sums in a pass under bfloat16 autocast, where it
 gathers the layers' matrices in float32 and in bfloat16; without the head, which is gathered once in float32.
+`rollout`: peak and bytes gathered of 16 forwards of 8 tokens, with the whole model gathered once or each layer for
+every forward (`rollout_gather`).
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.base import distributed
 from lfpo.models import init_model, load_model, save_model
-from lfpo.models.fsdp import frozen_copy, one_pass
+from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer, one_pass
 from lfpo.models.layouts import LAYOUTS
 from processes import run_ranks
 
-PASSES = 3
+PASSES, FORWARDS = 3, 16
 
 
 def config(layers: int, width: int, mlp: int, vocabulary: int) -> dict[str, Any]:
@@ -90,10 +93,28 @@ def gathered_bytes() -> Iterator[list[int]]:
                 if func.name().startswith(name):
                     whole = args[which]  # the output of the first, the input of the second
                     found[which] += whole.numel() * whole.element_size()
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if func.name().startswith("_c10d_functional::all_gather_into_tensor"):
+                found[0] += result.numel() * result.element_size()
+            return result
 
     with Count():
         yield found
+
+
+def rollouts(folder: Path, output: Path) -> None:
+    """Write peak and bytes gathered of FORWARDS forwards without gradients, by what is gathered, and the bytes of all
+    weights that are split. One rank has one forward less."""
+    distributed.start()
+    model = load_model(folder, mesh=distributed.mesh()).requires_grad_(False)
+    found = {"split weights": sum(p.numel() * p.element_size() for p in model.parameters() if p.ndim > 1)}
+    for name in ("model", "layer"):
+        ready = gathered(model, cast=False) if name == "model" else gathered_by_layer(model)
+        with added_memory() as peak, gathered_bytes() as moved, torch.no_grad(), ready as policy:
+            for _ in range(FORWARDS - distributed.rank()):
+                policy.head(policy.hidden(torch.arange(8)[None]))
+        found |= {f"{name}: peak": peak[0], f"{name}: bytes gathered": moved[0]}
+    _write(output, found)
 
 
 def start(folder: Path, output: Path) -> None:
@@ -111,6 +132,13 @@ def start(folder: Path, output: Path) -> None:
 def added_memory() -> Iterator[list[int]]:
     """A list that holds, after the block, the most bytes that the block added to this process's anonymous memory."""
     ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: freed tensors go back to the system at once
+    with growth() as found:
+        yield found
+
+
+@contextlib.contextmanager
+def growth() -> Iterator[list[int]]:
+    """As `added_memory`, exact for tensors above 32 MiB only: freed smaller ones may leave pages to this process."""
     before, ended, found = _anonymous(), threading.Event(), [0]
 
     def watch() -> None:
@@ -149,21 +177,23 @@ def measured(work: Any, ranks: int, folder: Path) -> dict[str, int]:
     return found
 
 
-def write_model(folder: Path, dtype: str, **sizes: int) -> None:
-    """A checkpoint with random weights."""
-    save_model(init_model(config(**sizes), seed=0, dtype=getattr(torch, dtype)), folder)
+def write_model(folder: Path, dtype: str, **sizes: int) -> int:
+    """A checkpoint with random weights; returns the bytes of the matrices of a layer."""
+    model = init_model(config(**sizes), seed=0, dtype=getattr(torch, dtype))
+    save_model(model, folder)
+    return sum(p.numel() * p.element_size() for p in model.backbone.model.layers[0].parameters() if p.ndim > 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pass", "traffic", "start"))
+    parser.add_argument("what", choices=("pass", "traffic", "start", "rollout"))
     parser.add_argument("--layers", type=int, nargs="+")
     for name, default in (("width", 1024), ("mlp", 3072), ("vocabulary", 512)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ranks", type=int, nargs="+")
     parser.add_argument("--dtype", default="float32", help="of the checkpoint")
     given = parser.parse_args()
-    work = {"pass": one_backward, "traffic": traffic, "start": start}[given.what]
+    work = {"pass": one_backward, "traffic": traffic, "start": start, "rollout": rollouts}[given.what]
     for layers in given.layers or ([2] if work is start else [4, 8, 16]):
         with tempfile.TemporaryDirectory() as name:
             sizes = {"layers": layers, "width": given.width, "mlp": given.mlp, "vocabulary": given.vocabulary}
@@ -172,8 +202,8 @@ def main() -> None:
                 found = measured(work, ranks, Path(name))
                 if work is one_backward:
                     shown = f"peak of a pass {found['peak'] / found['layer']:.2f} layers' gradients"
-                elif work is traffic:
-                    all_weights = found.pop("weights")
+                elif work in (traffic, rollouts):
+                    all_weights = found.pop("weights" if work is traffic else "split weights")
                     shown = (
                         ", ".join(f"{what} {size / all_weights:.2f}" for what, size in found.items()) + " of weights"
                     )

@@ -30,6 +30,7 @@ from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from small_runs import AS_PUBLISHED
 from watched import Watch
 
 BLOCK = 4
@@ -295,7 +296,7 @@ def test_a_replay_gives_the_log_probabilities_that_were_recorded(
 
 
 def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(edited: Trajectory):
-    views = views_for("lfpo", edited, timesteps=2)
+    views = views_for("lfpo", edited, states="stratified", timesteps=2)
     width, edits = edited.prompt_ids.shape[1], 0
     for number, row in enumerate(views.row.tolist()):
         for block in edited.block_BC[row][edited.entered[row]].unique():
@@ -354,7 +355,7 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=f"objective Own needs {said} do not give"):
         check_rollouts(Own(), sampler, trained_block=BLOCK)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="LFPO needs the edits of revealed tokens, which this engine does not give"):
-        check_rollouts(make_objective({"name": "lfpo"}), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
+        check_rollouts(make_objective(AS_PUBLISHED), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
     check_rollouts(make_objective({"name": "espo"}), sampler, (), trained_block=BLOCK)
 
 

@@ -323,7 +323,7 @@ def test_the_rules_of_sdar_and_llada2_by_hand():
     for remasking in ("low_confidence_static", "sequential"):
         assert reveal(score, [True, False, False, False], remasking=remasking) == [True, False, False, False]
     assert reveal(score, [True, False, False, False], threshold=0.9, **dynamic) == [True, False, False, False]
-    with pytest.raises(ValueError, match="threshold None must be above 0"):
+    with pytest.raises(ValueError, match="threshold None: the reveal rule"):
         SamplerConfig(remasking="low_confidence_dynamic")
     with pytest.raises(ValueError, match="alg and remasking 'sequential' each select a reveal rule"):
         SamplerConfig(remasking="sequential", alg="entropy")

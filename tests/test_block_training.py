@@ -12,6 +12,7 @@ from lfpo.cli.command_line import main
 from lfpo.models import load_model
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.rl import LFPOTrainer
+from small_runs import AS_PUBLISHED
 from test_objective_runs import assert_ranks_do_not_matter
 from test_train import ROWS, assert_resume_is_exact, config, even_letters, metrics
 
@@ -27,7 +28,15 @@ def test_learns_and_leaves_a_run_that_all_commands_read(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     six = SamplerConfig(gen_length=6, temperature=1.0)  # rounded up to two blocks
-    args = config(tmp_path, max_steps=20, num_generations=8, eval_steps=20, save_steps=10, sampler=six)
+    args = config(
+        tmp_path,
+        max_steps=20,
+        num_generations=8,
+        eval_steps=20,
+        save_steps=10,
+        sampler=six,
+        objective=AS_PUBLISHED,
+    )
     trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     assert trainer.sampler.block_length == BLOCK and trainer.sampler.gen_length == 8
     folder = trainer.train()

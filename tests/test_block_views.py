@@ -87,7 +87,7 @@ def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
 
 def test_lfpo_replays_stratified_steps_of_each_block(model: MaskedDiffusionLM, rollouts: Trajectory):
     """At most K views a rollout; each block of each shows a state that the sampler saw, predicted as from it alone."""
-    views = views_for("lfpo", rollouts, timesteps=2)
+    views = views_for("lfpo", rollouts, states="stratified", timesteps=2)
     assert views.row.bincount().max() == 2
     logits = Predictions(views, policies(model)).logits()
     view_T, column_T = views.target.nonzero().unbind(-1)
@@ -118,7 +118,7 @@ def test_lfpo_replays_stratified_steps_of_each_block(model: MaskedDiffusionLM, r
 
 def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
     """With K no less than the steps of every block, each block shows each of its steps once."""
-    views = views_for("lfpo", rollouts, timesteps=8)
+    views = views_for("lfpo", rollouts, states="stratified", timesteps=8)
     for row in range(len(rollouts)):
         shown = views.target[views.row == row][:, rollouts.prompt_ids.shape[1] :].sum(0).tolist()
         block, step, counted = rollouts.block_BC[row], rollouts.reveal_step[row], rollouts.counted[row]

@@ -110,7 +110,7 @@ def test_cells_differ_in_objective_its_own_keys_and_seed_only(tmp_path: Path):
     config.objectives["rejection"]["config"] = {"ema_decay": 0.5}
     one, other = (cell_config(config, cell) for cell in (Cell("lfpo", 100), Cell("rejection", 101)))
     assert {k for k, v in vars(one).items() if v != getattr(other, k)} == {"objective", "ema_decay", "seed"}
-    assert other.objective == {"name": "rejection"}
+    assert other.objective["name"] == "rejection"
     config.objectives["rejection"]["config"] = {"ema_decoy": 0.5}
     with pytest.raises(UserError, match=r"unknown key 'ema_decoy'.*'ema_decay'"):
         cell_config(config, Cell("rejection", 101))
@@ -167,7 +167,7 @@ def test_cells_are_checked_before_any_runs(tmp_path: Path):
     with pytest.raises(UserError, match=r"has no eval sampler 'treshold'.*'threshold'"):
         check(small(tmp_path, curve_sampler="treshold"))
     config = small(tmp_path, objectives={"a": {"name": "agrpo"}})
-    config.overrides["sampler"] = {"temperature": 0.0, "remasking": "random"}
+    config.overrides["sampler"] = {"temperature": 0.0, "threshold": None, "remasking": "random"}
     with pytest.raises(UserError, match="above 0"):
         check(config)
 

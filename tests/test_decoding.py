@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.rollout.reveal import Step, find_rule
-from lfpo.rollout.reveal.origin import origin_steps
-from lfpo.rollout.reveal.ranking import best
-from lfpo.rollout.reveal.schedule import reveal_counts
+from lfpo.rollout.reveal.rules import best, origin_steps
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_counts
 
 
 def revealed(values: torch.Tensor, eligible: torch.Tensor, **fields: Any) -> torch.Tensor:

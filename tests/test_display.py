@@ -160,7 +160,8 @@ def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.Mo
     evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
     names = [name for name, _, _ in ended]
     assert ended[:2] == evaluations and ended[2:4] == [("sampling", 4, 4), ("verdicts", 4, 4)]
-    assert names[4:6] == ["update 1 of 2", "update 2 of 2"] and ended[6:8] == evaluations and names[8] == "checkpoint"
+    assert names[4:12] == [f"update {i} of 8" for i in range(1, 9)]
+    assert ended[12:14] == evaluations and names[14] == "checkpoint"
     assert all(done == total for _, done, total in ended) and ended[4][2] > 0
 
 

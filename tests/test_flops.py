@@ -48,9 +48,9 @@ def test_a_rollout_counts_every_position_it_predicts(llada: Path, monkeypatch: p
         seen["positions"] += x.shape[0]
         return head(x)
 
-    def counting_hidden(ids: torch.Tensor, mask: Any = None, **how: Any) -> torch.Tensor:
+    def counting_hidden(ids: torch.Tensor, *more: Any, **how: Any) -> torch.Tensor:
         seen["rows"] += len(ids)
-        return hidden(ids, mask, **how)
+        return hidden(ids, *more, **how)
 
     monkeypatch.setattr(model, "head", counting_head)
     monkeypatch.setattr(model, "hidden", counting_hidden)

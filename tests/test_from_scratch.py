@@ -24,7 +24,7 @@ FORM = LFPO(
     timesteps=1,
     num_iterations=page.PASSES,
     baseline=page.BASELINE,
-    deviation="one",
+    deviation="range",
     clip=page.CLIP,
     target_weight="p_old",
 )

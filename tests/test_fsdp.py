@@ -15,7 +15,7 @@ import tiny
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.fsdp import frozen_copy, gathered
+from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.lora import attach, factors, inject
 from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
@@ -29,7 +29,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks
-from split_memory import gathered_bytes, measured, one_backward, start, write_model
+from split_memory import FORWARDS, gathered_bytes, measured, one_backward, rollouts, start, write_model
 from tiny import optimiser_settings
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
@@ -96,11 +96,12 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
             rtol, atol = (1e-5, 1e-7) if lora else (1e-9, 1e-12)  # factors are float32
             torch.testing.assert_close(value, expected[n][name], rtol=rtol, atol=atol, msg=f"step {n}: {name}")
         assert found["norm"] > 1e-3
-        # Between the updates ranks sample with whole weights, each at its own pace.
-        with gathered(split.policies[OLD], cast=False) as whole, torch.no_grad():
-            sampled = forwards_of_rank(whole, rank)
-        if n == STEPS - 1:
-            assert sampled == forwards_of_rank(alone.policies[OLD], rank)
+        # Between the updates ranks sample, each at its own pace: with whole weights, and with one layer at a time.
+        for ready in (gathered(split.policies[OLD], cast=False), gathered_by_layer(split.policies[OLD])):
+            with ready as policy, torch.no_grad():
+                sampled = forwards_of_rank(policy, rank)
+            if n == STEPS - 1:
+                assert sampled == forwards_of_rank(alone.policies[OLD], rank)
     body = [p for name, p in split.policies[CURRENT].backbone.named_parameters() if "lora_" not in name]
     matrices = [p for p in body if p.ndim > 1]
     assert all(isinstance(p, DTensor) == (p.ndim > 1) for p in body)
@@ -205,6 +206,21 @@ def test_copies_with_a_merged_adapter_are_those_of_one_process(group: None, cast
             assert all(p.is_meta for p in whole.parameters())
         with gathered(split, cast=cast) as whole:
             assert torch.equal(whole.hidden(ids, mask), plain.hidden(ids, mask))
+
+
+def test_a_rollout_gathers_the_model_once_or_its_layers_at_every_forward(tmp_path: Path):
+    sizes = write_model(tmp_path, "float32", layers=4, width=64, mlp=128, vocabulary=32)
+    found = measured(rollouts, 2, tmp_path)
+    head = 4 * 32 * 64
+    assert found["model: bytes gathered"] == found["split weights"] == 2 * head + 4 * sizes
+    assert found["layer: bytes gathered"] == head + FORWARDS * (head + 4 * sizes)
+
+
+def test_layers_are_gathered_for_rollouts_of_split_weights_only(tmp_path: Path):
+    with pytest.raises(ValueError, match="'rollout_gather' layer is for 'fsdp: true'"):
+        LFPOConfig(output_dir=str(tmp_path), rollout_gather="layer")
+    with pytest.raises(ValueError, match="'rollout_gather' layer does not work with 'rollout_compile'"):
+        LFPOConfig(output_dir=str(tmp_path), fsdp=True, rollout_gather="layer", rollout_compile=True)
 
 
 def test_group_sizes_that_do_not_fit(group: None, tmp_path: Path):

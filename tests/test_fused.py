@@ -329,7 +329,7 @@ def test_without_gradients_each_chunk_runs_once():
 def test_lfpos_knobs_reach_its_loss(shared: bool, llada: Path):
     """shared: the two policies have one head, as where it is not trained."""
     weights = {"positive_weight": 0.5, "negative_weight": 2.0}
-    knobs = {"reward_transform": "raw", "beta": 0.7, **weights}
+    knobs = {"reward_transform": "raw", "beta": 0.7, "target_weight": "equal", **weights}
     objective, models, views, signal = step_of(llada, "lfpo", **knobs)
     if shared:
         models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head

@@ -22,7 +22,7 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
-from small_runs import rolled, step_of
+from small_runs import AS_PUBLISHED, rolled, step_of
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
 
@@ -153,47 +153,69 @@ def test_no_gradient_reaches_the_reference():
     assert z_ref.grad is None
 
 
+def published(**knobs: Any) -> LFPO:
+    return LFPO(**{k: v for k, v in AS_PUBLISHED.items() if k != "name"} | knobs)
+
+
 def test_centred_reward_by_hand():
     # Groups (1, 0) and (1, 1): means 1/2 and 1; batch standard deviation of (1, 0, 1, 1) is sqrt(3)/4.
     rewards, group = double([1, 0, 1, 1]), torch.tensor([0, 0, 1, 1])
-    r = LFPO(clip=5.0).signal(rewards, group)
+    r = published(clip=5.0).signal(rewards, group)
     step = 0.5 / (math.sqrt(3) / 4 + 1e-4) / 10
     torch.testing.assert_close(r, double([0.5 + step, 0.5 - step, 0.5, 0.5]))
-    assert LFPO(clip=1.0).signal(rewards, group).tolist() == [1.0, 0.0, 0.5, 0.5]
+    assert published().signal(rewards, group).tolist() == [1.0, 0.0, 0.5, 0.5]
 
 
 def test_the_unit_of_advantages_by_hand():
     # Groups (1, 0), of mean 1/2, and (1, 1, 1, 0), of mean 3/4; c = 1.
     rewards, group = double([1, 0, 1, 1, 1, 0]), torch.tensor([0, 0, 1, 1, 1, 1])
-    plain = LFPO(clip=1.0, deviation="one").signal(rewards, group)
-    torch.testing.assert_close(plain, 0.5 + double([0.5, -0.5, 0.25, 0.25, 0.25, -0.75]) / 2)
+    in_range = LFPO(clip=1.0, baseline=1.0)
+    expected = 0.5 + double([0.5, -0.5, 0.25, 0.25, 0.25, -0.75]) / 2
+    torch.testing.assert_close(in_range.signal(rewards, group), expected)
+    torch.testing.assert_close(in_range.signal(3 * rewards - 1, group), expected)
 
 
 def test_a_lower_baseline_imitates_groups_that_are_right_and_leaves_groups_that_are_wrong():
-    # Means 1/2, 1 and 0; with half of them subtracted: 3/4, -1/4; 1/2, 1/2; 0, 0. Deviation "one", c = 1.
+    # Means 1/2, 1 and 0; with half of them subtracted: 3/4, -1/4; 1/2, 1/2; 0, 0. The range is 1, c = 1.
     rewards, group = double([1, 0, 1, 1, 0, 0]), torch.tensor([0, 0, 1, 1, 2, 2])
-    half = LFPO(clip=1.0, deviation="one", baseline=0.5).signal(rewards, group)
+    half = LFPO(clip=1.0, deviation="range", baseline=0.5).signal(rewards, group)
     torch.testing.assert_close(half, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 2)
-    none = LFPO(clip=1.0, deviation="one", baseline=0.0).signal(rewards, group)
+    none = LFPO(clip=1.0, deviation="range", baseline=0.0).signal(rewards, group)
     torch.testing.assert_close(none, 0.5 + rewards / 2)
-    in_units = LFPO(clip=4.0, baseline=0.5).signal(rewards, group)  # of the batch's deviation, which is 1/2
+    in_units = LFPO(clip=4.0, baseline=0.5, deviation="batch").signal(rewards, group)
     torch.testing.assert_close(in_units, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 0.5001 / 8)
-    # Where the whole batch is right its deviation is 0, and imitation in its units is as strong as it gets.
-    right, wrong = torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
-    assert LFPO(baseline=0.5).signal(right, group).tolist() == [1.0] * 6
-    assert LFPO(baseline=0.5, deviation="one").signal(right, group).tolist() == [0.75] * 6
-    assert LFPO(baseline=0.5).signal(wrong, group).tolist() == [0.5] * 6
+    # A batch whose rewards are all equal says nothing, whatever they are.
+    for deviation in ("batch", "range"):
+        for reward in (0.0, 1.0, -0.3):
+            alike = torch.full((6,), reward, dtype=torch.float64)
+            torch.testing.assert_close(LFPO(baseline=0.5, deviation=deviation).signal(alike, group), double([0.5] * 6))
 
 
-def test_a_lower_baseline_needs_rewards_it_can_imitate_by():
-    with pytest.raises(UserError, match=r"reward -1 is negative; baseline 0.5 imitates"):
-        LFPO(baseline=0.5).signal(double([1, -1]), torch.tensor([0, 0]))
+@settings(deadline=None)
+@given(
+    rewards=st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=4, max_size=12).filter(
+        lambda x: len(set(x)) > 1
+    ),
+    offset=st.floats(-10, 10),
+    scale=st.floats(0.01, 100),
+    baseline=st.floats(0, 1),
+)
+def test_r_does_not_depend_on_the_scale_of_rewards(rewards: list[float], offset: float, scale: float, baseline: float):
+    """So a reward for format that all rollouts have, or a negative one, imitates nothing that is wrong."""
+    reward, group = double(rewards), torch.arange(len(rewards)) // 2
+    group[-1] = group[-2]
+    form = LFPO(clip=0.8, deviation="range", baseline=baseline)
+    expected = form.signal(reward, group)
+    torch.testing.assert_close(form.signal(offset + scale * reward, group), expected, rtol=0, atol=1e-6)
+
+
+def test_a_baseline_is_a_share():
     for outside in (1.5, -0.1):
         with pytest.raises(ValueError, match=r"baseline must be from 0 to 1, found"):
             LFPO(baseline=outside)
 
 
-@pytest.mark.parametrize("knob", [{"baseline": 0.5}, {"deviation": "one"}, {"clip": 3.0}])
+@pytest.mark.parametrize("knob", [{"baseline": 0.5}, {"deviation": "batch"}, {"clip": 3.0}])
 def test_raw_rewards_refuse_the_knobs_of_advantages(knob: dict[str, Any]):
     with pytest.raises(ValueError, match=f"{next(iter(knob))} .* has no effect with reward_transform 'raw'"):
         LFPO(reward_transform="raw", **knob)
@@ -205,7 +227,7 @@ def test_raw_rewards_refuse_the_knobs_of_advantages(knob: dict[str, Any]):
         ({"states": "surprisal"}, "'states: surprisal' was removed; write states: stratified"),
         ({"states": "entropy"}, "'states: entropy' was removed"),
         ({"states": "uniform"}, "'states: uniform' was removed"),
-        ({"deviation": "group"}, "'deviation: group' was removed; write deviation: batch, or one"),
+        ({"deviation": "group"}, "'deviation: group' was removed; write deviation: batch, or range"),
         ({"target_weight": "ratio"}, "'target_weight: ratio' was removed; write target_weight: p_old"),
         ({"base_kl": 0.1}, "'base_kl: 0.1' was removed; leave it out"),
         ({"reading": "printed"}, "'reading: printed' was removed; leave it out"),
@@ -266,4 +288,5 @@ def test_a_target_that_its_state_does_not_determine_weighs_less(llada: Path):
 
 
 def test_what_a_weight_of_targets_needs():
-    assert LFPO(target_weight="p_old").needs == LFPO().needs == {"reveal_step"}
+    assert LFPO(states="stratified").needs == LFPO(states="stratified", target_weight="equal").needs == {"reveal_step"}
+    assert LFPO().needs == frozenset()

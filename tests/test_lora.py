@@ -18,7 +18,7 @@ from lfpo.train.algorithm import ema_update, own_parameters
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
-from small_runs import choice_config
+from small_runs import AS_PUBLISHED, choice_config
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -173,7 +173,15 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
 def test_training_with_merged_rollouts_is_the_same(llada: Path, tmp_path: Path):
     rows = []
     for merge in (False, True):
-        args = config(tmp_path / str(merge), llada, max_steps=2, eval_steps=1, merge_lora=merge, ema_decay=0.5)
+        args = config(
+            tmp_path / str(merge),
+            llada,
+            max_steps=2,
+            eval_steps=1,
+            merge_lora=merge,
+            ema_decay=0.5,
+            objective=AS_PUBLISHED,
+        )
         trainer = LFPOTrainer(args=args)
         trainer.train()
         found = trainer.run.read_metrics()

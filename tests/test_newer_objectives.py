@@ -25,9 +25,9 @@ from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.masks import elbo_views, masked_views, subset_masks
 from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
-from lfpo.objectives.settings import Defaults
 from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import shared_by_state, step_views
 from lfpo.objectives.views import Views
@@ -255,7 +255,7 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
 # What is checked at start.
 
 
-class Wanting(Defaults):
+class Wanting(Objective):
     """An objective that needs what no rollout gives."""
 
     needs = frozenset({"reveal_step", "logits"})
@@ -269,7 +269,7 @@ def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
     ):
         check_rollouts(JustGRPO(), sampler)
     with pytest.raises(UserError, match="Wanting needs 'logits', which this engine does not give"):
-        check_rollouts(Wanting(), left_to_right, {"reveal_step"})  # type: ignore[arg-type]
+        check_rollouts(Wanting(), left_to_right, {"reveal_step"})
     check_rollouts(JustGRPO(), left_to_right)
     for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
         check_rollouts(make_objective({"name": name}), sampler)

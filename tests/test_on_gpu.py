@@ -172,5 +172,5 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
         assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
     blocks = (torch.tensor([len(p) % 4 for p in prompts]) + (found[0].reveal_step >= 0).sum(-1)) // 4
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
-    recording = forwards + 4 if edits else 0  # each forward asks where its edits are
-    assert waits == 1 + math.ceil(LOOKS * forwards) + recording  # one before the first forward
+    recording = forwards + 3 if edits else 0  # each forward asks where its edits are
+    assert waits == math.ceil(LOOKS * forwards) + recording

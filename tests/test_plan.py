@@ -36,6 +36,7 @@ from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_ru
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
+from small_runs import AS_PUBLISHED
 
 CPU = torch.device("cpu")
 PROMPT, COMPLETION = 24, 40
@@ -48,7 +49,7 @@ def recipe(**changes: Any) -> LFPOConfig:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"objective": AS_PUBLISHED},
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
         pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
@@ -105,10 +106,10 @@ def test_offloading_by_hand():
     light = recipe(offload_reference=True, optim="paged_adamw_8bit", **heavy)
     plan = Estimate(light, model_config("llada-8b"))
     assert set(plan.parts["reference"]) == {4 * sizes.outside}
-    assert list(plan.parts["copies for sampling"]) == [0, 2 * sizes.matrices, 0]
+    assert list(plan.parts["copies for sampling"]) == [0, 2 * sizes.matrices, 0, 0]
     norms = sizes.layers - sizes.matrices
-    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer]
-    assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head), rel=1e-4)  # one tensor's
+    assert list(plan.parts["reference's layers on the GPU"]) == [0, 4 * norms, 4 * sizes.layer, 0]
+    assert plan.parts["optimiser"] == pytest.approx((0, 0, 2 * (1 + 4 / 256) * sizes.head, 0), rel=1e-4)  # one tensor's
     assert plan.host == {"reference": 4 * sizes.layers, "optimiser": 2 * (1 + 4 / 256) * sizes.total}
     # A step of 16 rollouts of 4 views each, one view of 296 tokens a pass, and three transfers besides.
     assert plan.transfers == 64 + 3
@@ -130,8 +131,8 @@ def test_a_base_in_four_bits_by_hand():
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
-    assert plan.parts["one dequantised matrix"] == pytest.approx((0, 2 * 4096 * 12288, 2 * 4096 * 12288))
-    assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0]
+    assert plan.parts["one dequantised matrix"] == pytest.approx((0, *[2 * 4096 * 12288] * 3))
+    assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0, 0]
 
 
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}
@@ -146,22 +147,24 @@ def test_splitting_divides_all_weights():
     split = Estimate(args, config, gpus=4)
     sizes, head = split.sizes, 126464 * 4096
     for name in ("weights", "reference"):
-        assert list(split.parts[name]) == 3 * [sizes.total]  # float32, a quarter: from the start
+        assert list(split.parts[name]) == 4 * [sizes.total]  # float32, a quarter: from the start
     assert split.parts["gradients"][2] == sizes.total
     assert split.parts["optimiser"][2] == 2 * sizes.total
     in_rollouts = 2 * sizes.matrices + 4 * (sizes.total - sizes.matrices)
     in_updates = 4 * 2 * head + (2 * 2 + 2 + 4) * sizes.layer
-    assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    assert list(split.parts["gathered weights"]) == [0, in_rollouts, in_updates, 0]
     assert Estimate(recipe(fsdp=True, **{**QUARTER, "bf16": False}), config, gpus=4).parts["gathered weights"][1] == (
         4 * sizes.total
     )
+    by_layer = Estimate(recipe(fsdp=True, rollout_gather="layer", **QUARTER), config, gpus=4)
+    assert by_layer.parts["gathered weights"][1] == 4 * head + 2 * 4 * head  # head, and embeddings with their copy
     # Two machines of two: each holds a copy, and each GPU half of it.
     assert Estimate(recipe(fsdp=True, fsdp_size=2, **QUARTER), config, gpus=4).parts["weights"][1] == 2 * sizes.total
     adapters = Estimate(recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", **QUARTER), config, gpus=4)
     factors = adapters.trained
-    assert list(adapters.parts["weights"]) == 3 * [sizes.total / 2 + 4 * factors]
+    assert list(adapters.parts["weights"]) == 4 * [sizes.total / 2 + 4 * factors]
     in_rollouts, in_updates = 2 * sizes.total + 8 * sizes.matrix, 2 * head + 3 * 2 * sizes.layer
-    assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates]
+    assert list(adapters.parts["gathered weights"]) == [0, in_rollouts, in_updates, 0]
     apart = recipe(fsdp=True, lora={"r": 64}, dtype="bfloat16", merge_lora=False, **QUARTER)
     assert Estimate(apart, config, gpus=4).parts["gathered weights"][1] == 2 * sizes.total + 4 * factors
 
@@ -178,7 +181,7 @@ def test_the_work_of_every_objective_is_counted(name: str):
 
 
 def test_work_by_hand():
-    lfpo = make_objective({"name": "lfpo", "timesteps": 2})
+    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
     work = count(lfpo, sampler)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
@@ -189,7 +192,7 @@ def test_work_by_hand():
 
 def test_the_work_of_a_block_model(tmp_path: Path):
     model = load_model(golden("sdar", tmp_path / "sdar"))
-    lfpo = make_objective({"name": "lfpo", "timesteps": 2})
+    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
     sampler = SamplerConfig(temperature=1.0, remasking="low_confidence_static").for_length(12, 4)
     forwards, tokens = sampling_work(sampler, 8, False, trained_block=4)
     # Prompt and first block once, eleven other forwards of a block, and two that store a finished one.
@@ -308,17 +311,20 @@ def test_settings_that_exclude_each_other_are_changed_together():
 
 
 def test_hours_and_cost_by_hand():
-    args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7)
+    sizes = {"prompts_per_iteration": 4, "num_generations": 2, "optimizer_steps_per_iteration": 2}
+    args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7, **sizes)
     found = Estimate(args, MODEL, gpus=4, prompt_length=PROMPT)
     run = whole_run(found, 1e12, 3.0)
     assert run.training_hours == pytest.approx(10 * (found.rollout_flops + found.update_flops) / 4e12 / 3600)
     assert run.evaluation_hours == pytest.approx(found.evaluation_flops / 4e12 / 3600)
+    # One of three ranks has 4 of 8 rollouts.
+    assert Estimate(args, MODEL, gpus=3, prompt_length=PROMPT).fullest == 4 / (8 / 3)
     assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
     assert run.tokens == 10 * 8 * COMPLETION
     # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
-    sizes, hf, _ = model_shape(MODEL)
+    shape, hf, _ = model_shape(MODEL)
     forwards = COMPLETION * (PROMPT + COMPLETION)
-    one = model_flops(hf, sizes.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
+    one = model_flops(hf, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
@@ -381,11 +387,11 @@ def test_small_models_are_counted_in_millions(parameters: int, text: str):
 
 
 def test_rollouts_by_workers_beside_the_update():
-    """By hand: 8 PFLOP of rollouts on 4 workers, 3 PFLOP of update on 2 GPUs, at 1 PFLOP/s each."""
+    """By hand: 8 PFLOP of rollouts on 4 workers, 2 PFLOP of update on 2 GPUs, 1.5 of them on one, at 1 PFLOP/s each."""
 
     def taken(**engine: Any) -> tuple[float, float, float]:
         args = build(LFPOConfig, {"output_dir": "unused", "engine": engine})
-        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=3e15)
+        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=2e15, fullest=1.5)
         return seconds(found, 1e15)
 
     workers = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}

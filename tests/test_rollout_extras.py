@@ -10,8 +10,8 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
+from lfpo.objectives.needs import evenly_spaced_steps
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.kept import evenly_spaced_steps
 from lfpo.rollout.sampler import SamplerConfig
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46]]

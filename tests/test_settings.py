@@ -12,7 +12,7 @@ import pytest
 
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
-from lfpo.objectives import OBJECTIVES, check_settings, make_objective, settings
+from lfpo.objectives import OBJECTIVES, all_settings, make_objective, settings
 from lfpo.train.config import LFPOConfig
 
 # Each is one mistake; the sentence that names it is on standard error.
@@ -90,7 +90,7 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
         "    needs_base = True\n"
     )
     monkeypatch.chdir(tmp_path)
-    check_settings({"name": "own_knobs:Mine", "scal": 3})
+    all_settings({"name": "own_knobs:Mine", "scal": 3})
     made = make_objective({"name": "own_knobs:Mine", "scale": 3})
     # What it leaves out has the values of every objective.
     assert made.needs_base and made.reads_old and made.needs == set() and made.at_progress(0.5) is made
@@ -98,8 +98,8 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="did you mean 'scale'"):
         make_objective({"name": "own_knobs:Mine", "scal": 1})
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
-        check_settings({"name": "nobodys:Mine"})
-    for check in (check_settings, make_objective):
+        all_settings({"name": "nobodys:Mine"})
+    for check in (all_settings, make_objective):
         with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):
             check({"name": "lfop"})
         with pytest.raises(UserError, match=r"'dtree_rpo' was moved out of the package, to examples/objectives"):

@@ -28,7 +28,7 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
-from small_runs import step_of
+from small_runs import AS_PUBLISHED, step_of
 from test_distributed import assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics, without_times
 
@@ -83,7 +83,12 @@ def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("old_policy", ["reference", "sampler"])
 def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {"old_policy": old_policy, "ema_decay": 0.5, "optimizer_steps_per_iteration": 1}
+    changes = {
+        "old_policy": old_policy,
+        "ema_decay": 0.5,
+        "optimizer_steps_per_iteration": 1,
+        "objective": AS_PUBLISHED,
+    }
     trainer = trainer_of(llada, tmp_path, "run", 2, **changes)
     weights, theta, seen = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
 

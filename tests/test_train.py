@@ -18,6 +18,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.rl import LFPOTrainer
+from small_runs import AS_PUBLISHED
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 
@@ -57,7 +58,7 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 
 def test_learns_and_leaves_a_complete_run(checkpoint: Path, tmp_path: Path):
-    args = config(tmp_path, max_steps=25, num_generations=8, eval_steps=25, save_steps=10)
+    args = config(tmp_path, max_steps=25, num_generations=8, eval_steps=25, save_steps=10, objective=AS_PUBLISHED)
     trainer = LFPOTrainer(str(checkpoint), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     folder = trainer.train()
     rows = metrics(tmp_path / "run")
@@ -142,7 +143,7 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
         return predictions.logits().sum() * float("nan"), {}
 
     monkeypatch.setattr(LFPO, "loss", poisoned)
-    trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
+    trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path, objective=AS_PUBLISHED), train_dataset=ROWS)
     before = [p.clone() for p in trainer.model.parameters()]
     with pytest.raises(UserError, match="not finite 5 times"):
         trainer.train()

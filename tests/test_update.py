@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lfpo.base.batching import fill_by_tokens, left_pad
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import OBJECTIVES
+from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.algorithm import accumulate_gradients, ema_update, equal_weights
-from small_runs import step_of
+from lfpo.train.algorithm import accumulate_gradients, blocks_of, ema_update, equal_weights
+from lfpo.train.config import LFPOConfig
+from lfpo.train.plan.work import fullest_rank
+from small_runs import AS_PUBLISHED, step_of
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 
@@ -48,9 +52,9 @@ def setting(checkpoint: Path):
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype))
     sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
     trajectory = rollout(reference, PROMPTS, sampler, [1, 2, 3, 4])
-    objective = LFPO(timesteps=3)
+    objective = make_objective({**AS_PUBLISHED, "timesteps": 3})
     signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
-    views = objective.views(trajectory, signal, [1, 2, 3, 4])
+    views = objective.views(trajectory, signal, [1, 2, 3, 4], 0)
     return objective, {CURRENT: model, OLD: reference}, views, signal
 
 
@@ -131,3 +135,52 @@ def test_weights_differ_after_a_step(llada: Path):
     with torch.no_grad():
         next(model.parameters()).view(-1)[-1] += 1e-3
     assert not equal_weights(reference, model)
+
+
+def recipe_of(prompts: int, generations: int, steps: int) -> LFPOConfig:
+    return LFPOConfig(
+        output_dir="unused",
+        prompts_per_iteration=prompts,
+        num_generations=generations,
+        optimizer_steps_per_iteration=steps,
+    )
+
+
+@settings(deadline=None)
+@given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9), st.integers(0, 3))
+def test_groups_and_ranks_share_in_all_blocks_alike(prompts: int, generations: int, steps: int, iteration: int):
+    size, steps = prompts * generations, min(steps, prompts * generations)
+    blocks = blocks_of(recipe_of(prompts, generations, steps), LFPO(), iteration)
+    assert torch.cat(blocks).sort().values.tolist() == list(range(size))
+    in_block = torch.stack([block.bincount(minlength=size) for block in blocks])  # [K, R]
+    for parts in (prompts, 1, 2, 3, 4, 8, 16):  # groups, then ranks
+        first = 0
+        for part in torch.arange(prompts).tensor_split(parts):
+            last = first + len(part) * generations
+            share = in_block[:, first:last].sum(1)
+            even = first % steps == last % steps == 0
+            assert share.max() - share.min() <= (0 if even else 2)
+            first = last
+
+
+class Whole(LFPO):
+    whole_groups = True
+
+
+@settings(deadline=None)
+@given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9))
+def test_whole_groups_stay_whole_and_are_dealt_like_rollouts(prompts: int, generations: int, steps: int):
+    args = recipe_of(prompts, generations, min(steps, prompts))
+    groups = [block.view(-1, generations) // generations for block in blocks_of(args, Whole(), 0)]
+    assert all((group == group[:, :1]).all() for group in groups)
+    assert torch.cat([group[:, 0] for group in groups]).sort().values.tolist() == list(range(prompts))
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+def test_no_rank_waits_for_another_where_the_numbers_divide():
+    args = recipe_of(16, 8, 4)
+    assert {ranks: fullest_rank(args, LFPO(), ranks) for ranks in (1, 2, 4, 8, 16)} == {
+        ranks: [32 // ranks] * 4 for ranks in (1, 2, 4, 8, 16)
+    }
+    assert fullest_rank(recipe_of(3, 4, 2), LFPO(), 2) == [4, 4]  # of the rank with two prompts
+    assert [b.tolist() for b in blocks_of(args, LFPO(), 0)] != [b.tolist() for b in blocks_of(args, LFPO(), 1)]

@@ -45,7 +45,7 @@ COMMANDS = {
     "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
     "train sudoku --learning_rate -1": "learning_rate -1.0 must be positive",
     "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
-    "'low_confidence', only with low_confidence_dynamic; leave it out",
+    "'threshold', only with low_confidence_dynamic; leave it out",
     "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (
         "editing_threshold 0.5 is for models that attend block by block (LLaDA2.1); this model has full attention"
     ),

@@ -27,21 +27,22 @@ from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.advantages import check_groups, group_sizes
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.settings import Defaults
 from lfpo.objectives.views import Views, noised
-from lfpo.rollout.denoise import reveal_schedule, rollout
+from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES, LocalEngine, Request, run_unit
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import local_engine
 
 
 @dataclass(frozen=True)
-class DTreeRPO(Defaults):
+class DTreeRPO(Objective):
     """The mean over edges of the mean, over the tokens that the edge reveals, of PPO's clipped loss plus beta times k3
     to the base policy, plus lambda D. Tokens are scored in the edge's first state, up to the first EOS of its last.
 

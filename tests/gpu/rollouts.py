@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.problem import BenchRolloutConfig
+from benchmarks.problem import BenchRolloutConfig, random_prompts
 from benchmarks.rollout import run_bench_rollout
 from cuda_stand_in import cuda_stand_in
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
 from gpu.shapes import SMALL, small_layout
 from lfpo.base.measure import timed
 from lfpo.models import init_model, load_model
-from lfpo.models.layouts import LAYOUTS, random_prompts
+from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
 from lfpo.models.settings import LoraSettings

@@ -9,7 +9,7 @@ import atexit
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -269,6 +269,17 @@ def sum_tensor(x: torch.Tensor) -> torch.Tensor:
 def sum_number(value: float) -> float:
     """The sum of a number over ranks, in float64."""
     return float(sum_tensor(torch.tensor(value, dtype=torch.float64)))
+
+
+def means_over_ranks(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Sum over count of each [sum, count], over all ranks; names that count nothing are left out. A collective."""
+    ranks = gather({name: tuple(value) for name, value in sums.items()})
+    means = {}
+    for name in sorted({name for part in ranks for name in part}):
+        total, count = (sum(part[name][i] for part in ranks if name in part) for i in (0, 1))
+        if count:
+            means[name] = total / count
+    return means
 
 
 def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:

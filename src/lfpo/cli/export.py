@@ -18,7 +18,7 @@ from lfpo.base.files import read_json
 from lfpo.cli.settings import ExportConfig, Layout
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
 from lfpo.models.family import Family
-from lfpo.models.loading import family_of, resolve
+from lfpo.models.loading import described, resolve
 from lfpo.models.room import check_disk, weight_bytes
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
@@ -57,9 +57,7 @@ class Source:
 
     def model_config(self) -> tuple[Family, dict[str, Any]]:
         """The model's family and config.json."""
-        where = resolve(self.base) if (self.weights / ADAPTER).exists() else self.weights
-        config = read_json(where / "config.json")
-        return family_of(config, where / "config.json"), config
+        return described(resolve(self.base) if (self.weights / ADAPTER).exists() else self.weights)
 
 
 def find_source(name: str, *, adapter: bool = False) -> Source:

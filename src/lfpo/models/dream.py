@@ -10,23 +10,14 @@ from typing import Any
 
 from transformers import Qwen2Config
 
-from lfpo.models.family import Family
+from lfpo.models.family import Family, shared_fields
 
 
 def hf_config(config: dict[str, Any]) -> Qwen2Config:
     """Dream's config.json as a Qwen2Config. Raises KeyError for a missing field."""
     return Qwen2Config(
-        hidden_size=config["hidden_size"],
-        num_hidden_layers=config["num_hidden_layers"],
-        num_attention_heads=config["num_attention_heads"],
-        num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        **shared_fields({"num_key_value_heads": config["num_attention_heads"], **config}),
         intermediate_size=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rope_theta=config["rope_theta"],
-        rms_norm_eps=config["rms_norm_eps"],
-        tie_word_embeddings=bool(config.get("tie_word_embeddings")),
-        pad_token_id=None,  # as for LLaDA: pad is EOS, whose embedding must be trained
     )
 
 

@@ -20,18 +20,11 @@ from lfpo.base.files import read_json, write_json
 from lfpo.models.backbone import build_backbone
 from lfpo.models.family import Family
 from lfpo.models.key_map import Piece, pieces
-from lfpo.models.loading import (
-    family_of,
-    load_model,
-    load_tokenizer,
-    save_model,
-    state_shapes,
-    tensor_files,
-    token_ids,
-)
+from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
+from lfpo.models.weights import state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -44,8 +37,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     One file of weights is in memory at a time; tensors keep their dtype. consume: delete each file of `source` once it
     is written anew. Raises UserError as `load_model` does.
     """
-    config = read_json(source / "config.json")
-    family = family_of(config, source / "config.json")
+    family, config = described(source)
     backbone = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
     parts: dict[str, list[Piece]] = {}

@@ -82,6 +82,26 @@ STACKED_EXPERTS = (
 )
 
 
+def shared_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """What config.json and transformers' configurations call by the same names, in every family but LLaDA. Raises
+    KeyError for a missing field."""
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "rope_theta",
+        "rms_norm_eps",
+    )
+    return {
+        **{name: config[name] for name in names},
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
+        "pad_token_id": None,  # torch never trains an embedding's padding row, and pad is EOS here
+    }
+
+
 def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
     """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
     missing is None."""

@@ -27,37 +27,47 @@ BYTES_PER_WEIGHT = 1 / 2 + 1 / BLOCK + 4 / (BLOCK * 256)
 
 
 def quantize(backbone: Any, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Replace every linear layer but the head by a 4-bit one, in place. Moves one matrix at a time to `device`.
+    """Replace every linear layer but the head by a 4-bit one, in place. Moves one matrix at a time to `device`. Raises
+    UserError as `linear_weights`."""
+    for name in linear_weights(backbone):
+        quantize_one(backbone, name, backbone.get_parameter(name).data, device, compute_dtype)
+
+
+def linear_weights(backbone: Any) -> list[str]:
+    """Names of the weights that are held in 4 bits: of the linear layers but the head.
 
     Raises UserError where bitsandbytes is missing, and for a layer whose rows are not a multiple of BLOCK.
     """
-    package = bitsandbytes("load_in_4bit")
+    bitsandbytes("load_in_4bit")
     if routers(backbone):
         raise UserError(NOT_IN_4BIT)
-    for name, module in backbone.model.layers.named_modules():
+    linear = {n: m for n, m in backbone.model.layers.named_modules() if type(m) is nn.Linear}
+    for name, module in linear.items():
         # On a CPU bitsandbytes (seen in 0.50.2) dequantises a block that spans two rows with the wrong scale.
-        if type(module) is nn.Linear and module.in_features % BLOCK:
+        if module.in_features % BLOCK:
             raise UserError(
                 f"load_in_4bit: layer {name} has rows of {module.in_features} numbers, not a multiple of {BLOCK}, the "
                 "number of weights that share a scale; train this model without load_in_4bit"
             )
-    for block in backbone.model.layers.modules():
-        for name, module in block.named_children():
-            if type(module) is nn.Linear:
-                setattr(block, name, _quantized(package, module, device, compute_dtype))
-    backbone.is_loaded_in_4bit = True  # read by peft
+    return [f"model.layers.{name}.weight" for name in linear]
 
 
-def _quantized(package: Any, linear: nn.Linear, device: torch.device, compute_dtype: torch.dtype) -> nn.Module:
-    kind = {"compress_statistics": True, "quant_type": "nf4"}
+def quantize_one(
+    backbone: Any, name: str, weight: torch.Tensor, device: torch.device | str, compute_dtype: torch.dtype
+) -> None:
+    """Replace one linear layer by a 4-bit one that holds `weight`. name: one of `linear_weights`."""
+    package, kind = bitsandbytes("load_in_4bit"), {"compress_statistics": True, "quant_type": "nf4"}
+    path = name.removesuffix(".weight")
+    linear = backbone.get_submodule(path)
     with torch.device("meta"):
         layer = package.nn.Linear4bit(linear.in_features, linear.out_features, False, compute_dtype, **kind)
     # `to` quantises.
-    layer.weight = package.nn.Params4bit(linear.weight.data, requires_grad=False, module=layer, **kind).to(device)
+    layer.weight = package.nn.Params4bit(weight, requires_grad=False, module=layer, **kind).to(device)
     layer.bias = linear.bias
     # On some CPUs a forward without gradients would repack the weights for a kernel that has no backward pass.
     layer.support_avx512bf16_for_cpu = False
-    return layer
+    backbone.set_submodule(path, layer)
+    backbone.is_loaded_in_4bit = True  # read by peft
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:

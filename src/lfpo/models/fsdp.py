@@ -6,7 +6,7 @@ and overlap with computation. The head is split by hand, because losses read its
 (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole; `distributed.sum_gradients` sums their
 gradients.
 
-Rollouts and evaluation run on whole weights, since ranks need different numbers of forwards (`gathered`).
+Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from lfpo.base.distributed import whole
+from lfpo.base.distributed import sum_number, whole
 from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.placement import merged_adapter, narrow_matrices
+from lfpo.models.tensor_files import local
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
@@ -72,21 +73,13 @@ def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
         backbone.lm_head.weight = nn.Parameter(_with_local(rows, own), requires_grad=head.requires_grad)
 
 
-def allocate(backbone: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Replace the meta parameters of a backbone by uninitialised ones, of split ones by this rank's rows, and its
-    buffers by zeros."""
-    state: dict[str, torch.Tensor] = {
-        name: _with_local(p, torch.empty(p.to_local().shape, dtype=dtype, device=device))
-        if isinstance(p, DTensor)
-        else torch.empty(p.shape, dtype=dtype, device=device)
-        for name, p in backbone.named_parameters()
-    }
-    state |= {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
-    _assign(backbone, state)
-
-
-def _assign(backbone: Any, state: dict[str, Any]) -> None:
-    """Replace parameters and buffers; a head that is tied to the embeddings stays tied."""
+def assign(backbone: Any, state: dict[str, Any]) -> None:
+    """Replace parameters and buffers by tensors, those of split ones by this rank's rows; a head that is tied to the
+    embeddings stays tied."""
+    old = backbone.state_dict()
+    for name, new in state.items():
+        if isinstance(old.get(name), DTensor) and not isinstance(new, DTensor):
+            state[name] = _with_local(old[name], new)
     tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
     backbone.load_state_dict(state, strict=False, assign=True)
     if tied:
@@ -99,12 +92,7 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     copied = unsplit.frozen_copy()
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
-    state: dict[str, torch.Tensor] = {
-        name: _with_local(p, p.to_local().clone()) if isinstance(p, DTensor) else p.detach().clone()
-        for name, p in policy.backbone.named_parameters()
-    }
-    state |= {name: buffer.clone() for name, buffer in saved_buffers(policy.backbone)}
-    _assign(copied.backbone, state)
+    assign(copied.backbone, {name: local(value).clone() for name, value in policy.backbone.state_dict().items()})
     return copied.requires_grad_(False)
 
 
@@ -128,7 +116,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
     empty = dict([*unsplit.backbone.named_parameters(), *saved_buffers(unsplit.backbone)])
     narrow = {name for name, _ in narrow_matrices(policy.backbone)} if cast else set()
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: _assign(unsplit.backbone, empty))
+        stack.callback(lambda: assign(unsplit.backbone, empty))
         if merge:
             stack.enter_context(merged_adapter(policy, unsplit, cast=cast))
         missing = {name for name, p in unsplit.backbone.named_parameters() if p.is_meta}
@@ -137,9 +125,34 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
             for name, p in policy.backbone.named_parameters():
                 if name in missing:
                     state[name] = whole(p.to(torch.bfloat16) if name in narrow else p).detach()
-        _assign(unsplit.backbone, state)
+        assign(unsplit.backbone, state)
         del state
         yield unsplit
+
+
+@contextlib.contextmanager
+def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
+    """The same policy, for forwards without gradients that gather each layer before it runs and free it afterwards; the
+    head is gathered once. Every forward is a collective, so ranks that have run all of theirs run along on one token
+    until the last one has. A collective."""
+    body = policy.backbone.model
+
+    def announce(*_: Any) -> None:
+        _forget_forwards(body)
+        sum_number(1.0)  # the ranks that have ended run along
+
+    hook = body.register_forward_pre_hook(announce, prepend=True)
+    try:
+        _ = policy.head_weight
+        yield policy
+        hook.remove()
+        with torch.no_grad():
+            while sum_number(0.0):
+                policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device))
+    finally:
+        hook.remove()
+        policy.release_head()
+        _forget_forwards(body)
 
 
 @contextlib.contextmanager

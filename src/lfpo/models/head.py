@@ -10,6 +10,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+# Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
+# A product with a bfloat16 head then takes a CPU about as long as with a float32 copy of it. Smaller slices are many
+# small operations, which wait for threads on a loaded machine.
+CAST_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
 def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precision:
@@ -29,11 +33,15 @@ def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precis
 
 def as_input(x: torch.Tensor, precision: Precision) -> torch.Tensor:
     """`x` in the dtype in which products of this precision read it. Does nothing to a tensor that has it."""
-    if x.dtype == torch.float64:
-        return x
-    if precision == "bfloat16":
-        return x.to(torch.bfloat16)
-    return _rounded(x.float()) if precision == "tf32" and not x.is_cuda else x.float()
+    x = x.to(input_dtype(x.dtype, precision))
+    return _rounded(x) if precision == "tf32" and x.dtype == torch.float32 and not x.is_cuda else x
+
+
+def input_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
+    """The dtype of `as_input` of a tensor of this dtype."""
+    if dtype == torch.float64:
+        return dtype
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
@@ -43,11 +51,37 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 inputs); not differentiable."""
-    a, b = as_input(a, precision), as_input(b, precision)
+    """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 inputs); not differentiable.
+
+    A large b that has to be cast is cast in slices along its longer side (CAST_ELEMENTS), not as a whole.
+    """
+    a = _wide(as_input(a, precision))
+    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, min(b.shape)))
+    if size >= max(b.shape) or b.dtype == a.dtype == input_dtype(b.dtype, precision):
+        return _product(a, _wide(as_input(b, precision)), precision)
+    wide = b.shape[0] < b.shape[1]  # as the transposed head is: slices give columns, else summands
+    memory = a.new_empty(size, min(b.shape))
+    out = a.new_zeros(len(a), b.shape[1], dtype=torch.float32)
+    for columns, part in zip((out if wide else a).split(size, dim=1), (b.T if wide else b).split(size), strict=True):
+        # bfloat16 numbers are exact in every precision.
+        cast = memory[: len(part)].copy_(part if part.dtype == torch.bfloat16 else as_input(part, precision))
+        if wide:
+            columns.copy_(_product(a, cast.T, precision))
+        else:
+            out += _product(columns, cast, precision)
+    return out
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """On a CPU, which has no product of bfloat16 numbers with sums in float32, the same numbers in float32: products of
+    bfloat16 numbers are exact there."""
+    return x.float() if x.dtype == torch.bfloat16 and not x.is_cuda else x
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """`product` of inputs that are cast already."""
     if a.dtype == torch.bfloat16:
-        # A CPU has no such kernel. Products of bfloat16 numbers are exact in float32, so this gives the same.
-        return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+        return torch.mm(a, b, out_dtype=torch.float32)
     with _tf32(a.is_cuda, precision == "tf32"):
         return a @ b
 

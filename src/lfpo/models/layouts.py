@@ -1,13 +1,8 @@
-"""Shapes of published models, and models of these shapes with random weights, to measure speed and memory."""
+"""Shapes of published models: their config.json, for plans and for models with random weights."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
-
-from lfpo.base.rng import python_rng
-from lfpo.models import MaskedDiffusionLM, init_model
 
 _SDAR: dict[str, Any] = {
     "model_type": "sdar",
@@ -24,6 +19,16 @@ _SDAR: dict[str, Any] = {
     "mask_token_id": 151669,
     "eos_token_id": 151643,
     "pad_token_id": 151643,
+}
+_LLADA_MOE: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 8,
+    "vocab_size": 157184,
+    "tie_word_embeddings": False,
+    "mask_token_id": 156895,
+    "eos_token_id": 156892,
+    "pad_token_id": 156892,
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "llada-8b": {
@@ -58,37 +63,28 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "pad_token_id": 151643,
     },
     "llada-moe-7b": {
+        **_LLADA_MOE,
         "model_type": "llada",
-        "hidden_size": 2048,
         "num_hidden_layers": 16,
-        "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "dense_intermediate_size": 8192,
         "expert_intermediate_size": 1024,
         "num_experts": 64,
-        "num_experts_per_tok": 8,
         "qk_layernorm": True,
-        "vocab_size": 157184,
         "max_position_embeddings": 8192,
         "rope_theta": 50000.0,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "mask_token_id": 156895,
-        "eos_token_id": 156892,
-        "pad_token_id": 156892,
     },
     "llada2-mini": {
+        **_LLADA_MOE,
         "model_type": "llada2_moe",
-        "hidden_size": 2048,
         "num_hidden_layers": 20,
-        "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "head_dim": 128,
         "intermediate_size": 5120,
         "moe_intermediate_size": 512,
         "first_k_dense_replace": 1,
         "num_experts": 256,
-        "num_experts_per_tok": 8,
         "num_shared_experts": 1,
         "n_group": 8,
         "topk_group": 4,
@@ -98,14 +94,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "moe_router_enable_expert_bias": True,
         "use_qk_norm": True,
         "partial_rotary_factor": 0.5,
-        "vocab_size": 157184,
         "max_position_embeddings": 32768,
         "rope_theta": 600000.0,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "mask_token_id": 156895,
-        "eos_token_id": 156892,
-        "pad_token_id": 156892,
     },
     "sdar-1.7b": {
         **_SDAR,
@@ -131,20 +122,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(layout: str, layers: int | None, device: torch.device, dtype: torch.dtype) -> MaskedDiffusionLM:
-    """A randomly initialised model of a published shape, with `layers` layers (None: all)."""
-    return init_model(with_layers(LAYOUTS[layout], layers), seed=0, device=device, dtype=dtype)
-
-
 def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
     """A family's config.json with another number of layers (None: its own)."""
     if layers is None:
         return config
     return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
-
-
-def random_prompts(n: int, longest: int, model: MaskedDiffusionLM) -> list[list[int]]:
-    """n prompts of random ordinary tokens; lengths are uniform from 3/4 of `longest` to `longest`."""
-    rng = python_rng("bench prompts", n, longest)
-    lengths = [rng.randint(max(1, 3 * longest // 4), longest) for _ in range(n)]
-    return [[rng.randrange(100, min(100_000, model.vocab_size - 3)) for _ in range(length)] for length in lengths]

@@ -14,7 +14,7 @@ from transformers import Glm4MoeConfig
 from transformers import __version__ as VERSION
 
 from lfpo.base.errors import UserError
-from lfpo.models.family import STACKED_EXPERTS, Family, expect
+from lfpo.models.family import STACKED_EXPERTS, Family, expect, shared_fields
 
 # Older versions give the experts of groups that were not chosen a score of 0, which beats a negative score.
 FIRST_VERSION = (5, 6)
@@ -43,10 +43,7 @@ def hf_config(config: dict[str, Any]) -> Glm4MoeConfig:
         hidden_act=("silu", None),
     )
     return Glm4MoeConfig(
-        hidden_size=config["hidden_size"],
-        num_hidden_layers=config["num_hidden_layers"],
-        num_attention_heads=config["num_attention_heads"],
-        num_key_value_heads=config["num_key_value_heads"],
+        **shared_fields(config),
         head_dim=config["head_dim"],
         intermediate_size=config["intermediate_size"],
         moe_intermediate_size=config["moe_intermediate_size"],
@@ -61,12 +58,6 @@ def hf_config(config: dict[str, Any]) -> Glm4MoeConfig:
         use_qk_norm=config["use_qk_norm"],
         attention_bias=bool(config.get("use_qkv_bias")),
         partial_rotary_factor=config["partial_rotary_factor"],
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rope_theta=config["rope_theta"],
-        rms_norm_eps=config["rms_norm_eps"],
-        tie_word_embeddings=bool(config.get("tie_word_embeddings")),
-        pad_token_id=None,  # the published class never trains EOS's embedding, which is also the padding's; here it is
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import Qwen3MoeConfig
 
-from lfpo.models.family import STACKED_EXPERTS, Family, expect
+from lfpo.models.family import STACKED_EXPERTS, Family, expect, shared_fields
 
 
 def hf_config(config: dict[str, Any]) -> Qwen3MoeConfig:
@@ -35,10 +35,7 @@ def hf_config(config: dict[str, Any]) -> Qwen3MoeConfig:
     layers = config["num_hidden_layers"]
     sparse = config.get("moe_layer_freq") or [1] * layers
     return Qwen3MoeConfig(
-        hidden_size=config["hidden_size"],
-        num_hidden_layers=layers,
-        num_attention_heads=config["num_attention_heads"],
-        num_key_value_heads=config["num_key_value_heads"],
+        **shared_fields(config),
         head_dim=config["hidden_size"] // config["num_attention_heads"],
         intermediate_size=config["dense_intermediate_size"],
         moe_intermediate_size=config["expert_intermediate_size"],
@@ -47,13 +44,7 @@ def hf_config(config: dict[str, Any]) -> Qwen3MoeConfig:
         norm_topk_prob=False,
         decoder_sparse_step=1,
         mlp_only_layers=[i for i in range(layers) if not sparse[i]],
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rope_theta=config["rope_theta"],
-        rms_norm_eps=config["rms_norm_eps"],
         attention_bias=bool(config.get("attention_bias")),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings")),
-        pad_token_id=None,  # as for LLaDA: pad is EOS, whose embedding must be trained
     )
 
 

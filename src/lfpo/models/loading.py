@@ -5,34 +5,32 @@ Nothing is unpickled, and no code from a checkpoint is run.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone
+from lfpo.models.backbone import build_backbone, saved_buffers
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
-from lfpo.models.fsdp import allocate, shard
-from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, part_of, pieces
+from lfpo.models.fsdp import assign, shard
+from lfpo.models.key_map import Piece, checkpoint_shapes, part_of, pieces
 from lfpo.models.llada import LLADA
 from lfpo.models.llada2 import LLADA2
 from lfpo.models.llada_moe import LLADA_MOE
 from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.sdar import SDAR, SDAR_MOE
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
-from lfpo.models.tensor_files import local, own_rows, write_shards
+from lfpo.models.tensor_files import write_shards
+from lfpo.models.weights import place_weights, tensor_files
 
 FAMILIES: dict[str, Family] = {
     "llada": LLADA,
@@ -105,13 +103,18 @@ def family_of(config: dict[str, Any], where: object) -> Family:
     raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
 
 
+def described(source: Path) -> tuple[Family, dict[str, Any]]:
+    """The family and config.json of a checkpoint's folder. Raises UserError as `family_of`."""
+    config = read_json(source / "config.json")
+    return family_of(config, source / "config.json"), config
+
+
 def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
     """MaskedDiffusionLM.block_length of a model; that of a checkpoint from its config.json alone."""
     if isinstance(model, MaskedDiffusionLM):
         return model.block_length
-    source = resolve(model)
-    config = read_json(source / "config.json")
-    return family_of(config, source / "config.json").block_length(config)
+    family, config = described(resolve(model))
+    return family.block_length(config)
 
 
 def load_model(
@@ -121,15 +124,18 @@ def load_model(
     device: torch.device | str = "cpu",
     mesh: DeviceMesh | None = None,
     cast: bool = False,
+    four_bit: torch.dtype | None = None,
 ) -> MaskedDiffusionLM:
     """Load a masked diffusion language model from a folder, `embedded`, or a hub id; weights are cast to `dtype`.
 
+    bfloat16 weights of a bfloat16 checkpoint stay mapped from its files on a CPU; a page that is written to is copied
+    first, so the files never change.
     mesh: split the weights over its ranks; each reads its own rows only. cast: see lfpo.models.fsdp.shard.
+    four_bit: hold the layers' matrices in 4 bits, each quantised as it is read; the dtype of their products.
     Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
     source = resolve(name)
-    config = read_json(source / "config.json")
-    family = family_of(config, source / "config.json")
+    family, config = described(source)
     backbone: Any = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
     _tie(backbone)
@@ -137,9 +143,7 @@ def load_model(
     model = _finish(backbone, family, config, source)
     if mesh is not None:
         shard(model, mesh, cast=cast)
-    allocate(backbone, dtype, device)
-    read_weights(model, source, files)
-    backbone.requires_grad_(True)
+    place_weights(model, files, dtype, device, four_bit)
     return model
 
 
@@ -162,7 +166,9 @@ def init_model(
     std = float(config.get("init_std", 0.02))
     _tie(backbone)
     backbone.model.rotary_emb.to(device)
-    allocate(backbone, dtype, device)
+    empty = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in backbone.named_parameters()}
+    zeros = {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
+    assign(backbone, empty | zeros)
     with torch.no_grad():
         for name, weight in backbone.named_parameters():
             if name.endswith("bias"):
@@ -173,86 +179,6 @@ def init_model(
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
     return _finish(backbone, family, config, None, tokenizer)
-
-
-def weight_files(source: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises UserError where there is none, or one that the index names is
-    missing."""
-    files = sorted(source.glob("*.safetensors"))
-    index = source / "model.safetensors.index.json"
-    if index.exists():
-        named = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [n for n in named if not (source / n).exists()]
-        if missing:
-            raise UserError(f"{source}: {missing[0]}, named by {index.name}, is missing; copy the checkpoint again")
-        files = [source / n for n in named]
-    if not files:
-        raise UserError(
-            f"{source}: no *.safetensors file; pickled checkpoints are not read, convert this one to safetensors"
-        )
-    return files
-
-
-@contextlib.contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Raises UserError where a safetensors file cannot be opened or read in the block."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
-
-
-def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]:
-    """The file of each tensor of a checkpoint, by the tensor's name there; a tied head's copy is left out.
-
-    Raises UserError unless names and shapes are those that the backbone's parameters need.
-    """
-    files: dict[str, Path] = {}
-    shapes: dict[str, list[int]] = {}
-    for file in weight_files(source):
-        with _reading(file), safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118
-                files[key], shapes[key] = file, opened.get_slice(key).get_shape()
-    if backbone.config.tie_word_embeddings:
-        for found in (files, shapes):
-            found.pop(family.to_checkpoint("lm_head.weight"), None)
-    own = state_shapes(backbone)
-    expected = checkpoint_shapes(pieces(family, own), own)
-    if missing := sorted(expected.keys() - shapes.keys()):
-        raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
-    if extra := sorted(shapes.keys() - expected.keys()):
-        raise UserError(f"{source}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
-    for key, shape in expected.items():
-        if shapes[key] != shape:
-            raise UserError(f"{source}: {key} has shape {shapes[key]}, config.json says {shape}")
-    return files
-
-
-def state_shapes(backbone: Any) -> dict[str, torch.Size]:
-    """Shapes of the parameters and buffers that checkpoints hold, by their transformers names."""
-    tied = backbone.config.tie_word_embeddings
-    return {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
-
-
-def read_weights(model: MaskedDiffusionLM, source: Path, files: dict[str, Path] | None = None) -> None:
-    """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
-    parameters this rank's rows. They keep their dtypes. files: what `tensor_files` returned.
-
-    Raises UserError as `load_model` does.
-    """
-    files = files or tensor_files(model.backbone, model.family, source)
-    own = {name: (own_rows(t), local(t)) for name, t in model.backbone.state_dict().items()}
-    with contextlib.ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-        for piece in pieces(model.family, state_shapes(model.backbone)):
-            file, part = files[piece.key], overlap(piece, *own[piece.name])
-            if part is None:
-                continue
-            rows, target = part
-            with _reading(file):
-                if file not in opened:
-                    opened[file] = stack.enter_context(safe_open(file, framework="pt"))
-                target.copy_(opened[file].get_slice(piece.key)[rows])
 
 
 def _tie(backbone: Any) -> None:
@@ -315,8 +241,7 @@ def load_tokenizer(name: str | Path) -> Any:
     import transformers
 
     source = resolve(name)
-    config = read_json(source / "config.json")
-    family = family_of(config, source / "config.json")
+    family, config = described(source)
     class_name = "PreTrainedTokenizerFast"
     if not (source / "tokenizer.json").exists():
         if family.tokenizer_class is None or not (source / "vocab.json").exists():

@@ -148,14 +148,9 @@ class MaskedDiffusionLM(nn.Module):
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
             mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
-        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
-            hidden = (self._compiled_body() if compiled else self.backbone.model)(
-                input_ids=input_ids_BL,
-                attention_mask=mask,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=False,
-            ).last_hidden_state
+        hidden = self._body(
+            compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
+        )
         if self.family.shift:
             # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
@@ -185,15 +180,13 @@ class MaskedDiffusionLM(nn.Module):
         lengths = real.sum(-1)
         starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
         ids = input_ids_BL[real][None]
-        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
-            hidden = self.backbone.model(
-                input_ids=ids,
-                # An all-true mask keeps transformers from building its own.
-                attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
-                position_ids=FULL.positions(attention_mask_BL)[real][None],
-                use_cache=False,
-                packed=Packed(tuple(lengths.tolist()), starts),
-            ).last_hidden_state[0]
+        (hidden,) = self._body(
+            input_ids=ids,
+            # An all-true mask keeps transformers from building its own.
+            attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
+            position_ids=FULL.positions(attention_mask_BL)[real][None],
+            packed=Packed(tuple(lengths.tolist()), starts),
+        )
         if self.family.shift:
             # The shift crosses row borders, which is harmless: position 0 of a row is never scored, as in `hidden`.
             hidden = torch.cat([hidden[:1], hidden[:-1]])
@@ -224,15 +217,23 @@ class MaskedDiffusionLM(nn.Module):
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
         if compiled and self.device.type == "cuda":
             cache.mark_static()
-        with self._own_adapter(), in_bfloat16(self.device.type, self.autocast):
-            hidden = (self._compiled_body() if compiled else self.backbone.model)(
-                input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
-                attention_mask=key_mask(seen, self.body_dtype),
-                position_ids=FULL.positions(seen).gather(1, columns),
-                past_key_values=cache,
-                use_cache=False,
-            ).last_hidden_state
+        hidden = self._body(
+            compiled,
+            input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
+            attention_mask=key_mask(seen, self.body_dtype),
+            position_ids=FULL.positions(seen).gather(1, columns),
+            past_key_values=cache,
+        )
         return hidden[:, :width].to(self.dtype)
+
+    def _body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
+        """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
+        adapter = None if self.adapter == CURRENT else self.adapter
+        chosen = contextlib.nullcontext() if adapter is None else use_adapter(self.backbone, adapter)
+        with chosen, in_bfloat16(self.device.type, self.autocast):
+            body = self._compiled_body() if compiled else self.backbone.model
+            found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        return found
 
     def _compiled_body(self) -> Any:
         """The body through torch.compile with static shapes; on a GPU each shape is replayed as a CUDA graph."""
@@ -281,12 +282,6 @@ class MaskedDiffusionLM(nn.Module):
         """Logits [B, L, V], or [T, V] of the T positions (row-major) where `positions_BL` (bool) is True."""
         hidden = self.hidden(input_ids_BL, attention_mask_BL)
         return self.head(hidden if positions_BL is None else hidden[positions_BL])
-
-    def _own_adapter(self) -> contextlib.AbstractContextManager[None]:
-        """Activates this policy's adapter for a forward; between forwards CURRENT is active."""
-        if self.adapter is None or self.adapter == CURRENT:
-            return contextlib.nullcontext()
-        return use_adapter(self.backbone, self.adapter)
 
     def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
         """A policy that uses another adapter of the same backbone object (BASE: none)."""

@@ -8,11 +8,12 @@ bfloat16.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from lfpo.models.family import STACKED_EXPERTS, Family, expect
+from lfpo.models.family import STACKED_EXPERTS, Family, expect, shared_fields
 
 BLOCK = 4  # of every published checkpoint; those with experts do not name it in config.json
 
@@ -39,19 +40,10 @@ def moe_config(config: dict[str, Any]) -> Qwen3MoeConfig:
 def _shared(config: dict[str, Any]) -> dict[str, Any]:
     expect(config, hidden_act=("silu", None), rope_scaling=(None,), use_sliding_window=(False, None))
     return {
-        "hidden_size": config["hidden_size"],
-        "num_hidden_layers": config["num_hidden_layers"],
-        "num_attention_heads": config["num_attention_heads"],
-        "num_key_value_heads": config["num_key_value_heads"],
+        **shared_fields(config),
         "head_dim": config["head_dim"],
         "intermediate_size": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
-        "max_position_embeddings": config["max_position_embeddings"],
-        "rope_theta": config["rope_theta"],
-        "rms_norm_eps": config["rms_norm_eps"],
         "attention_bias": bool(config.get("attention_bias")),
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
-        "pad_token_id": None,  # as for LLaDA: pad is EOS, whose embedding must be trained
     }
 
 
@@ -67,15 +59,11 @@ SDAR = Family(
     block_default=BLOCK,
 )
 
-SDAR_MOE = Family(
+SDAR_MOE = replace(
+    SDAR,
     name="sdar_moe",
     model_types=("sdar_moe",),
     architecture="Qwen3MoeForCausalLM",
     hf_config=moe_config,
     stacked=STACKED_EXPERTS,
-    mask_token="<|MASK|>",
-    tokenizer_class="Qwen2TokenizerFast",
-    turn_end="<|im_end|>",
-    block_key="block_size",
-    block_default=BLOCK,
 )

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
 
-FILE_BYTES = 5 * 10**9
+FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 FORMAT = {"format": "pt"}  # metadata that some readers require
 
 
@@ -62,10 +62,12 @@ def _write(tensors: dict[str, torch.Tensor], path: Path | None) -> None:
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write a safetensors file whose mode follows the umask, as that of other files; safetensors writes it as 0600."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, FORMAT)
-    path.chmod(mode)
+    partial = path.with_name(f".{path.name}.partial")  # the file at `path` may be mapped as a model's weights
+    partial.touch()
+    mode = partial.stat().st_mode
+    save_file(tensors, partial, FORMAT)
+    partial.chmod(mode)
+    partial.replace(path)
 
 
 def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

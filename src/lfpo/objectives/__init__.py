@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lfpo.base.config import build
+from lfpo.base.config import build, to_dict
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import dotted, resolve
 from lfpo.objectives import settings as knobs_by_class
-
-if TYPE_CHECKING:  # names and settings are checked before torch is loaded
-    from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective
 
 OBJECTIVES: dict[str, str] = {
     "lfpo": "lfpo.objectives.lfpo:LFPO",
@@ -43,22 +41,24 @@ def make_objective(settings: dict[str, Any]) -> Objective:
     cls: Any = resolve(name, OBJECTIVES, kind="objective", expected=type)
     if not hasattr(cls, "__dataclass_fields__"):
         raise UserError(f"objective {name!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
-    if not issubclass(cls, knobs_by_class.Defaults):  # one of your own gets what it leaves out
-        cls = type(cls.__name__, (cls, knobs_by_class.Defaults), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    if not issubclass(cls, Objective):  # one of your own gets what it leaves out
+        cls = type(cls.__name__, (cls, Objective), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     return build(cls, knobs, "objective")
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Raise the UserError that `make_objective(settings)` would raise for a wrong name, key or value, without torch.
+def all_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with every knob. Raises the UserError that `make_objective(settings)` would raise for a wrong name,
+    key or value, without torch.
 
-    The knobs of an objective outside the package are checked when it is made.
+    The knobs of an objective outside the package are checked, and get their defaults, when it is made.
     """
     name, knobs = knobs_of(settings)
     module, attribute = dotted(name, OBJECTIVES, kind="objective")
     if hasattr(knobs_by_class, attribute) and name in OBJECTIVES:
-        build(getattr(knobs_by_class, attribute), knobs, "objective")
-    elif importlib.util.find_spec(module.partition(".")[0]) is None:
+        return {"name": name, **to_dict(build(getattr(knobs_by_class, attribute), knobs, "objective"))}
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
         resolve(name, OBJECTIVES, kind="objective")  # raises for a module that does not exist
+    return settings
 
 
 def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -70,4 +70,4 @@ def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return settings["name"], {k: v for k, v in settings.items() if k != "name"}
 
 
-__all__ = ["OBJECTIVES", "check_settings", "knobs_of", "make_objective"]
+__all__ = ["OBJECTIVES", "all_settings", "knobs_of", "make_objective"]

@@ -16,7 +16,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, drawn_states, noised, replay
-from lfpo.rollout.trajectory import Trajectory, stratified_indices
+from lfpo.rollout.trajectory import Trajectory
 
 
 class LFPO(settings.LFPO):
@@ -30,13 +30,11 @@ class LFPO(settings.LFPO):
         (arXiv 2509.16117) noises samples; a rollout of few steps visits few states.
     reward_transform: "centered" turns the group-relative advantage into r = 1/2 + clip(A, -c, c) / (2 c), as in
         DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
-    clip: c above. deviation: the unit of A and c: the standard deviation of the "batch"'s rewards, or "one" (rewards as
-        they are).
-    baseline: the share of the group's mean reward that the advantage subtracts. 1: all of it, as published. Below 1,
-        the right rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline:
-        arXiv 2506.20520). 0: imitation alone, weighted by rewards. Below 1, rewards must not be negative. In units of
-        the batch's deviation imitation grows as the batch agrees, up to r = 1 where all are right; `deviation: one`
-        keeps it constant.
+    clip: c above. deviation: the unit of A and c: the "range" of the batch's rewards, largest minus smallest, or their
+        standard deviation ("batch", as published), in which A grows as the batch agrees.
+    baseline: the share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's
+        smallest one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and
+        wrong ones are pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards.
     num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
@@ -59,16 +57,11 @@ class LFPO(settings.LFPO):
                 )
             return reward_R
         advantage = group_advantages(reward_R, group_R, "mean")
-        if self.baseline < 1:
-            if reward_R.min() < 0:
-                raise UserError(
-                    f"reward {float(reward_R.min()):g} is negative; baseline {self.baseline:g} imitates rollouts by "
-                    "their rewards, so it needs rewards of at least 0"
-                )
-            advantage = advantage + (1 - self.baseline) * group_means(reward_R, group_R)
-        if self.deviation == "batch":
-            advantage = advantage / (reward_R.std(correction=0) + 1e-4)
-        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
+        lowest, largest = reward_R.aminmax()
+        advantage = advantage + (1 - self.baseline) * (group_means(reward_R, group_R) - lowest)
+        # The small numbers keep r = 1/2 where all rewards of the batch are equal.
+        unit = (largest - lowest).clamp(min=1e-9) if self.deviation == "range" else reward_R.std(correction=0) + 1e-4
+        return 0.5 + (advantage / unit).clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
         """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row where the
@@ -114,3 +107,15 @@ class LFPO(settings.LFPO):
     def normalizer(self, views: Views) -> float:
         """All target positions of the step."""
         return float(views.target.sum())
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
+    result is all `length` indices.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]

@@ -87,14 +87,8 @@ def ratio_measures(
 
 
 def means_over_ranks(measures: Measures) -> dict[str, float]:
-    """Sum over count of each measure, over all ranks; those that count nothing are left out. A collective."""
-    ranks = distributed.gather({name: value.tolist() for name, value in measures.items()})
-    means = {}
-    for name in sorted({name for part in ranks for name in part}):
-        total, count = (sum(part[name][i] for part in ranks if name in part) for i in (0, 1))
-        if count:
-            means[name] = total / count
-    return means
+    """Sum over count of each measure, over all ranks. A collective."""
+    return distributed.means_over_ranks({name: value.tolist() for name, value in measures.items()})
 
 
 def add_measures(total: Measures, more: Measures) -> None:

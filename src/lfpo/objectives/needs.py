@@ -10,7 +10,6 @@ from lfpo.base.errors import UserError
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.views import Views
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.kept import evenly_spaced_steps
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -80,6 +79,16 @@ def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
     if "predictions" not in objective.needs:
         return []
     return evenly_spaced_steps(sampler, objective.rewarded_steps)
+
+
+def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
+    """At most `count` (None: all) of a sampler's scheduled steps, the last one always among them, ascending.
+
+    sampler: with its lengths filled in, of a reveal rule with a schedule.
+    """
+    assert sampler.steps
+    count = min(count or sampler.steps, sampler.steps)
+    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
 
 
 def signal_of(

@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Self
 
-import torch
+from lfpo.objectives.advantages import Advantage, group_advantages
 
-from lfpo.objectives.measures import Measures
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
+    import torch
+
+    from lfpo.objectives.measures import Measures
+    from lfpo.objectives.predictions import Predictions
+    from lfpo.objectives.views import Views
+    from lfpo.rollout.sampler import SamplerConfig
+    from lfpo.rollout.trajectory import Trajectory
 
 
-class Objective(Protocol):
-    """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`). What it does not say
-    itself, and what each of these mean, is in lfpo.objectives.settings.Defaults."""
+class Objective:
+    """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`). It has `views`,
+    `loss` and `normalizer`, and what else differs from here. One of your own need not derive from this class."""
 
-    @property
-    def num_iterations(self) -> int: ...
+    num_iterations: int = 1
+    """How often each batch of rollouts is gone through (inner iterations), with new views each time."""
 
-    @property
-    def needs_base(self) -> bool: ...
-
-    @property
-    def reads_old(self) -> bool: ...
-
-    @property
-    def needs(self) -> frozenset[str]: ...
+    whole_groups: bool = False
+    """Whether the rollouts of a prompt stay in one block, in order."""
 
     @property
-    def rewarded_steps(self) -> int | None: ...
+    def needs_base(self) -> bool:
+        """Whether the loss uses the policy that training started from. It is kept in memory only then."""
+        return False
 
     @property
-    def whole_groups(self) -> bool: ...
+    def reads_old(self) -> bool:
+        """Whether the loss reads theta_old."""
+        return True
 
-    def at_progress(self, share: float) -> Any: ...
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the objective needs of rollouts, names of lfpo.rollout.engine.GIVES or of an engine of your own, and of
+        states, names of lfpo.objectives.needs.OF_FULL_ATTENTION and UNEDITED; checked at start. With "predictions"
+        among them, `signal` takes rewards of several states of each rollout."""
+        return frozenset()
 
-    def check_sampler(self, sampler: SamplerConfig) -> None: ...
+    rewarded_steps: int | None = None
+    """With "predictions", at how many scheduled steps they are kept (None: all)."""
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views: ...
+    def at_progress(self, share: float) -> Self:
+        """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
+        return self
+
+    def check_sampler(self, sampler: SamplerConfig) -> None:
+        """Raise UserError when rollouts sampled this way cannot be learned from."""
+
+    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """The views that the passes of one optimiser step take instead, where weights or targets depend on what the
+        policies say or on rollouts of other ranks. Called on every rank, also with no views, without gradients, before
+        the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under a policy ("current"
+        or "old"), each call a forward of them."""
+        return views
+
+    advantage: Advantage = "mean"
+    """The form of the advantages that `signal` gives (see lfpo.objectives.advantages)."""
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """What the loss takes instead of the reward, one number a rollout: an advantage, or r in [0, 1] for LFPO.
@@ -51,6 +73,7 @@ class Objective(Protocol):
         For objectives that need "predictions", reward_R is [R, M], of each kept prediction in the order of steps. The
         signal may have a number for each state of a rollout; a view's `state` then says which it takes.
         """
+        return group_advantages(reward_R, group_R, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """The noised inputs [S, L] that this rank's rollouts give to one optimiser step.
@@ -58,6 +81,7 @@ class Objective(Protocol):
         trajectory: this rank's rollouts of the step; signal_B: theirs, float64 [B], on the trajectory's device.
         seeds: one a rollout, the key of its random choices. inner: the inner iteration, 0 .. num_iterations - 1.
         """
+        raise NotImplementedError
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """The loss of one pass, a scalar: a sum over targets, which the caller divides by the step's normaliser. And
@@ -65,6 +89,8 @@ class Objective(Protocol):
 
         signal_B: as for `views`; `predictions.at_targets(signal_B)` gives each target its rollout's [T].
         """
+        raise NotImplementedError
 
     def normalizer(self, views: Views) -> float:
         """What the summed loss of an optimiser step is divided by; summed over ranks by the caller."""
+        raise NotImplementedError

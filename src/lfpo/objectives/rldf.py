@@ -15,7 +15,7 @@ from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state
 from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory, weighted_indices
+from lfpo.rollout.trajectory import Trajectory
 
 
 class RLDF(settings.RLDF):
@@ -91,3 +91,11 @@ class RLDF(settings.RLDF):
     def normalizer(self, views: Views) -> float:
         """K over all ranks, or the number of states."""
         return float(views.weight.sum())
+
+
+def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:
+    """k distinct indices of 0 .. N-1 (all if N < k) without replacement, with probability softmax(score / temperature);
+    temperature 0 takes the largest. int64, in the order of the draws. The largest of scores with Gumbel noise are such
+    draws (Gumbel top-k)."""
+    gumbel_N = -torch.empty_like(score_N).exponential_(generator=rng).log()
+    return (score_N + temperature * gumbel_N).topk(min(k, len(score_N))).indices

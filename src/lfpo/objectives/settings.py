@@ -6,65 +6,17 @@ What a knob means stands in the docstring of the objective.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from lfpo.base.checks import at_least_one, in_unit_interval, not_negative, positive
-from lfpo.objectives.advantages import Advantage, group_advantages
-
-if TYPE_CHECKING:
-    import torch
-
-    from lfpo.objectives.views import Views
+from lfpo.objectives.advantages import Advantage
+from lfpo.objectives.objective import Objective
 
 KL = Literal["k1", "k2", "k3"]
 
 
-class Defaults:
-    """What an objective is where it does not say otherwise."""
-
-    num_iterations: int = 1
-    """How often each batch of rollouts is gone through (inner iterations), with new views each time."""
-
-    whole_groups: bool = False
-    """Whether the rollouts of a prompt stay in one block, in order."""
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether the loss uses the policy that training started from. It is kept in memory only then."""
-        return False
-
-    @property
-    def reads_old(self) -> bool:
-        """Whether the loss reads theta_old."""
-        return True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the objective needs of rollouts, names of lfpo.rollout.engine.GIVES or of an engine of your own, and of
-        states, names of lfpo.objectives.needs.OF_FULL_ATTENTION and UNEDITED; checked at start. With "predictions"
-        among them, `signal` takes rewards of several states of each rollout."""
-        return frozenset()
-
-    rewarded_steps: int | None = None
-    """With "predictions", at how many scheduled steps they are kept (None: all)."""
-
-    def at_progress(self, share: float) -> Self:
-        """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
-        return self
-
-    def check_sampler(self, sampler: Any) -> None:
-        """Raise UserError when rollouts sampled this way cannot be learned from."""
-
-    def prepare(self, views: Views, logp: Any) -> Views:
-        """The views that the passes of one optimiser step take instead, where weights or targets depend on what the
-        policies say or on rollouts of other ranks. Called on every rank, also with no views, without gradients, before
-        the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under a policy ("current"
-        or "old"), each call a forward of them."""
-        return views
-
-
 @dataclass(frozen=True)
-class Clipped(Defaults):
+class Clipped(Objective):
     """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides). advantage:
     its form (see lfpo.objectives.advantages)."""
 
@@ -76,10 +28,6 @@ class Clipped(Defaults):
     def __post_init__(self) -> None:
         at_least_one(self, "num_iterations")
         not_negative(self, "epsilon", "epsilon_high")
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """The advantage of each rollout."""
-        return group_advantages(reward_R, group_R, self.advantage)
 
 
 @dataclass(frozen=True)
@@ -98,26 +46,36 @@ class ClippedWithKL(Clipped):
 
 
 @dataclass(frozen=True)
-class LFPO(Defaults):
+class LFPO(Objective):
     """See lfpo.objectives.lfpo."""
 
     beta: float = 0.3
-    timesteps: int = 4
-    states: Literal["stratified", "noised"] = "stratified"
+    timesteps: int = 1
+    states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
-    clip: float = 1.0
-    deviation: Literal["batch", "one"] = "batch"
-    baseline: float = 1.0
-    num_iterations: int = 1
+    clip: float = 0.8
+    deviation: Literal["range", "batch"] = "range"
+    baseline: float = 0.8
+    num_iterations: int = 4
     positive_weight: float = 1.0
     negative_weight: float = 1.0
-    target_weight: Literal["equal", "p_old"] = "equal"
+    target_weight: Literal["p_old", "equal"] = "p_old"
 
+    EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
+        "timesteps": 4,
+        "states": "stratified",
+        "clip": 1.0,
+        "deviation": "batch",
+        "baseline": 1.0,
+        "num_iterations": 1,
+        "target_weight": "equal",
+    }
     REFUSED: ClassVar[dict[str, str]] = {
         "states: uniform": "was removed; write states: stratified",
         "states: surprisal": "was removed; write states: stratified",
         "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or one",
+        "deviation: group": "was removed; write deviation: batch, or range",
+        "deviation: one": "was removed; write deviation: range, the same for rewards of 0 and 1",
         "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
     }
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
@@ -307,7 +265,7 @@ class RLDF(ClippedWithKL):
 
 
 @dataclass(frozen=True)
-class MDPO(Defaults):
+class MDPO(Objective):
     """See lfpo.objectives.mdpo."""
 
     num_iterations: int = 1
@@ -345,7 +303,7 @@ class JustGRPO(Clipped):
 
 
 @dataclass(frozen=True)
-class TraceRL(Defaults):
+class TraceRL(Objective):
     """See lfpo.objectives.trace_rl."""
 
     shrink: int = 8
@@ -365,7 +323,7 @@ class TraceRL(Defaults):
 
 
 @dataclass(frozen=True)
-class SPG(Defaults):
+class SPG(Objective):
     """See lfpo.objectives.spg."""
 
     bound: Literal["mix", "eubo", "elbo", "none"] = "mix"
@@ -383,7 +341,7 @@ class SPG(Defaults):
 
 
 @dataclass(frozen=True)
-class StableDRL(Defaults):
+class StableDRL(Objective):
     """See lfpo.objectives.stable_drl."""
 
     num_iterations: int = 2
@@ -403,7 +361,7 @@ class StableDRL(Defaults):
 
 
 @dataclass(frozen=True)
-class WD1(Defaults):
+class WD1(Objective):
     """See lfpo.objectives.wd1."""
 
     num_iterations: int = 8
@@ -418,7 +376,7 @@ class WD1(Defaults):
 
 
 @dataclass(frozen=True)
-class Rejection(Defaults):
+class Rejection(Objective):
     """See lfpo.objectives.rejection."""
 
     min_reward: float = 1.0
@@ -430,7 +388,7 @@ class Rejection(Defaults):
 
 
 @dataclass(frozen=True)
-class DTM(Defaults):
+class DTM(Objective):
     """See lfpo.objectives.dtm."""
 
     tilt: float = 1.0
@@ -446,7 +404,7 @@ class DTM(Defaults):
 
 
 @dataclass(frozen=True)
-class VRPO(Defaults):
+class VRPO(Objective):
     """See lfpo.objectives.vrpo."""
 
     mc_samples: int = 4

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
@@ -33,9 +32,6 @@ class SPG(settings.SPG):
 
     reads_old = False
     needs = frozenset({"full_attention"})  # its masks leave later blocks masked
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        return group_advantages(reward_R, group_R, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return masked_views(trajectory, block_masks(self, trajectory, seeds, inner))

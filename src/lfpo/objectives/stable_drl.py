@@ -11,7 +11,6 @@ import torch
 from lfpo.base import distributed
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
@@ -38,9 +37,6 @@ class StableDRL(settings.StableDRL):
     """
 
     needs = frozenset({"full_attention"})  # its masks leave later blocks masked
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        return group_advantages(reward_R, group_R, self.advantage)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `prepare` takes

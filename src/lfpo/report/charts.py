@@ -43,7 +43,7 @@ SIGNAL = (
     Chart(
         "Groups with equal rewards",
         SHARE,
-        "Share of prompts whose rollouts all earn the same: no gradient.",
+        "Share of prompts whose rollouts all earn the same: little to learn.",
         (Line("frac_reward_zero_std", "groups", 1),),
     ),
     Chart(

@@ -1,23 +1,26 @@
-"""Forwards against stored keys and values: the runner of all caches, and the approximate ones of Fast-dLLM."""
+"""Forwards of windows against stored keys and values: the approximate caches of Fast-dLLM, and the exact one of models
+that attend block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.kv_cache import KeyValueCache, columns_for
+from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.pace import Pace
-from lfpo.rollout.packing import bucket, cache_capacity, device_index, padded
-from lfpo.rollout.rows import ActiveRows, completion_columns
+from lfpo.rollout.packing import bucket, cache_capacity, cut, device_index, padded
+from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
 from lfpo.rollout.sampler import SamplerConfig
 
 
-class CacheRunner(Forward):
+class CachedForward(Forward):
     """Runs windows of the rows in flight against a cache of their keys and values. How it is filled is its own."""
 
     def __init__(
@@ -31,15 +34,10 @@ class CacheRunner(Forward):
     ):
         super().__init__(model, sampler, prompts, rollout_tokens=rollout_tokens, **how)
         totals = [len(p) + completion_columns(sampler, model) for p in prompts]
-        stores = bool(model.block_length)
-        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens, stores))
+        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens, bool(model.block_length)))
 
     def keep(self, index: list[int]) -> None:
         self.cache.keep(device_index(index, self.model.device))
-
-    def _fit(self, ids: torch.Tensor) -> None:
-        """Make room for rows [A, L]."""
-        self.cache.fit(*self._shape(*ids.shape))
 
     def _shape(self, size: int, length: int) -> tuple[int, int]:
         """Rows and tokens a row that are held for `size` rows of `length` tokens; compiled windows have few shapes."""
@@ -54,18 +52,18 @@ class CacheRunner(Forward):
         mask: torch.Tensor,
         start: torch.Tensor,
         width: int,
-        fresh: Sequence[int],
+        computed: Sequence[int],
         found: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Hidden states [A, block_length, D]: `found` for the rows at the places `fresh`, which were just computed, and
-        for the others the first of a window of `width` tokens that begins at column `start` [A], against the cache."""
+        """Hidden states [A, block_length, D]: `found` for the rows at the places `computed`, and for the others the
+        first of a window of `width` tokens that begins at column `start` [A], against the cache."""
         size, length = ids.shape
-        if found is not None and len(fresh) == size:
+        if found is not None and len(computed) == size:
             return found
         # All rows take part, so that the cache is read and written in place. Rows that were just computed read and
         # write its scratch column only.
-        if found is not None:
-            start = start.index_fill(0, device_index(fresh, self.model.device), length + 1)
+        index = device_index(computed, self.model.device)
+        start = start.index_fill(0, index, length + 1)
         if self.compiled:
             rows, columns = self._shape(size, length)
             left = columns - length
@@ -73,74 +71,129 @@ class CacheRunner(Forward):
             start = F.pad(start + left, (0, rows - size), value=columns + 1)  # added rows write scratch columns only
         states = self.model.window_hidden(ids, mask, start, width, self.cache, compiled=self.compiled)
         states = states[:size, : self.block_length]
-        return states if found is None else states.index_copy(0, device_index(fresh, self.model.device), found)
+        return states if found is None else states.index_copy(0, index, found)
 
 
-class ApproximateCache(CacheRunner):
+class ApproximateCache(CachedForward):
     """SamplerConfig.cache: keys and values are computed from whole rows when a block starts, and read until it ends."""
 
     def __init__(self, *what: Any, pace: Pace, **how: Any):
         super().__init__(*what, **how)
-        assert self.sampler.gen_length
-        self.pace, self.blocks = pace, self.sampler.gen_length // self.block_length
+        self.pace = pace
+        self.held: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """As that of Forward: from whole rows where the cache is renewed, else from the active block (for "prefix",
         also what follows it) and the cache."""
         ids, mask, fresh = self._inputs(active, row_ids)
-        refresh = self.sampler.cache_refresh
-        due = active.age < 0
-        if refresh is not None:
-            due |= active.age + 1 >= refresh
-        if self.pace.known:
-            renewed, blocks = self.pace.due(row_ids), self.pace.active(row_ids)
-        else:  # the one wait for the device in a step
-            flags, blocks = torch.stack([due.long(), active.block.clamp(max=self.blocks - 1)]).tolist()
-            renewed = [bool(flag) for flag in flags]
-        whole = [i for i, r in enumerate(renewed) if r]
-        self._fit(ids)
-        columns = self._block_columns(active)
-        hidden = self._renewed(whole, columns, row_ids, fresh, ids, mask) if whole else None
-        window = self.block_length
+        # Unless the pace is known, this is the one wait for the device in a step.
+        last = active.blocks - 1
+        blocks = self.pace.active(row_ids) if self.pace.known else torch.minimum(active.block, last).tolist()
+        renewed = [self._due(row, block) for row, block in zip(row_ids, blocks, strict=True)]
+        whole = [i for i, due in enumerate(renewed) if due]
+        start, window = self._block_start(active), self.block_length
+        shift = int(self.model.family.shift)
+        seen = window + shift if self.sampler.cache == "dual" else mask.shape[1] - start + shift
+        due_A = device_index(renewed, start.device).bool()
+        active.queries += torch.where(active.done, 0, torch.where(due_A, mask.sum(-1), seen))
+        self.cache.fit(*self._shape(*ids.shape))
+        found = self._whole_rows(whole, start, row_ids, fresh, ids, mask, self.cache) if whole else None
         if self.sampler.cache == "prefix" and not all(renewed):
-            first = min(block for block, r in zip(blocks, renewed, strict=True) if not r)
-            window = (self.blocks - first) * self.block_length
-        self._count(active, due, columns[:, 0], mask)
-        return [self._windows(ids, mask, columns[:, 0], window, whole, hidden)]
+            first = min(block for block, due in zip(blocks, renewed, strict=True) if not due)
+            window = active.tokens.shape[1] - first * self.block_length
+        return [self._windows(ids, mask, start, window, whole, found)]
 
-    def _renewed(
-        self,
-        whole: Sequence[int],
-        columns: torch.Tensor,
-        row_ids: Sequence[int],
-        fresh: Sequence[bool],
-        ids: torch.Tensor,
-        mask: torch.Tensor,
+    def _due(self, row: int, block: int) -> bool:
+        """Whether a row's keys and values are computed anew in its next forward, which runs this block."""
+        held, age = self.held.get(row, (-1, 0))
+        due = block != held or age + 1 == self.sampler.cache_refresh
+        self.held[row] = block, 0 if due else age + 1
+        return due
+
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A prompt's first forward: keys and values of its n whole-block tokens, [1, H_kv, n, D] for each layer, and hidden
+    states of the first block [block_length, D]."""
+
+    layers: dict[int, Pair]
+    hidden: torch.Tensor
+
+
+class StoredBlocks(CachedForward):
+    """The exact cache of a model that attends block by block, in which no token sees a later block.
+
+    A row's first forward runs its prompt and its first block; the whole blocks of the prompt are stored. Every later
+    forward runs one block: the active one, or, when it is full, once more to store it. The last block of a row is not
+    stored.
+
+    share_first: the first forward of a prompt is run once for all its rollouts, whenever they enter.
+    compiled: first forwards are not compiled.
+    """
+
+    def __init__(self, *what: Any, **how: Any):
+        super().__init__(*what, **how)
+        self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
+        self.starts: dict[Hashable, Start] = {}  # of prompts that have such rollouts
+
+    def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
+        """As that of Forward; meaningless for rows that are storing."""
+        ids, mask, fresh = self._inputs(active, row_ids)
+        entering = [i for i, new in enumerate(fresh) if new]
+        self.cache.fit(*self._shape(*ids.shape))
+        start, found = self._block_start(active), None
+        ran = torch.full_like(start, self.block_length)
+        if entering:
+            found = self._enter(entering, row_ids, ids, mask)
+            index = device_index(entering, self.model.device)
+            ran.index_add_(0, index, mask[index, : self.width].sum(-1) - active.offset[index])
+        active.queries += torch.where(active.done, 0, ran)
+        end = start + self.block_length
+        seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
+        return [self._windows(ids, seen, start, self.block_length, entering, found)]
+
+    def _enter(
+        self, entering: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states of the active blocks of the rows at the places `whole`, whose keys and values are computed and
-        put into the cache."""
-        run, source = self._shared(whole, row_ids, fresh)
-        size = ids.shape[1]
-        lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
-        states, places = [], []
-        for piece in self._cut(lengths):
-            index, start = device_index(run[piece], self.model.device), size - max(lengths[piece])
-            served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
-            rows = device_index([whole[i] for i in served], self.model.device)
-            origin = device_index([source[i] - piece.start for i in served], self.model.device)
-            self.cache.fill(rows, origin, later=self.compiled)
-            if self.compiled:
-                hidden = self._bucketed(ids[index, start:], mask[index, start:], self.cache)
-                self.cache.store()
-            else:
-                hidden = self.model.hidden(ids[index, start:], mask[index, start:], self.cache)
-            states.append(hidden[origin[:, None], columns[rows] - start])
-            places += served
-        return torch.cat(states)[device_index(places, self.model.device).argsort()]
+        """Hidden states of the first blocks of the rows at the places `entering`, whose prompts are stored."""
+        rows: dict[Hashable, list[int]] = {}  # places of rows that share a first forward
+        for place in entering:
+            prompt = self.prompts[row_ids[place]]
+            self.to_start[prompt] -= 1
+            rows.setdefault(prompt if self.share_first else place, []).append(place)
+        first = {key: places[0] for key, places in rows.items() if key not in self.starts}
+        self.starts |= zip(first, self._starts(list(first.values()), row_ids, ids, mask), strict=True)
+        states, order = [], []
+        for key, places in rows.items():
+            prompt = self.prompts[row_ids[places[0]]]
+            start = self.starts[key] if self.share_first and self.to_start[prompt] else self.starts.pop(key)
+            offset = first_offset(len(prompt), self.sampler, self.model)
+            self.cache.put(start.layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
+            states.append(start.hidden.expand(len(places), -1, -1))
+            order += places
+        return torch.cat(states)[device_index(order, self.model.device).argsort()]
 
-    def _count(self, active: ActiveRows, due: torch.Tensor, start: torch.Tensor, mask: torch.Tensor) -> None:
-        """Update each row's tokens run, and its forwards since its cache was renewed."""
-        window = self.block_length if self.sampler.cache == "dual" else mask.shape[1] - start
-        window = window + int(self.model.family.shift)
-        active.queries += torch.where(active.done, 0, torch.where(due, mask.sum(-1), window))
-        active.age = torch.where(due, 0, active.age + 1)
+    def _starts(
+        self, places: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
+    ) -> list[Start]:
+        """The first forwards of the rows at these places, block by block, in pieces of rows of similar length."""
+        size, found = self.block_length, []
+        prompts = [self.prompts[row_ids[i]] for i in places]
+        offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
+        for piece in cut([len(p) + size for p in prompts], self.piece_tokens, self.model.device) if places else []:
+            longest = max(len(p) for p in prompts[piece])
+            begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
+            index, cache = device_index(places[piece], self.model.device), KeyValueCache()
+            hidden = self.model.hidden(ids[index, begin:end], mask[index, begin:end], cache, structure=self.structure)
+            for i, (prompt, offset) in enumerate(zip(prompts[piece], offsets[piece], strict=True)):
+                stored = slice(longest - len(prompt), longest - offset)
+                # Copies, which do not keep alive what they are cut from.
+                layers = {
+                    n: (k[i : i + 1, :, stored].clone(), v[i : i + 1, :, stored].clone())
+                    for n, (k, v) in cache.layers.items()
+                }
+                found.append(Start(layers, hidden[i, stored.stop : stored.stop + size].clone()))
+        return found

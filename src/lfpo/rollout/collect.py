@@ -139,7 +139,12 @@ def collect(
         metrics["predictions/reward"] = float(predicted_RM.mean())
     if queue is not None:
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
-    failed, metrics = _over_ranks(rewards, trajectory, times, metrics)
+    metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory))
+    metrics["num_tokens"] = distributed.sum_number(float(trajectory.lengths.sum()))
+    ranks = distributed.gather((rewards.failed, times))
+    failed = {name: why for part, _ in ranks for name, why in part.items()}
+    metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
+    metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
     metrics |= measured(source.reward_functions)
     return Batch(
         rows=rows,
@@ -167,27 +172,10 @@ def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, fl
     }
 
 
-def _over_ranks(
-    rewards: Rewards, t: Trajectory, times: dict[str, float], metrics: dict[str, float]
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Reward functions that failed on any rank, and `metrics` with the means over all ranks' rollouts added. Times are
-    the slowest rank's."""
-    sums = {f"rewards/{name}/mean": _sum_and_count(values) for name, values in rewards.parts.items()}
-    sums |= trajectory_sums(t)
-    ranks = distributed.gather((rewards.failed, times, sums))
-    failed = {name: why for part, _, _ in ranks for name, why in part.items()}
-    for name in sums:
-        total, count = (sum(part[name][i] for _, _, part in ranks) for i in (0, 1))
-        if count:
-            metrics[name] = total / count
-    metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
-    metrics["num_tokens"] = sum(part["completions/mean_length"][0] for _, _, part in ranks)
-    return failed, metrics | {name: max(part[name] for _, part, _ in ranks) for name in times}
-
-
-def _sum_and_count(values: Sequence[float | None]) -> tuple[float, int]:
-    given = [v for v in values if v is not None]
-    return sum(given), len(given)
+def reward_sums(rewards: Rewards) -> dict[str, tuple[float, int]]:
+    """Metric -> (sum, count) of what each reward function gave."""
+    given = {name: [v for v in values if v is not None] for name, values in rewards.parts.items()}
+    return {f"rewards/{name}/mean": (sum(values), len(values)) for name, values in given.items()}
 
 
 def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:

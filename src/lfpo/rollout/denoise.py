@@ -9,6 +9,7 @@ depend on the other rows of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,18 +18,17 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import misfit
-from lfpo.rollout.cached import ApproximateCache
+from lfpo.rollout.cached import ApproximateCache, StoredBlocks
 from lfpo.rollout.draw import draw
 from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.pace import Pace
 from lfpo.rollout.packing import rows_in_flight
-from lfpo.rollout.reveal.rule import TOKENS, Revealed, Rule, Step
-from lfpo.rollout.reveal.schedule import reveal_counts
+from lfpo.rollout.reveal.rule import TOKENS, Revealed, Step
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.stored_blocks import StoredBlocks
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 
 DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
@@ -75,34 +75,18 @@ def rollout(
     Raises UserError for prompts that check_prompts refuses, for a reveal rule that reveals nothing, and for keep_steps
     with a cache.
     """
-    sampler = fill_lengths(sampler, model, DEFAULT_LENGTH)
-    assert sampler.gen_length is not None
-    check_prompts(prompts, model, sampler.gen_length)
-    hooks: list[Hook] = [] if hook is None else [hook]
-    if keep_steps:
-        if sampler.cache != "none":
-            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
-        if model.block_length:
-            raise UserError(
-                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
-            )
-        hooks.append(KeptPredictions(keep_steps, len(prompts), sampler.gen_length, model.device))
-    if sampler.edits:
-        hooks.append(EditRecord(len(prompts)))
-    every, whole = unstarted(prompts, seeds, sampler, model), bool(keep_steps)
+    try:
+        sampler = sampler.for_length(DEFAULT_LENGTH, model.block_length)
+    except ValueError as error:
+        raise UserError(f"sampler: {error}") from error
+    check_prompts(prompts, model, sampler.gen_length or 0)
     stores = bool(model.block_length) and store_blocks
-    # Longest first: memory is highest at the start, and rows of similar length run together.
-    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    rule, counts = sampler.reveal_rule, reveal_schedule(sampler).to(model.device)
-    pace = Pace(
-        rule,
-        sampler,
-        counts.tolist(),
-        seeds,
-        [block_sizes(len(prompt), sampler, model) for prompt in prompts],
-        stops=sampler.stops_at_eos or bool(model.block_length),
-        stores=stores,
-    )
+    counts = reveal_schedule(sampler)
+    every, sizes = unstarted(prompts, seeds, sampler, model), [block_sizes(len(p), sampler, model) for p in prompts]
+    hooks = _hooks(model, sampler, every, keep_steps, hook)
+    denoiser = Denoiser(model, sampler, counts.to(model.device), hooks, whole=bool(keep_steps), stores=stores)
+    stops = sampler.stops_at_eos or bool(model.block_length)
+    pace = Pace(sampler, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
     how: dict[str, Any] = {"share_first": share_first, "compiled": compiled, "rollout_tokens": rollout_tokens}
     forward: Forward
     if stores:
@@ -110,12 +94,14 @@ def rollout(
     elif sampler.cache != "none":
         forward = ApproximateCache(model, sampler, prompts, pace=pace, **how)
     else:
-        forward = Forward(model, sampler, prompts, whole=whole, **how)
-    columns = every.tokens.shape[1]
-    # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
-    most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(pace.blocks)
+        forward = Forward(model, sampler, prompts, whole=denoiser.whole, **how)
+    # Longest first: memory is highest at the start, and rows of similar length run together.
+    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
+    columns = every.tokens.shape[1]
+    # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
+    most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(map(len, sizes))
     look_every = LOOK_EVERY.get(model.device.type, 1)
     asks = look_every == 1 or not pace.exact  # must the device be asked which rows are finished?
     step = last_finish = 0
@@ -128,7 +114,7 @@ def rollout(
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, every.select(entering)])
         hidden = forward.hidden(active, row_ids)
-        _step(model, active, hidden, sampler, rule, counts, hooks, pace.masked(row_ids), whole=whole, stores=stores)
+        denoiser.step(active, hidden, pace.masked(row_ids))
         pace.advance(row_ids)
         step += 1
         ended: list[bool] = []
@@ -140,7 +126,7 @@ def rollout(
             stay = [i for i, over in enumerate(ended) if not over]
             done.append(active.select([i for i, over in enumerate(ended) if over]))
             if finished is not None:
-                finished(sorted(done[-1].row.tolist()), _trajectory(done[-1], sampler, model, hooks))
+                finished(sorted(done[-1].row.tolist()), denoiser.trajectory(done[-1]))
             active, row_ids = active.select(stay), [row_ids[i] for i in stay]
             forward.keep(stay)
             last_finish = step
@@ -150,24 +136,7 @@ def rollout(
                 "must reveal at least one eligible position of every row that has any"
             )
     model.train(was_training)
-    return _trajectory(join(done), sampler, model, hooks)
-
-
-def _trajectory(
-    ended: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, hooks: Sequence[Hook]
-) -> Trajectory:
-    trajectory, row_B = finished_trajectory(ended, sampler, model), ended.row.sort().values
-    for hook in hooks:
-        trajectory = hook.added_to(trajectory, row_B)
-    return trajectory
-
-
-def fill_lengths(sampler: SamplerConfig, model: MaskedDiffusionLM, default: int) -> SamplerConfig:
-    """SamplerConfig.for_length for a model. Raises UserError."""
-    try:
-        return sampler.for_length(default, model.block_length)
-    except ValueError as error:
-        raise UserError(f"sampler: {error}") from error
+    return denoiser.trajectory(join(done))
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
@@ -179,157 +148,150 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, ge
             raise UserError(f"prompt {number}: {reason}")
 
 
-def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
-    """Positions that each step of a block reveals, [steps of a block] int64; empty if the reveal rule has no schedule.
-
-    sampler: with its lengths filled in (SamplerConfig.for_length).
-    """
-    rule = sampler.reveal_rule
-    if rule.schedule is None:
-        return torch.zeros(0, dtype=torch.long)
-    assert sampler.steps and sampler.gen_length and sampler.block_length
-    steps = sampler.steps * sampler.block_length // sampler.gen_length
-    return reveal_counts(sampler.block_length, steps, sampler.schedule or rule.schedule, sampler.eps)
-
-
-def _step(
-    model: MaskedDiffusionLM,
-    active: ActiveRows,
-    hidden: list[torch.Tensor],
-    sampler: SamplerConfig,
-    rule: Rule,
-    counts: torch.Tensor,
-    hooks: Sequence[Hook],
-    count: int,
-    *,
-    whole: bool,
-    stores: bool,
-) -> None:
-    """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
-    change, and rows whose forward stored a block only become ready for the next one.
-
-    hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or, if
-        `whole`, of the whole completion; then tokens are drawn at all masked positions.
-    count: the positions to draw at, or an upper bound.
-    stores: whether a forward that stores the finished block comes between two blocks.
-    """
-    assert sampler.block_length
-    alive = ~active.done & ~active.storing
-    place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in the row's blocks
-    in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
-    masked = (active.tokens == model.mask_id) & alive[:, None]
-    eligible = in_block & masked
-    drawn = masked if whole else eligible
-    count = drawn.numel() if whole else count
-    revealed = None
+def _hooks(
+    model: MaskedDiffusionLM, sampler: SamplerConfig, every: ActiveRows, keep_steps: Sequence[int], hook: Hook | None
+) -> list[Hook]:
+    """The caller's hook, and those that the trajectory of all rows needs."""
+    hooks: list[Hook] = [] if hook is None else [hook]
+    if keep_steps:
+        if sampler.cache != "none":
+            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
+        if model.block_length:
+            raise UserError(
+                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
+            )
+        hooks.append(KeptPredictions(keep_steps, every.tokens))
     if sampler.edits:
-        # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
-        since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
-        revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
-        drawn = eligible | revealed.editable
-    token, confidence, entropy, score = _draw_at(model, active, hidden, sampler, drawn, count)
-    step = Step(
-        eligible=eligible,
-        token=token,
-        confidence=confidence,
-        entropy=entropy,
-        score=score,
-        block_step=active.block_step,
-        counts=counts,
-        seed=active.seed,
-        nfe=active.nfe,
-        sampler=sampler,
-        revealed=revealed,
-    )
-    positions, at_step, edit, goes_on = rule.reveal(step)
-    reveal, scheduled = positions & eligible, at_step is not None
-    at_step = active.block_step if at_step is None else at_step
-    if sampler.stops_at_confidence:
-        # A new state is met first at the current step. If all of it is confident, the block is committed there.
-        confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
-        reveal = torch.where(confident[:, None], eligible, reveal)
-        at_step = torch.where(confident, active.block_step, at_step)
-    edit = None if edit is None or revealed is None else edit & revealed.editable
-    at = active.clock + torch.where(alive, at_step - active.block_step, 0)
-    drawn_now = Drawing(alive, masked, token, confidence, entropy, at, edit)
-    for hook in hooks:
-        hook(active, drawn_now)
-
-    active.clock = at  # over steps that reveal nothing
-    active.block_step = torch.where(alive, at_step, active.block_step)
-    active.tokens = torch.where(reveal, token, active.tokens)
-    active.confidence = torch.where(reveal, confidence.float(), active.confidence)
-    active.entropy = torch.where(reveal, entropy.float(), active.entropy)
-    active.reveal_step = torch.where(reveal, active.clock[:, None], active.reveal_step)
-    if edit is not None:
-        active.tokens = torch.where(edit, token, active.tokens)
-    active.nfe += alive * (2 if sampler.cfg_scale else 1)
-    active.clock += alive
-    active.block_step += alive
-
-    complete = alive & ((eligible & ~reveal).sum(-1) == 0)
-    if goes_on is not None:
-        complete &= ~goes_on
-    # With the confidence stop the next block starts at once, and in the published samplers of models that attend block
-    # by block; otherwise the schedule's remaining steps are spent first.
-    at_once = not scheduled or sampler.stops_at_confidence or model.block_length
-    _next_block(model, active, complete, 0 if at_once else len(counts) - active.block_step, sampler)
-    active.storing = complete & ~active.done & stores
+        hooks.append(EditRecord(every.tokens))
+    return hooks
 
 
-def _draw_at(
-    model: MaskedDiffusionLM,
-    active: ActiveRows,
-    hidden: list[torch.Tensor],
-    sampler: SamplerConfig,
-    eligible: torch.Tensor,
-    count: int,
-) -> list[torch.Tensor]:
-    """The fields of Drawn at the eligible positions, each [A, C], zero where nothing was drawn.
+@dataclass(frozen=True)
+class Denoiser:
+    """What one forward does to the rows in flight.
 
-    hidden: [A, size, D], of the active blocks or of the whole completions. count: eligible positions, or an upper
-        bound.
+    sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device.
+    whole: tokens are drawn at all masked positions, not at those of the active block alone.
+    stores: a forward that stores the finished block comes between two blocks.
     """
-    size = hidden[0].shape[1]
-    if eligible.is_cuda:  # asking the device where they are would wait for it: eligible positions first, then others
-        place_T = eligible.flatten().int().argsort(descending=True, stable=True)[: max(1, count)]
-        row_T, column_T = place_T // eligible.shape[1], place_T % eligible.shape[1]
-    else:
-        row_T, column_T = eligible.nonzero().unbind(-1)
-    noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
-    within_T = (column_T + active.offset[row_T]) % size
-    drawn = draw(model, [h[row_T, within_T] for h in hidden], sampler, noise_T)
-    found = []
-    for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
-        whole = torch.zeros(eligible.shape, dtype=value.dtype, device=value.device)
-        whole[row_T, column_T] = value
-        found.append(whole)
-    return found
 
+    model: MaskedDiffusionLM
+    sampler: SamplerConfig
+    counts: torch.Tensor
+    hooks: Sequence[Hook]
+    whole: bool
+    stores: bool
 
-def _next_block(
-    model: MaskedDiffusionLM,
-    active: ActiveRows,
-    complete: torch.Tensor,
-    remaining: torch.Tensor | int,
-    sampler: SamplerConfig,
-) -> None:
-    """Move rows whose block is complete to the next block, and mark finished rows.
+    def step(self, active: ActiveRows, hidden: list[torch.Tensor], count: int) -> None:
+        """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
+        change, and rows whose forward stored a block only become ready for the next one.
 
-    complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64 or one number.
-    """
-    stopped = stopped_at_eos(model, active) if sampler.stops_at_eos else torch.zeros_like(complete)
-    if model.block_length:  # as published: no block follows one with an EOS, on which nothing before it depends
-        stopped |= complete & (active.tokens == model.eos_id).any(-1)
-    active.clock += torch.where(complete & ~stopped, remaining, 0)
-    active.block += complete
-    active.block_step = torch.where(complete, 0, active.block_step)
-    active.age = torch.where(complete, -1, active.age)
-    active.done |= stopped | (active.block >= active.blocks)
+        hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or, if
+            `whole`, of the whole completion.
+        count: the masked positions of the active blocks, or an upper bound.
+        """
+        sampler = self.sampler
+        assert sampler.block_length
+        alive = ~active.done & ~active.storing
+        place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
+        in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
+        masked = (active.tokens == self.model.mask_id) & alive[:, None]
+        eligible = in_block & masked
+        drawn, revealed = eligible, None
+        if self.whole:
+            drawn, count = masked, masked.numel()
+        if sampler.edits:
+            # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
+            since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
+            revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
+            drawn = in_block
+        token, confidence, entropy, score = self._draw(active, hidden, drawn, count)
+        positions, at_step, edit, goes_on = sampler.reveal_rule.reveal(
+            Step(
+                eligible=eligible,
+                token=token,
+                confidence=confidence,
+                entropy=entropy,
+                score=score,
+                block_step=active.block_step,
+                counts=self.counts,
+                seed=active.seed,
+                nfe=active.nfe,
+                sampler=sampler,
+                revealed=revealed,
+            )
+        )
+        reveal, scheduled = positions & eligible, at_step is not None
+        at_step = active.block_step if at_step is None else at_step
+        if sampler.stops_at_confidence:
+            # A new state is met first at the current step. If all of it is confident, the block is committed there.
+            confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
+            reveal = torch.where(confident[:, None], eligible, reveal)
+            at_step = torch.where(confident, active.block_step, at_step)
+        edit = None if edit is None or revealed is None else edit & revealed.editable
+        at = active.clock + torch.where(alive, at_step - active.block_step, 0)  # over steps that reveal nothing
+        for hook in self.hooks:
+            hook(active, Drawing(alive, masked, token, confidence, entropy, at, edit))
 
+        active.tokens = torch.where(reveal if edit is None else reveal | edit, token, active.tokens)
+        active.confidence = torch.where(reveal, confidence.float(), active.confidence)
+        active.entropy = torch.where(reveal, entropy.float(), active.entropy)
+        active.reveal_step = torch.where(reveal, at[:, None], active.reveal_step)
+        active.nfe += alive * (2 if sampler.cfg_scale else 1)
+        active.clock = at + alive
+        active.block_step = torch.where(alive, at_step, active.block_step) + alive
 
-def stopped_at_eos(model: MaskedDiffusionLM, active: ActiveRows) -> torch.Tensor:
-    """Rows with an EOS that has no mask before it, so that everything up to it is revealed, [A] bool."""
-    ends = (active.tokens == model.eos_id).int().cumsum(-1) > 0
-    masks = (active.tokens == model.mask_id).int().cumsum(-1) > 0
-    return (ends & ~masks).any(-1)
+        complete = alive & ((eligible & ~reveal).sum(-1) == 0)
+        if goes_on is not None:
+            complete &= ~goes_on
+        # With the confidence stop the next block starts at once, and in the published samplers of models that attend
+        # block by block; otherwise the schedule's remaining steps are spent first.
+        if scheduled and not sampler.stops_at_confidence and not self.model.block_length:
+            remaining = len(self.counts) - active.block_step
+        else:
+            remaining = torch.zeros_like(active.block_step)
+        self._next_block(active, complete, remaining)
+
+    def _draw(
+        self, active: ActiveRows, hidden: list[torch.Tensor], where: torch.Tensor, count: int
+    ) -> list[torch.Tensor]:
+        """The fields of Drawn at the positions `where` [A, C], each [A, C], zero where nothing was drawn. count: these
+        positions, or an upper bound."""
+        if where.is_cuda:  # asking the device where they are would wait for it: these positions first, then others
+            place_T = where.flatten().int().argsort(descending=True, stable=True)[: max(1, count)]
+            row_T, column_T = place_T // where.shape[1], place_T % where.shape[1]
+        else:
+            row_T, column_T = where.nonzero().unbind(-1)
+        noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
+        within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
+        drawn = draw(self.model, [h[row_T, within_T] for h in hidden], self.sampler, noise_T)
+        found = []
+        for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
+            found.append(value.new_zeros(where.shape))
+            found[-1][row_T, column_T] = value
+        return found
+
+    def _next_block(self, active: ActiveRows, complete: torch.Tensor, remaining: torch.Tensor) -> None:
+        """Move rows whose block is complete to the next block, and mark finished rows.
+
+        complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64.
+        """
+        is_eos = active.tokens == self.model.eos_id
+        stopped = torch.zeros_like(complete)
+        if self.sampler.stops_at_eos:  # an EOS with no mask before it: all up to it is revealed
+            masks_before = (active.tokens == self.model.mask_id).int().cumsum(-1)
+            stopped = (is_eos & (masks_before == 0)).any(-1)
+        if self.model.block_length:  # as published: no block follows one with an EOS, on which nothing before depends
+            stopped |= complete & is_eos.any(-1)
+        active.clock += torch.where(complete & ~stopped, remaining, 0)
+        active.block += complete
+        active.block_step = torch.where(complete, 0, active.block_step)
+        active.done |= stopped | (active.block >= active.blocks)
+        active.storing = complete & ~active.done & self.stores
+
+    def trajectory(self, ended: ActiveRows) -> Trajectory:
+        """Finished rows as a trajectory, with what the hooks found, in the caller's order."""
+        trajectory, row_B = finished_trajectory(ended, self.sampler, self.model), ended.row.sort().values
+        for hook in self.hooks:
+            trajectory = hook.added_to(trajectory, row_B)
+        return trajectory

@@ -142,19 +142,17 @@ class LocalEngine:
 
     def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
         assert self.policy is not None
-        parts, first = [], 0
+        parts: list[Trajectory] = []
+
+        def told(index: list[int], trajectory: Trajectory) -> None:
+            assert finished is not None
+            first = sum(map(len, parts))  # rows of earlier units
+            finished([first + i for i in index], trajectory)
+
+        how: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
         with self.prepared(self.policy) as model:
             for unit in request.units(self.rows_per_unit):
-                parts.append(
-                    self.run(
-                        model,
-                        unit,
-                        rollout_tokens=self.rollout_tokens,
-                        compiled=self.compiled,
-                        finished=shifted(finished, first),
-                    )
-                )
-                first += len(unit.prompts)
+                parts.append(self.run(model, unit, finished=told if finished is not None else None, **how))
         return join(parts, self.policy.pad_id)
 
     def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
@@ -182,29 +180,6 @@ def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngi
     return engine
 
 
-def run_unit(
-    model: MaskedDiffusionLM,
-    unit: Request,
-    *,
-    rollout_tokens: int,
-    compiled: bool,
-    finished: Finished | None = None,
-) -> Trajectory:
-    """The trajectories of a request whose rows are sampled together, as `rollout` gives them."""
-    return rollout(
-        model,
-        unit.prompts,
-        unit.sampler,
-        unit.seeds,
-        keep_steps=unit.keep_steps,
-        rollout_tokens=rollout_tokens,
-        compiled=compiled,
-        finished=finished,
-    )
-
-
-def shifted(finished: Finished | None, first: int) -> Finished | None:
-    """`finished` for the rows of a unit that begins at row `first`."""
-    if finished is None:
-        return None
-    return lambda index, trajectory: finished([first + i for i in index], trajectory)
+def run_unit(model: MaskedDiffusionLM, unit: Request, **how: Any) -> Trajectory:
+    """The trajectories of a request whose rows are sampled together. how: further arguments of `rollout`."""
+    return rollout(model, unit.prompts, unit.sampler, unit.seeds, keep_steps=unit.keep_steps, **how)

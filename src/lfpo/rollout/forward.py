@@ -51,17 +51,16 @@ class Forward:
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
 
-        row_ids: active.row as a list, so that the device need not be asked. Updates active.queries and active.age.
+        row_ids: active.row as a list, so that the device need not be asked. Updates active.queries.
         """
         ids, mask, fresh = self._inputs(active, row_ids)
-        run, origin = self._shared(range(len(row_ids)), row_ids, fresh)
-        source = device_index(origin, self.model.device)
-        states = [self._whole(active, row_ids, ids, mask, run)[source]]
+        inputs = [ids]
         if self.sampler.cfg_scale:
-            blank = torch.cat([torch.full_like(ids[:, : self.width], self.model.mask_id), active.tokens], dim=1)
-            states.append(self._whole(active, row_ids, blank, mask, run)[source])
-        active.queries += torch.where(active.done, 0, mask.sum(-1)) * len(states)
-        return states
+            blank = torch.full_like(ids[:, : self.width], self.model.mask_id)
+            inputs.append(torch.cat([blank, active.tokens], dim=1))
+        active.queries += torch.where(active.done, 0, mask.sum(-1)) * len(inputs)
+        start, places = self._block_start(active), range(len(row_ids))
+        return [self._whole_rows(places, start, row_ids, fresh, x, mask) for x in inputs]
 
     def _inputs(self, active: ActiveRows, row_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
         """Tokens and mask of whole rows, [A, width + C], and which rows have had no forward yet."""
@@ -73,59 +72,62 @@ class Forward:
         self.started.update(row_ids)
         return ids, mask, fresh
 
-    def _whole(
-        self, active: ActiveRows, row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor, run: list[int]
+    def _block_start(self, active: ActiveRows) -> torch.Tensor:
+        """Column at which the block that each row's forward runs begins, [A]; that of its last block if it is done."""
+        block = torch.minimum(active.block, active.blocks - 1) - active.storing.long()
+        return self.width - active.offset + block * (0 if self.whole else self.block_length)
+
+    def _whole_rows(
+        self,
+        places: Sequence[int],
+        start: torch.Tensor,
+        row_ids: Sequence[int],
+        fresh: Sequence[bool],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        cache: KeyValueCache | None = None,
     ) -> torch.Tensor:
-        """Hidden states of the active blocks of the rows at the places `run`.
+        """Hidden states of the rows at these places, at block_length columns from `start` [A] on, from forwards over
+        whole rows. Their keys and values go into the cache.
 
-        Runs pieces of rows of similar length, so that short rows are not padded to the longest.
+        Runs pieces of rows of similar length, so that short rows are not padded to the longest. Rows with the same
+        prompt that have revealed nothing yet have the same input, so one of them is run.
         """
-        columns, size = self._block_columns(active), ids.shape[1]
-        lengths = [size - self.width + len(self.prompts[row_ids[i]]) for i in run]
-        states = []
-        for piece in self._cut(lengths):
-            index = device_index(run[piece], self.model.device)
-            start = size - max(lengths[piece])
-            padded = min(lengths[piece]) < max(lengths[piece])
-            if self.compiled:
-                hidden = self._bucketed(ids[index, start:], mask[index, start:])
-            else:
-                real = mask[index, start:] if padded else None
-                hidden = self.model.hidden(ids[index, start:], real, structure=self.structure)
-            states.append(hidden.gather(1, (columns[index] - start)[..., None].expand(-1, -1, hidden.shape[-1])))
-        return torch.cat(states)
-
-    def _cut(self, lengths: Sequence[int]) -> list[slice]:
-        """Rows of these lengths in pieces."""
-        return cut(lengths, self.piece_tokens, self.model.device, self.compiled)
-
-    def _bucketed(self, ids: torch.Tensor, mask: torch.Tensor, cache: KeyValueCache | None = None) -> torch.Tensor:
-        """Hidden states of a compiled forward, which is padded to one of few shapes; the padding is cut off again."""
-        size, length = ids.shape
-        left = -length % LENGTH_BUCKET
-        ids, mask = padded(ids, mask, bucket(size), left, self.model.pad_id)
-        return self.model.hidden(ids, mask, cache, structure=self.structure, compiled=True)[:size, left:]
-
-    def _shared(
-        self, places: Sequence[int], row_ids: Sequence[int], fresh: Sequence[bool]
-    ) -> tuple[list[int], list[int]]:
-        """The places to run, and for each of `places` the index of its result among them.
-
-        Rows with the same prompt that have revealed nothing yet have the same input, so one of them is run.
-        """
-        run: list[int] = []
+        run: list[int] = []  # places
         first: dict[Hashable, int] = {}
-        source = []
+        source = []  # for each of `places` the index in `run`
         for place in places:
             same: Hashable = self.prompts[row_ids[place]] if self.share_first and fresh[place] else place
             if same not in first:
                 first[same] = len(run)
                 run.append(place)
             source.append(first[same])
-        return run, source
 
-    def _block_columns(self, active: ActiveRows) -> torch.Tensor:
-        """Columns of each row's active block, [A, block_length]; of its last block if the row is done."""
-        block = torch.minimum(active.block, active.blocks - 1) * (not self.whole)
-        start = self.width - active.offset + block * self.block_length
-        return start[:, None] + torch.arange(self.block_length, device=start.device)
+        states, order, device = [], [], self.model.device
+        lengths = [ids.shape[1] - self.width + len(self.prompts[row_ids[i]]) for i in run]
+        columns = start[:, None] + torch.arange(self.block_length, device=device)
+        for piece in cut(lengths, self.piece_tokens, device, self.compiled):
+            index, left = device_index(run[piece], device), ids.shape[1] - max(lengths[piece])
+            served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
+            rows = device_index([places[i] for i in served], device)
+            origin = device_index([source[i] - piece.start for i in served], device)
+            if cache is not None:
+                cache.fill(rows, origin, later=self.compiled)
+            real = mask[index, left:] if self.compiled or min(lengths[piece]) < max(lengths[piece]) else None
+            hidden = self._padded_forward(ids[index, left:], real, cache)
+            states.append(hidden[origin[:, None], columns[rows] - left])
+            order += served
+        return torch.cat(states)[device_index(order, device).argsort()]
+
+    def _padded_forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, cache: KeyValueCache | None
+    ) -> torch.Tensor:
+        """Hidden states; a compiled forward is padded to one of few shapes, and the padding is cut off again."""
+        if not self.compiled or mask is None:
+            return self.model.hidden(ids, mask, cache, structure=self.structure)
+        size, left = len(ids), -ids.shape[1] % LENGTH_BUCKET
+        ids, mask = padded(ids, mask, bucket(size), left, self.model.pad_id)
+        hidden = self.model.hidden(ids, mask, cache, structure=self.structure, compiled=True)[:size, left:]
+        if cache is not None:
+            cache.store()
+        return hidden

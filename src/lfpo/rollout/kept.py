@@ -12,33 +12,22 @@ from lfpo.prompts.encoding import decode_completions
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
-def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
-    """At most `count` (None: all) of a sampler's scheduled steps, the last one always among them, ascending.
-
-    sampler: with its lengths filled in, of a reveal rule with a schedule.
-    """
-    assert sampler.steps
-    count = min(count or sampler.steps, sampler.steps)
-    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
-
-
 class KeptPredictions(Hook):
-    """The predictions of B rows at M chosen scheduled steps.
+    """The predictions of B rows at M chosen scheduled steps. like: any int64 [B, C] on the model's device.
 
     The prediction at a step is the token drawn at every masked position of the state before the step, beside the tokens
     that this state shows. Steps that reveal nothing have the prediction of the next step that does. A row that ended
     before a step has its completion there, with confidence 0.
     """
 
-    def __init__(self, steps: Sequence[int], rows: int, length: int, device: torch.device):
-        self.step_M = torch.tensor(list(steps), device=device)
-        self.tokens = torch.zeros((rows, len(steps), length), dtype=torch.long, device=device)
-        self.confidence = torch.zeros((rows, len(steps), length), device=device)
-        self.made = torch.zeros((rows, len(steps)), dtype=torch.bool, device=device)
+    def __init__(self, steps: Sequence[int], like: torch.Tensor):
+        self.step_M = torch.tensor(list(steps), device=like.device)
+        self.tokens = torch.zeros_like(like)[:, None].repeat(1, len(steps), 1)
+        self.confidence = self.tokens.float()
+        self.made = self.tokens[:, :, 0].bool()
 
     def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
         """Keep one forward's predictions for the chosen steps from a row's last reveal up to its next one."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfpo.rollout.reveal.rule import Rule
 from lfpo.rollout.sampler import SamplerConfig
 
 
 class Pace:
     """The forwards of rows whose reveal rule follows a plan (Rule.plan): masked positions and active block of each.
+
+    counts: reveal_schedule(sampler). seeds, sizes: of each row, its seed, and the positions of each block.
+    stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last.
 
     known: False where the rule has no plan, or where early_stop "confidence" commits blocks ahead of it.
     exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
@@ -17,7 +19,6 @@ class Pace:
 
     def __init__(
         self,
-        rule: Rule,
         sampler: SamplerConfig,
         counts: Sequence[int],
         seeds: Sequence[int],
@@ -26,41 +27,23 @@ class Pace:
         stops: bool,
         stores: bool = False,
     ):
-        """counts: reveal_schedule(sampler). seeds, sizes: of each row, its seed, and the positions of each block.
-        stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last."""
-        assert sampler.block_length
-        self.sampler, self.size = sampler, sampler.block_length
-        self.blocks = [len(row) for row in sizes]
-        self.known = rule.plan is not None and not sampler.stops_at_confidence
-        self.exact = self.known and not stops
+        plan, self.size = sampler.reveal_rule.plan, sampler.block_length or 0
         self.forwards = [0] * len(seeds)
-        self.age = [-1] * len(seeds)  # forwards since all keys and values of a row were computed
+        # Of each row, active block and masked positions before each forward, and once more after the last one.
         self.steps: list[list[tuple[int, int]]] = []
-        if self.known:
-            assert rule.plan is not None
-            plans = rule.plan(sampler, counts, seeds, sizes)
-            self.steps = [_steps(plan, row, stores) for plan, row in zip(plans, sizes, strict=True)]
+        self.known = plan is not None and not sampler.stops_at_confidence
+        self.exact = self.known and not stops
+        if plan is not None and self.known:
+            plans = plan(sampler, counts, seeds, sizes)
+            self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
 
     def masked(self, rows: Sequence[int]) -> int:
         """The masked positions in the active blocks of these rows, or an upper bound."""
-        if not self.known:
-            return len(rows) * self.size
-        return sum(steps[n][1] if n < len(steps) else 0 for steps, n in self._at(rows))
+        return sum(masked for _, masked in self._at(rows)) if self.known else len(rows) * self.size
 
     def active(self, rows: Sequence[int]) -> list[int]:
-        """The active block of each row, its last block if it has ended."""
-        at = zip(rows, self._at(rows), strict=True)
-        return [steps[n][0] if n < len(steps) else self.blocks[row] - 1 for row, (steps, n) in at]
-
-    def due(self, rows: Sequence[int]) -> list[bool]:
-        """Whether each row's keys and values are computed anew in the next forward; counts that forward's age."""
-        found, refresh = [], self.sampler.cache_refresh
-        for row, (steps, n) in zip(rows, self._at(rows), strict=True):
-            starts = n == 0 or (n < len(steps) and steps[n][0] != steps[n - 1][0])
-            due = starts or self.age[row] < 0 or (refresh is not None and self.age[row] + 1 >= refresh)
-            self.age[row] = 0 if due else self.age[row] + 1
-            found.append(due)
-        return found
+        """The active block of each row, its last block if it has ended; only where `known`."""
+        return [block for block, _ in self._at(rows)]
 
     def advance(self, rows: Sequence[int]) -> None:
         """Count one forward of each row."""
@@ -69,20 +52,20 @@ class Pace:
 
     def ended(self, rows: Sequence[int]) -> list[bool]:
         """Whether each row is finished; only where `exact`."""
-        return [n >= len(steps) for steps, n in self._at(rows)]
+        return [self.forwards[row] >= len(self.steps[row]) - 1 for row in rows]
 
-    def _at(self, rows: Sequence[int]) -> list[tuple[list[tuple[int, int]], int]]:
-        return [(self.steps[row], self.forwards[row]) for row in rows]
+    def _at(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        return [self.steps[row][min(self.forwards[row], len(self.steps[row]) - 1)] for row in rows]
 
 
-def _steps(plan: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
-    """(active block, masked positions in it) before each forward of a row, from the positions that each forward of each
-    block reveals. stores: a forward that reveals nothing comes between two blocks."""
+def _steps(reveals: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
+    """(active block, masked positions in it) before each forward of a row and after the last, from the positions that
+    each forward of each block reveals. stores: a forward that reveals nothing comes between two blocks."""
     found = []
-    for block, (revealed, masked) in enumerate(zip(plan, sizes, strict=True)):
+    for block, (revealed, masked) in enumerate(zip(reveals, sizes, strict=True)):
         if stores and block:
             found.append((block, 0))
         for count in revealed:
             found.append((block, masked))
             masked -= count
-    return found
+    return [*found, (len(sizes) - 1, 0)]

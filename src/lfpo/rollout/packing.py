@@ -23,7 +23,7 @@ CACHED = 4
 
 def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
     """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see
-    lfpo.rollout.stored_blocks)."""
+    lfpo.rollout.cached.StoredBlocks)."""
     if sampler.cache == "none" and not stores:
         return max(1, rollout_tokens // length)
     window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length

@@ -38,16 +38,16 @@ class RolloutQueue:
     def __init__(self, engine: AsyncEngine, *, staleness: int, iterations: int, generations: int, pad_id: int):
         self.engine, self.staleness, self.iterations = engine, staleness, iterations
         self.generations, self.pad_id = generations, pad_id
-        self.tickets: dict[int, Ticket] = {}  # batches that the engine has
-        self.sampled: dict[int, tuple[int, Trajectory]] = {}  # batches taken from it: version, this rank's rollouts
+        self.tickets: dict[int, Ticket] = {}  # of all batches in the queue
+        self.sampled: dict[int, Trajectory] = {}  # this rank's rollouts of those that the engine has given back
 
     def __len__(self) -> int:
-        return len(self.tickets.keys() | self.sampled.keys())
+        return len(self.tickets)
 
     def missing(self, iteration: int) -> list[int]:
         """The batches to submit before an iteration."""
         wanted = range(iteration, min(iteration + self.staleness + 1, self.iterations))
-        return [i for i in wanted if i not in self.tickets and i not in self.sampled]
+        return [i for i in wanted if i not in self.tickets]
 
     def submit(self, batch: int, request: Request, finished: Finished | None = None) -> None:
         """Submit this rank's request of a batch. A collective. finished: see AsyncEngine.submit."""
@@ -58,44 +58,37 @@ class RolloutQueue:
 
         Raises UserError on all ranks where a checkpoint's rollouts are of other prompts.
         """
-        if batch in self.tickets:
-            return self._take(batch, finished)
-        trajectory = self.sampled[batch][1]
-        distributed.together(lambda: _check_prompts(trajectory, request, batch))
-        return trajectory
+        if batch not in self.sampled:
+            self.sampled[batch] = self.engine.result(self.tickets[batch], finished)
+        else:
+            distributed.together(lambda: _check_prompts(self.sampled[batch], request, batch))
+        return self.sampled[batch]
 
     def version(self, batch: int) -> int:
         """The version of the weights that a batch in the queue is sampled by."""
-        version = self.tickets[batch].version if batch in self.tickets else self.sampled[batch][0]
+        version = self.tickets[batch].version
         assert isinstance(version, int)  # those with names are evaluated, and not queued
         return version
 
     def versions(self) -> set[int]:
         """Those of all batches in the queue."""
-        return {self.version(batch) for batch in self.tickets.keys() | self.sampled.keys()}
+        return {self.version(batch) for batch in self.tickets}
 
     def forget(self, batch: int) -> None:
         """Drop a batch that was learned from."""
         self.tickets.pop(batch, None)
         self.sampled.pop(batch, None)
 
-    def _take(self, batch: int, finished: Finished | None) -> Trajectory:
-        ticket = self.tickets[batch]
-        trajectory = self.engine.result(ticket, finished)
-        self.sampled[batch] = self.version(batch), trajectory
-        del self.tickets[batch]
-        return trajectory
-
     def save(self, folder: Path) -> None:
         """Write all rollouts in the queue, those of all ranks, into an existing folder. A collective; it waits for
         rollouts that are being sampled."""
         index = {}
-        for batch in sorted(self.tickets.keys() | self.sampled.keys()):
-            if batch in self.tickets:
-                self._take(batch, None)
-            version, own = self.sampled[batch]
+        for batch in sorted(self.tickets):
+            if batch not in self.sampled:
+                self.sampled[batch] = self.engine.result(self.tickets[batch])
+            own = self.sampled[batch]
             index[batch] = {
-                "version": version,
+                "version": self.version(batch),
                 "sampler": to_dict(own.sampler),
                 "mask_id": own.mask_id,
                 "eos_id": own.eos_id,
@@ -123,7 +116,8 @@ class RolloutQueue:
             if not mine:
                 raise _other_prompts(int(number))
             own = part(whole, mine[0] * self.generations, len(mine) * self.generations)
-            self.sampled[int(number)] = found["version"], own.to(distributed.device())
+            self.tickets[int(number)] = Ticket(found["version"], work=None)
+            self.sampled[int(number)] = own.to(distributed.device())
 
 
 def _file(folder: Path, batch: int) -> Path:

@@ -55,7 +55,6 @@ class ActiveRows:
         int64: blocks of the row.
     storing [A] bool: whether the row's next forward stores the block before the active one and reveals nothing.
     nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
-    age [A] int64: forwards since all keys and values of the row were computed; -1 if they must be computed next.
     done [A] bool: whether the row is finished.
     """
 
@@ -75,7 +74,6 @@ class ActiveRows:
     storing: torch.Tensor
     nfe: torch.Tensor
     queries: torch.Tensor
-    age: torch.Tensor
     done: torch.Tensor
 
     def select(self, index: list[int]) -> ActiveRows:
@@ -149,7 +147,6 @@ def unstarted(
         storing=torch.zeros(size, dtype=torch.bool, device=device),
         nfe=whole(0),
         queries=whole(0),
-        age=whole(-1),
         done=torch.zeros(size, dtype=torch.bool, device=device),
     )
 

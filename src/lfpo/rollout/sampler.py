@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
 from lfpo.base.config import check_types
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
@@ -126,12 +126,15 @@ class SamplerConfig:
             self._check_lengths(self.gen_length)
 
     def _check_ranges(self) -> None:
-        not_negative(self, "temperature", "cfg_scale")
+        not_negative(self, "temperature", "alg_temp", "cfg_scale", "entropy_bound", "max_post_steps")
+        in_unit_interval(self, "editing_threshold")
         at_least_one(self, "top_k", "cache_refresh", "gen_length", "block_length", "steps")
-        for name in ("early_stop_threshold", "top_p"):
+        for name in ("threshold", "early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"{name} {value} must be above 0 and at most 1")
+        if self.factor is not None and not self.factor > 0:
+            raise ValueError(f"factor {self.factor} must be above 0")
         if not 0 < self.eps < 1:
             raise ValueError(f"eps {self.eps} must be between 0 and 1")
 
@@ -168,13 +171,11 @@ class SamplerConfig:
             rule.check(self)
 
     def _check_lengths(self, gen_length: int) -> None:
-        if gen_length < 1:
-            raise ValueError(f"gen_length {gen_length} must be at least 1")
-        block = gen_length if self.block_length is None else self.block_length
-        if block < 1 or gen_length % block:
+        block = self.block_length or gen_length
+        if gen_length % block:
             raise ValueError(f"block_length {block} does not divide gen_length {gen_length}")
         blocks = gen_length // block
-        if self.steps is not None and (self.steps < 1 or self.steps % blocks):
+        if self.steps is not None and self.steps % blocks:
             raise ValueError(f"steps {self.steps} is not a multiple of the number of blocks, {blocks}")
         if self.cache != "none" and blocks == 1 and self.cache_refresh is None:
             raise ValueError(

@@ -252,23 +252,3 @@ def part(whole: Trajectory, first: int, count: int) -> Trajectory:
     edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
     fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
     return dataclasses.replace(own, **fields)
-
-
-def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.
-
-    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
-    result is all `length` indices.
-    """
-    edges = torch.arange(k + 1) * length // k
-    sizes = torch.diff(edges)
-    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
-    return (edges[:-1] + offsets)[sizes > 0]
-
-
-def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:
-    """k distinct indices of 0 .. N-1 (all if N < k) without replacement, with probability softmax(score / temperature);
-    temperature 0 takes the largest. int64, in the order of the draws. The largest of scores with Gumbel noise are such
-    draws (Gumbel top-k)."""
-    gumbel_N = -torch.empty_like(score_N).exponential_(generator=rng).log()
-    return (score_N + temperature * gumbel_N).topk(min(k, len(score_N))).indices

@@ -16,6 +16,7 @@ from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
+from lfpo.objectives.settings import LFPO
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 
@@ -133,6 +134,17 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
                 f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
                 f"`lfpo {kind} {marker} --resume`"
             )
+    _check_defaults(path, before.get("objective", {}), now.get("objective", {}))
+
+
+def _check_defaults(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise UserError where a run that began with earlier defaults of lfpo would go on with today's."""
+    earlier = {key: value for key, value in LFPO.EARLIER.items() if key not in before}
+    if before.get("name") == "lfpo" and earlier and all(now.get(key) == getattr(LFPO, key) for key in earlier):
+        raise UserError(
+            f"{path}: the run began when lfpo had other defaults; to continue it add --objective "
+            f"'{{name: lfpo, {', '.join(f'{key}: {value}' for key, value in earlier.items())}}}'"
+        )
 
 
 def _value_of(values: dict[str, Any], key: str) -> Any:

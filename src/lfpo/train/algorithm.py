@@ -35,6 +35,7 @@ from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
 
 if TYPE_CHECKING:
+    from lfpo.train.config import LFPOConfig
     from lfpo.train.rl import LFPOTrainer
 
 T = TypeVar("T")  # a pass
@@ -73,10 +74,7 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
     update_started = time.perf_counter()
     measures: Measures = {}
     meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
-    whole = args.num_generations if objective.whole_groups else 1  # rollouts that stay in one block
-    order = torch.randperm(len(signal_R) // whole, generator=generator(args.seed, iteration, "blocks"))
-    parts = [] if batch.unscored else order.tensor_split(args.optimizer_steps_per_iteration)
-    blocks = [(part[:, None] * whole + torch.arange(whole)).flatten() for part in parts]
+    blocks = [] if batch.unscored else blocks_of(args, objective, iteration)
     with trainer.old_policy(iteration, batch):
         steps = [
             optimizer_step(
@@ -107,6 +105,21 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
         "time/total": trainer.state["seconds"],
         "flops": trainer.state["flops"],
     }
+
+
+def blocks_of(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
+    """The rollouts of each of K optimiser steps, as numbers among all R; int64, ascending.
+
+    Every K consecutive rollouts go to the K blocks in random order, or with `whole_groups` every K groups. So where K
+    divides them, a group and a rank's rollouts are shared out evenly, and no rank waits for another. The blocks are the
+    same at every number of ranks.
+    """
+    together = args.num_generations if objective.whole_groups else 1
+    size, count = args.prompts_per_iteration * args.num_generations, args.optimizer_steps_per_iteration
+    rng = generator(args.seed, iteration, "blocks")
+    rounds = [torch.randperm(count, generator=rng) for _ in range(0, size, count * together)]
+    block_R = torch.cat(rounds).repeat_interleave(together)[:size]
+    return [(block_R == number).nonzero().flatten() for number in range(count)]
 
 
 def optimizer_step(

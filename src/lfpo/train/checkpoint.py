@@ -24,8 +24,8 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
-from lfpo.models.loading import read_weights
 from lfpo.models.lora import load_adapter, save_adapter
+from lfpo.models.weights import read_weights
 from lfpo.train.optimizer_state import save_optimizer
 
 CARD = "README.md"

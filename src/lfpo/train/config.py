@@ -9,7 +9,7 @@ from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
 from lfpo.models.settings import LoraSettings
-from lfpo.objectives import check_settings
+from lfpo.objectives import all_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
@@ -60,12 +60,14 @@ class LFPOConfig:
         tf32, or bfloat16 for `dtype` bfloat16.
     merge_lora: for rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight
         under bf16. A forward then costs what it does without LoRA, and rounds base plus adapter to bfloat16 where it
-        rounded their products. None: on a GPU, unless load_in_4bit or rollout_compile is set.
+        rounded their products. None: on a GPU, unless load_in_4bit, rollout_compile or `rollout_gather: layer` is set.
     load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
     fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
         rank holds all of them. The result is the same.
     fsdp_size: ranks that one copy of the weights is split over (0: all). With the number of GPUs of a machine, weights
         are gathered within machines, and only gradients pass between them (HSDP); each machine then holds a copy.
+    rollout_gather: with fsdp, what rollouts and evaluation gather on every rank: the whole model once, or each layer
+        for every forward, which takes less memory and more traffic. The result is the same.
     rank_timeout: seconds without a sign of life after which a rank is lost and the others exit with code 75 (0: no
         limit). progress_timeout: seconds that a collective waits for a rank (the process group's timeout); above the
         longest time of rollouts, rewards or evaluation (0: no limit).
@@ -118,6 +120,7 @@ class LFPOConfig:
     load_in_4bit: bool = False
     fsdp: bool = False
     fsdp_size: int = 0
+    rollout_gather: Literal["model", "layer"] = "model"
     rank_timeout: float = 300.0
     progress_timeout: float = 7200.0
     offload_reference: bool = False
@@ -160,8 +163,7 @@ class LFPOConfig:
 
     def __post_init__(self) -> None:
         check_shared(self)
-        self.objective = {"name": "lfpo", **self.objective}
-        check_settings(self.objective)
+        self.objective = all_settings({"name": "lfpo", **self.objective})
         for rule in self.stop_on:
             if rule not in RULES:
                 raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")
@@ -186,6 +188,12 @@ class LFPOConfig:
             raise ValueError("'merge_lora' does not work with 'rollout_compile', whose weights stay where they are")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
+        if self.rollout_gather == "layer":
+            if not self.fsdp:
+                raise ValueError("'rollout_gather' layer is for 'fsdp: true'")
+            for name in ("merge_lora", "rollout_compile"):
+                if getattr(self, name):
+                    raise ValueError(f"'rollout_gather' layer does not work with '{name}', which needs whole weights")
         for name, why in (
             ("lora", "the reference is an adapter on the same weights, and small"),
             ("fsdp", "the reference is split over ranks already"),
@@ -206,7 +214,8 @@ class LFPOConfig:
         """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
         if self.lora is None or self.merge_lora is not None:
             return bool(self.merge_lora)
-        return device == "cuda" and not (self.load_in_4bit or self.rollout_compile)
+        whole = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
+        return device == "cuda" and whole
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.fsdp import gathered
+from lfpo.models.fsdp import gathered, gathered_by_layer
 from lfpo.models.placement import sampling
 from lfpo.rollout.engine import Engine, LocalEngine
 from lfpo.rollout.trajectory import Trajectory
@@ -44,8 +44,9 @@ def ready_to_sample(policy: MaskedDiffusionLM, args: Any, *, move: bool = False)
     """A policy made ready for many forwards without gradients. move: its layers are stored in CPU memory."""
     merge = args.merges_lora(policy.device.type)
     if args.fsdp:
-        with gathered(policy, cast=policy.autocast, merge=merge) as whole:
-            yield whole
+        by_layer = args.rollout_gather == "layer"
+        with gathered_by_layer(policy) if by_layer else gathered(policy, cast=policy.autocast, merge=merge) as ready:
+            yield ready
         return
     # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
     cast = policy.autocast and not args.rollout_compile

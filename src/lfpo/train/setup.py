@@ -60,14 +60,16 @@ def load_policies(
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""
-        # Loaded on the CPU, because only its 4-bit form may fit on the GPU.
-        place = "cpu" if args.load_in_4bit else device
-        model = load_model(name, dtype=getattr(torch, args.dtype), device=place, mesh=mesh, cast=autocast)
+        dtype = getattr(torch, args.dtype)
+        four_bit = (torch.bfloat16 if autocast else dtype) if args.load_in_4bit else None
+        model = load_model(name, dtype=dtype, device=device, mesh=mesh, cast=autocast, four_bit=four_bit)
         tokenizer = tokenizer or load_tokenizer(name)
     elif tokenizer is None:
         raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
     elif mesh is not None:
         shard(model.to(device), mesh, cast=autocast)
+    elif args.load_in_4bit:
+        quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
     if model.block_length is not None and getattr(args, "padding_free", False):
         raise UserError(
             f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
@@ -75,8 +77,6 @@ def load_policies(
         )
     model.autocast = autocast
     model.head_precision = args.head_precision
-    if args.load_in_4bit:
-        quantize(model.backbone, device, torch.bfloat16 if model.autocast else model.dtype)
     if mesh is None:
         model.to(device)
     if args.lora is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from lfpo.models.head import Precision, add_product, as_input, product
+from lfpo.models.head import Precision, add_product, as_input, input_dtype, product
 
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.
@@ -155,16 +155,15 @@ class _FusedSum(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        weights = as_input(head, precision)
-        weights_old = None if _same_memory(head, head_old) else as_input(head_old, precision)
+        other = None if _same_memory(head, head_old) else head_old
         size = rows_of_a_chunk(hidden.device, len(head))
         for start in range(0, len(hidden), size):
             piece = slice(start, start + size)
-            loss, dz = chunk(piece, weights, weights_old)
+            loss, dz = chunk(piece, head, other)
             total += loss
             dz = as_input(dz, precision)
             if grad_hidden is not None:
-                grad_hidden[piece] = product(dz, weights, precision)
+                grad_hidden[piece] = product(dz, head, precision)
             if grad_head is not None:
                 add_product(grad_head, dz.T, hidden[piece], precision)
             del dz  # frees it before the next chunk's logits are made
@@ -224,7 +223,7 @@ def _chunk(
     if kernel is not None:
         weighted = [(sign, weight * share) for sign, share in branches]
         logits = mixed(branches[0][0]) if z is None else z
-        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=as_input(weight, precision).dtype)
+        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=input_dtype(weight.dtype, precision))
         return losses.sum(), dz
     loss, gradient = torch.zeros((), dtype=wide, device=hidden.device), None
     for sign, share in branches:

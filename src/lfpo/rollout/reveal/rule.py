@@ -124,20 +124,3 @@ class Rule:
     schedule: str | None = "llada"
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     plan: Callable[[Any, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]] | None = None
-
-
-def scheduled_plan(
-    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
-) -> list[list[list[int]]]:
-    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
-    of_size = {size: _spent(counts, size) for row in sizes for size in row}
-    return [[of_size[size] for size in row] for row in sizes]
-
-
-def _spent(counts: Sequence[int], size: int) -> list[int]:
-    revealed = []
-    for count in counts:
-        if count and size:
-            revealed.append(min(count, size))
-            size -= revealed[-1]
-    return revealed

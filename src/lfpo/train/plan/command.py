@@ -16,12 +16,16 @@ from rich.table import Table
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
+from lfpo.models.loading import SHIPPED, load_tokenizer
+from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.jsonl import load_jsonl
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
 from lfpo.train.plan.settings import PlanConfig
 from lfpo.train.plan.ways import EFFICIENCY, GIB, Plan, Way, WholeRun, command, duration, seconds, ways, whole_run
 
+ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 
 
@@ -108,9 +112,21 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
 
 
 def _planner(config: PlanConfig, args: LFPOConfig) -> Plan:
-    return functools.partial(
-        Estimate, config=model_config(args.model), prompt_length=config.prompt_length, device=config.device
-    )
+    length = config.prompt_length or longest_prompt(args) or ASSUMED_PROMPT
+    return functools.partial(Estimate, config=model_config(args.model), prompt_length=length, device=config.device)
+
+
+def longest_prompt(args: LFPOConfig) -> int | None:
+    """Tokens of the longest prompt in `data_file`; None without one, and where the model is not a folder (weights are
+    not downloaded for a plan) or has no tokenizer."""
+    folder = SHIPPED.get(args.model, Path(args.model).expanduser())
+    if args.data_file is None or not any(folder.glob("*.json")):
+        return None
+    try:
+        tokenizer = load_tokenizer(folder)
+    except UserError:  # a folder with config.json only is enough for a plan
+        return None
+    return max(len(encode_prompt(tokenizer, row["prompt"])) for row in load_jsonl(args.data_file))
 
 
 def _memory(config: PlanConfig) -> tuple[float, str]:
@@ -179,7 +195,7 @@ def _print_memory(
         copied = f"; the reference's layers are copied {found.transfers} times an iteration" if found.transfers else ""
         console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
     console.print(
-        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {config.prompt_length})"
+        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {found.prompt_length})"
         f"{', each run beside its clean copy, twice the tokens' if found.doubled else ''}. "
         + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
         soft_wrap=True,
@@ -190,6 +206,7 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     """taken: seconds of an iteration's rollouts, of its update, and of the whole of it. assumption: the rates that they
     rest on."""
     engine, where = found.args.engine, ""
+    fullest = f"; the fullest rank computes {found.fullest:.2f} times the mean" if found.gpus > 1 else ""
     rollouts, update, whole = map(duration, taken)
     if engine.name == "ray":
         order = "beside" if engine.max_staleness else "before"
@@ -200,7 +217,7 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     console.print(
         f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
         f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
-        f"({found.work.views:g} views a rollout).{where}\n"
+        f"({found.work.views:g} views a rollout{fullest}).{where}\n"
         f"At {assumption}.",
         soft_wrap=True,
     )

@@ -10,10 +10,11 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
-from lfpo.models.head import precision_of
+from lfpo.models.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.models.kv_cache import columns_for
 from lfpo.models.loading import family_of
 from lfpo.models.structure import FULL, Structure
+from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
@@ -26,10 +27,10 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim, model_flops
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
-from lfpo.train.plan.work import count, sampling_work
+from lfpo.train.plan.work import count, fullest_rank, sampling_work
 
-Phases = tuple[float, float, float]
-PHASES = ("start", "rollout", "update")
+Phases = tuple[float, float, float, float]
+PHASES = ("start", "rollout", "update", "export")
 CONTEXT = {"cuda": 2**30, "cpu": 0}  # bytes that CUDA itself takes, approximately
 
 
@@ -42,6 +43,7 @@ class Estimate:
     host: name -> bytes of CPU memory of each rank. trained: number of trained weights.
     rows: views in one update pass, each of `length` tokens, of which `completion` are a completion's. doubled: whether
         a view runs as [noised; clean], twice its tokens.
+    fullest: the share of the rank with most rollouts, times that of the mean; the mean over an iteration's steps.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
     forwards: of one rollout, at most.
     rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included.
@@ -83,20 +85,24 @@ class Estimate:
         self.trained_here = self.adapter or self.share * self.sizes.total  # trained weights of one rank
 
         self.rollouts = args.prompts_per_iteration * args.num_generations
+        self.problems = args.eval_size if args.task or args.eval_file else 0
         self.work = count(self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
-        step_views = self.rollouts / gpus / args.optimizer_steps_per_iteration * self.work.views
-        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, math.ceil(step_views)), 1)
-        steps = args.optimizer_steps_per_iteration * self.objective.num_iterations
+        fullest = fullest_rank(args, self.objective, gpus)
+        self.fullest = sum(fullest) * gpus / self.rollouts
+        views = [math.ceil(rollouts * self.work.views) for rollouts in fullest]
+        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)
         # One for the rollouts, two for the EMA, and one for each update pass.
-        self.transfers = 3 + int(-(-step_views // self.rows) * steps) if args.offload_reference else 0
+        passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
+        self.transfers = 3 + passes if args.offload_reference else 0
 
         parts = {
             **self._model_states(),
             "gathered weights": self._gathered(),
             **self._rollout_parts(),
             **self._update_parts(),
-            "CUDA context": (CONTEXT[device],) * 3,
+            **self._export_parts(),
+            "CUDA context": (CONTEXT[device],) * 4,
         }
         self.parts: dict[str, Phases] = {name: values for name, values in parts.items() if any(values)}
         self.host = {name: size for name, size in self._host().items() if size}
@@ -114,9 +120,8 @@ class Estimate:
             * self._flops(self.work.views * self.view_tokens, self.work.views * self.view_pairs, self.work.targets)
         )
         times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
-        problems = args.eval_size if args.task or args.eval_file else 0
         samplers = [s.for_length(self.completion, self.trained_block) for s in args.eval_samplers.values()]
-        self.evaluation_flops = times * problems * sum(self._sampling(s)[1] for s in samplers)
+        self.evaluation_flops = times * self.problems * sum(self._sampling(s)[1] for s in samplers)
 
     def _model_states(self) -> dict[str, Phases]:
         """What a run holds between passes: weights, reference, base policy, average, moments, gradients."""
@@ -139,27 +144,27 @@ class Estimate:
             copies += 8 * sizes.matrix * (sizes.experts > apart)  # the sum of one stacked matrix, in float32
         elif self.autocast and not args.fsdp and not args.rollout_compile:
             copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
-        on_gpu: Phases = (0, 0, 0)
+        on_gpu: Phases = (0, 0, 0, 0)
         if args.offload_reference:
-            on_gpu = (0, per_weight * (sizes.layers - sizes.matrices * (copies > 0)), per_weight * sizes.layer)
+            on_gpu = (0, per_weight * (sizes.layers - sizes.matrices * (copies > 0)), per_weight * sizes.layer, 0)
         dequantised = self.per_product * sizes.matrix if args.load_in_4bit else 0
 
         trained = self.trained_here
         moments = moment_bytes(args.optim) * trained
-        optimiser: Phases = (0, moments, moments)
+        optimiser: Phases = (0, moments, moments, moments)
         if args.optim.startswith("paged"):  # only those of the tensor that is being updated have to be on the GPU
             largest = moment_bytes(args.optim) * (sizes.matrix if args.lora else max(sizes.head, sizes.rest))
-            optimiser = (0, 0, min(largest, moments))
+            optimiser = (0, 0, min(largest, moments), 0)
         return {
-            "weights": (held + 4 * adapter,) * 3,
-            "reference": (4 * adapter if args.lora else frozen,) * 3,
-            "base policy": (frozen if self.objective.needs_base else 0,) * 3,
-            "average": ((4 if args.lora else per_weight) * trained if args.average_decay else 0,) * 3,
-            "copies for sampling": (0, copies, 0),
+            "weights": (held + 4 * adapter,) * 4,
+            "reference": (4 * adapter if args.lora else frozen,) * 4,
+            "base policy": (frozen if self.objective.needs_base else 0,) * 4,
+            "average": ((4 if args.lora else per_weight) * trained if args.average_decay else 0,) * 4,
+            "copies for sampling": (0, copies, 0, 0),
             "reference's layers on the GPU": on_gpu,
-            "one dequantised matrix": (0, dequantised, dequantised),
+            "one dequantised matrix": (0, dequantised, dequantised, dequantised),
             "optimiser": optimiser,
-            "gradients": (0, 0, 4 * trained),
+            "gradients": (0, 0, 4 * trained, 0),
         }
 
     def _host(self) -> dict[str, float]:
@@ -176,24 +181,29 @@ class Estimate:
 
     def _gathered(self) -> Phases:
         """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16
-        under autocast. In an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with
-        experts), and either the copy that is made of one, or two gradients: a layer's, and in float32 the one before it
-        on its way."""
+        under autocast; with `rollout_gather: layer` the head, and the embeddings or two layers with a copy of one. In
+        an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with experts), and either the
+        copy that is made of one, or two gradients: a layer's, and in float32 the one before it on its way."""
         if not self.args.fsdp:
-            return (0, 0, 0)
+            return (0, 0, 0, 0)
         sizes, per_weight, lora = self.sizes, self.per_weight, self.args.lora is not None
         whole = self.per_product * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
         merged = self.args.merges_lora(self.device)  # a sum is made in float32, one matrix at a time
         adapters = 2 * 4 * sizes.matrix if merged else 2 * 2 * self.adapter * self.autocast
         heads = per_weight * self.head * (1 if lora else 1 + self.work.others)
         per_gathered = per_weight if sizes.experts else self.per_product
-        return (0, whole + adapters, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)))
+        rollouts = whole + adapters
+        if self.args.rollout_gather == "layer":
+            rollouts = per_weight * self.head + max(3 * per_gathered * sizes.layer, 2 * per_weight * self.head)
+        return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
 
     def _rollout_parts(self) -> dict[str, Phases]:
         args, hf, length, kind = self.args, self.hf, self.length, self.device
         assert self.sampler.block_length
         stores = self.trained_block is not None
-        in_flight = rows_in_flight(length, self.sampler, args.rollout_tokens, stores)
+        # No more rows than a rank has, of rollouts or of an evaluation.
+        most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
+        in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
         active = in_flight * self.sampler.block_length  # positions in the active blocks
         piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
         forward = self._activations("forward", piece, length)[1] + 2 * active * hf.hidden_size * self.per_weight
@@ -209,7 +219,24 @@ class Estimate:
             copied = piece * length * per_token if args.rollout_compile else 0
             held = in_flight * columns_for(length) * per_token
             cache = held + max(copied, held / hf.num_hidden_layers)
-        return {"forward, or logits for drawing": (0, max(forward, drawing), 0), "keys and values": (0, cache, 0)}
+        drawing += self._cast_of_head()
+        return {"forward, or logits for drawing": (0, max(forward, drawing), 0, 0), "keys and values": (0, cache, 0, 0)}
+
+    def _cast_of_head(self) -> float:
+        """The slice of the head that a product casts, where the head has another dtype than products read."""
+        dtype = getattr(torch, self.args.dtype)
+        read = input_dtype(dtype, precision_of(self.args.head_precision, torch.device(self.device), dtype))
+        return 0 if read == dtype else read.itemsize * min(CAST_ELEMENTS[self.device], self.head)
+
+    def _export_parts(self) -> dict[str, Phases]:
+        """What writing the model takes beside the run's own: one tensor that is gathered or merged (the sum in float32)
+        and, where it is in the same memory, the file that such tensors are collected for."""
+        args, sizes = self.args, self.sizes
+        merged = (3 * 4 + self.per_product) * sizes.matrix if args.lora else 0
+        gathered = self.per_weight * max(sizes.matrix, self.head) if args.fsdp else 0
+        changed = args.lora or args.fsdp  # other tensors are written from where they are
+        file = min(FILE_BYTES, self.per_product * sizes.total / self.gpus) if changed and self.device == "cpu" else 0
+        return {"one tensor to write": (0, 0, 0, merged + gathered), "file to write": (0, 0, 0, file)}
 
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
@@ -224,7 +251,7 @@ class Estimate:
         # lfpo.objectives.measures holds the log-probabilities of every policy and three more tensors of this shape.
         measures = min(LOSS_ELEMENTS[self.device] // 4, logits) * 4 * (1 + self.work.others + 3)
         head_gradient = 4 * self.head if all_weights else 0
-        chunk = max(loss, measures) + head_gradient
+        chunk = max(loss, measures) + head_gradient + self._cast_of_head()
         # The larger of two moments: the loss of a chunk, when the body holds only what it keeps; and the body's
         # backward pass, when the head's gradient is held twice; that of a split head has left by then, in a third copy.
         later, leaving = (0, 3 * head_gradient) if args.fsdp else (2 * head_gradient, 0)
@@ -237,10 +264,10 @@ class Estimate:
         elif self.gpus > 1:
             reduced = 4 * self.trained
         return {
-            "activations of a pass": (0, 0, peak),
-            "hidden states at targets": (0, 0, states),
-            "logits chunk, head's gradient": (0, 0, at_head),
-            "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head)),
+            "activations of a pass": (0, 0, peak, 0),
+            "hidden states at targets": (0, 0, states, 0),
+            "logits chunk, head's gradient": (0, 0, at_head, 0),
+            "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head), 0),
         }
 
     def _activations(self, kind: Kind, rows: int, length: int) -> tuple[float, float]:

@@ -16,7 +16,8 @@ class PlanConfig:
     """Configuration of `lfpo plan`, beside the keys of the recipe (those of lfpo train).
 
     gpus: ranks of torchrun, one for each GPU. gpu_memory: GiB of one GPU (None: this machine's GPU, else 80).
-    prompt_length: tokens of a long prompt; the recipe does not tell.
+    prompt_length: tokens of a long prompt (None: of the longest in `data_file`, where the model is a folder with its
+        tokenizer; else 256).
     tflops, tflops_float32: speed of training's matrix products, in 10^12 FLOP/s, in 16 bits and in float32 (None: half
         of one large product's speed here; without a GPU 400 and 30, about half of an H100's peaks).
     price_per_hour: of one GPU, in any currency; adds the cost of each way.
@@ -27,7 +28,7 @@ class PlanConfig:
 
     gpus: int = 1
     gpu_memory: float | None = None
-    prompt_length: int = 256
+    prompt_length: int | None = None
     tflops: float | None = None
     tflops_float32: float | None = None
     price_per_hour: float | None = None

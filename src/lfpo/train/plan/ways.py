@@ -69,12 +69,16 @@ def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
         found.append(next(filter(None, each), None))
     if args.lora is None:
         split = [n for n in (gpus, *more) if n > 1]
-        found += [_fitting(plan, args, "all weights, FSDP", CHECKPOINTED | SPLIT, n, memory) for n in split]
+        for changes in (CHECKPOINTED | SPLIT, CHECKPOINTED | SPLIT | {"rollout_gather": "layer"}):
+            fits = [_fitting(plan, args, "all weights, FSDP", changes, n, memory) for n in split]
+            found += fits
+            if any(fits):
+                break
     lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
     if not args.load_in_4bit:
         found += [_fitting(plan, args, "LoRA", lora, n, memory) for n in one_or_eight]
     if not unchanged[0].found.sizes.experts:  # which are not quantised
-        four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0}
+        four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollout_gather": "model"}
         found += [_fitting(plan, args, "LoRA, 4-bit base", four_bit, n, memory) for n in one_or_eight]
     return [way for way in found if way is not None]
 
@@ -111,10 +115,12 @@ class WholeRun:
 def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each.
 
-    Ray workers sample on GPUs like these beside them, with max_staleness while the trainer updates.
+    An optimiser step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with
+    max_staleness while the trainer updates.
     """
     engine = found.args.engine
-    rollout, update = (flops / flop_rate / found.gpus for flops in (found.rollout_flops, found.update_flops))
+    rollout = found.rollout_flops / flop_rate / found.gpus
+    update = found.update_flops / flop_rate / found.gpus * found.fullest
     if engine.name != "ray":
         return rollout, update, rollout + update
     rollout = rollout * found.gpus / _worker_gpus(found.args)

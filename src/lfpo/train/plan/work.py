@@ -15,12 +15,15 @@ from lfpo.objectives.needs import kept_steps, signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
-from lfpo.rollout.denoise import reveal_schedule
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.algorithm import blocks_of
+from lfpo.train.config import LFPOConfig
 
 TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
+TOY_ROLLOUTS = 8  # random masks have other sizes in each; the work is their mean
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     sampler: with its lengths set. trained_block: the block length of a model that attends block by block. group:
     rollouts of a prompt.
     """
-    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else 2)
+    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else TOY_ROLLOUTS)
     size = len(trajectory)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
@@ -73,6 +76,14 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
         before=before / size,
         others=len(set(predictions.used) - {CURRENT}),
     )
+
+
+def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int]:
+    """The most rollouts that one rank has in each optimiser step of an iteration; the other ranks wait for it."""
+    shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.base.distributed.share
+    prompts = torch.tensor([len(share) for share in shares])
+    rank_R = torch.arange(ranks).repeat_interleave(prompts * args.num_generations)
+    return [int(rank_R[block].bincount(minlength=ranks).amax()) for block in blocks_of(args, objective, iteration=0)]
 
 
 def sampling_work(

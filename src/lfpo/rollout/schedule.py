@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from lfpo.rollout.sampler import SamplerConfig
+
+
+def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
+    """Positions that each step of a block reveals, [steps of a block] int64; empty if the reveal rule has no schedule.
+
+    sampler: with its lengths filled in (SamplerConfig.for_length).
+    """
+    rule = sampler.reveal_rule
+    if rule.schedule is None:
+        return torch.zeros(0, dtype=torch.long)
+    assert sampler.steps and sampler.gen_length and sampler.block_length
+    steps = sampler.steps * sampler.block_length // sampler.gen_length
+    return reveal_counts(sampler.block_length, steps, sampler.schedule or rule.schedule, sampler.eps)
+
 
 def reveal_counts(block_length: int, steps: int, schedule: str, eps: float = 1e-3) -> torch.Tensor:
     """How many positions each of a block's `steps` reveals, [steps] int64, with sum block_length.

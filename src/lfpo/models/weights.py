@@ -1,0 +1,161 @@
+"""Reads a checkpoint's tensors into the parameters and buffers of a model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
+from lfpo.models.backbone import saved_buffers
+from lfpo.models.family import Family
+from lfpo.models.four_bit import linear_weights, quantize_one
+from lfpo.models.fsdp import assign
+from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, pieces
+from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.tensor_files import local, own_rows
+
+
+def weight_files(source: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises UserError where there is none, or one that the index names is
+    missing."""
+    files = sorted(source.glob("*.safetensors"))
+    index = source / "model.safetensors.index.json"
+    if index.exists():
+        named = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [n for n in named if not (source / n).exists()]
+        if missing:
+            raise UserError(f"{source}: {missing[0]}, named by {index.name}, is missing; copy the checkpoint again")
+        files = [source / n for n in named]
+    if not files:
+        raise UserError(
+            f"{source}: no *.safetensors file; pickled checkpoints are not read, convert this one to safetensors"
+        )
+    return files
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raises UserError where a safetensors file cannot be opened or read in the block."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: corrupt or truncated safetensors file ({error}); copy it again") from error
+
+
+Read = Callable[[str, slice], torch.Tensor]  # (tensor of the checkpoint, rows) -> those rows
+
+
+@contextlib.contextmanager
+def _reader(files: dict[str, Path]) -> Iterator[Read]:
+    """Reads rows of a checkpoint's tensors, mapped from their files, which are open in the block."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+
+        def read(key: str, rows: slice) -> torch.Tensor:
+            file = files[key]
+            with _reading(file):
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, framework="pt"))
+                return opened[file].get_slice(key)[rows]
+
+        yield read
+
+
+def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint, by the tensor's name there; a tied head's copy is left out.
+
+    Raises UserError unless names and shapes are those that the backbone's parameters need.
+    """
+    files: dict[str, Path] = {}
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(source):
+        with _reading(file), safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118
+                files[key], shapes[key] = file, opened.get_slice(key).get_shape()
+    if backbone.config.tie_word_embeddings:
+        for found in (files, shapes):
+            found.pop(family.to_checkpoint("lm_head.weight"), None)
+    own = state_shapes(backbone)
+    expected = checkpoint_shapes(pieces(family, own), own)
+    if missing := sorted(expected.keys() - shapes.keys()):
+        raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
+    if extra := sorted(shapes.keys() - expected.keys()):
+        raise UserError(f"{source}: {len(extra)} tensors do not belong to this architecture, first {extra[0]!r}")
+    for key, shape in expected.items():
+        if shapes[key] != shape:
+            raise UserError(f"{source}: {key} has shape {shapes[key]}, config.json says {shape}")
+    return files
+
+
+def state_shapes(backbone: Any) -> dict[str, torch.Size]:
+    """Shapes of the parameters and buffers that checkpoints hold, by their transformers names."""
+    tied = backbone.config.tie_word_embeddings
+    return {k: v.shape for k, v in backbone.state_dict().items() if not (tied and k == "lm_head.weight")}
+
+
+def place_weights(
+    model: MaskedDiffusionLM, files: dict[str, Path], dtype: torch.dtype, device: Any, four_bit: torch.dtype | None
+) -> None:
+    """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: what
+    `tensor_files` returned. The other arguments are those of `load_model`."""
+    backbone = model.backbone
+    quantized = [] if four_bit is None else linear_weights(backbone)
+    old, state = backbone.state_dict(), dict[str, torch.Tensor]()
+    own_dtype = dict.fromkeys((name for name, _ in saved_buffers(backbone)), torch.float32)
+    with _reader(files) as read:
+        for name, parts in _parts(model).items():
+            value = _value(old[name], parts, read, own_dtype.get(name, dtype), device)
+            if name in quantized and four_bit is not None:
+                quantize_one(backbone, name, value, device, four_bit)
+            else:
+                state[name] = value
+    assign(backbone, state)
+    for p in backbone.parameters():
+        p.requires_grad_(p.is_floating_point())  # 4-bit weights are bytes
+
+
+def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
+    """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
+    parameters this rank's rows. They keep their dtypes.
+
+    Raises UserError as `load_model` does.
+    """
+    own = model.backbone.state_dict()
+    with _reader(tensor_files(model.backbone, model.family, source)) as read:
+        for name, parts in _parts(model).items():
+            _fill(local(own[name]), own_rows(own[name]), parts, read)
+
+
+def _parts(model: MaskedDiffusionLM) -> dict[str, list[Piece]]:
+    """The pieces of each parameter and buffer, by its name."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(model.family, state_shapes(model.backbone)):
+        found.setdefault(piece.name, []).append(piece)
+    return found
+
+
+def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """What a checkpoint holds for a tensor that is shaped and split as `like`: mapped from its file where it is one
+    piece in bfloat16 and stays so, else in new memory."""
+    (first, *others), held = parts, own_rows(like)
+    if not others and first.expert is None and held == slice(None) and torch.device(device).type == "cpu":
+        found = read(first.key, slice(first.start, first.start + first.rows))
+        if found.dtype == dtype == torch.bfloat16:
+            return found
+    target = torch.empty(local(like).shape, dtype=dtype, device=device)
+    _fill(target, held, parts, read)
+    return target
+
+
+def _fill(target: torch.Tensor, held: slice, parts: list[Piece], read: Read) -> None:
+    """Copy to `target`, the rows `held` of a parameter, what a checkpoint holds for them."""
+    for piece in parts:
+        if (part := overlap(piece, held, target)) is not None:
+            rows, place = part
+            place.copy_(read(piece.key, rows))

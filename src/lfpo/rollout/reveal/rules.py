@@ -1,0 +1,238 @@
+"""The reveal rules, and their registry REVEAL_RULES.
+
+LLaDA's (arXiv 2502.09992), Dream's (2508.15487) and SDAR's follow a schedule; those of Fast-dLLM (2505.22618) and
+EB-Sampler (2505.24857) decide how many positions a step reveals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lfpo.base.rng import uniform
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
+
+if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
+    import torch
+
+# The order of a score, in which most rules reveal.
+
+
+def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns in descending order of score, eligible ones first, and the rank of each column; both [A, C] int64.
+
+    Ties go to the left.
+    """
+    order = score_AC.masked_fill(~eligible_AC, -math.inf).argsort(dim=-1, descending=True, stable=True)
+    return order, order.argsort(dim=-1)
+
+
+def best(score_AC: torch.Tensor, eligible_AC: torch.Tensor, count_A: torch.Tensor) -> torch.Tensor:
+    """The count_A[a] eligible positions of each row with the highest score, [A, C] bool; ties go to the left."""
+    return eligible_AC & (ranked(score_AC, eligible_AC)[1] < count_A[:, None])
+
+
+def before_first(true_AC: torch.Tensor) -> torch.Tensor:
+    """How many columns come before the first True one, [A, 1] int64; C in a row without one."""
+    return (true_AC.int().cumsum(-1) == 0).sum(-1, keepdim=True)
+
+
+# Rules that reveal as many positions as the schedule says. In SDAR's and LLaDA2's, which reveal all that are left where
+# these are fewer, SDAR's code then writes another position again, which may be one of the prompt.
+
+
+def scheduled_plan(
+    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> list[list[list[int]]]:
+    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
+    of_size = {size: _spent(counts, size) for row in sizes for size in row}
+    return [[of_size[size] for size in row] for row in sizes]
+
+
+def _spent(counts: Sequence[int], size: int) -> list[int]:
+    revealed = []
+    for count in counts:
+        if count and size:
+            revealed.append(min(count, size))
+            size -= revealed[-1]
+    return revealed
+
+
+def highest_score(step: Step) -> Reveal:
+    """The positions with the best score: that of the rule, or the drawn token's confidence."""
+    at_step, count = step.next_scheduled()
+    return Reveal(best(step.score, step.eligible, count), at_step)
+
+
+def random(step: Step) -> Reveal:
+    """Random positions."""
+    at_step, count = step.next_scheduled()
+    return Reveal(best(step.noise(), step.eligible, count), at_step)
+
+
+def sequential(step: Step) -> Reveal:
+    """The leftmost positions."""
+    at_step, count = step.next_scheduled()
+    return Reveal(step.eligible & (step.eligible.cumsum(-1) <= count[:, None]), at_step)
+
+
+def dream(step: Step) -> Reveal:
+    """The positions with the best scores; with alg_temp, drawn by softmax(score / alg_temp) without replacement.
+
+    Ties go to the left. With top_p they are common: all positions whose nucleus is one token score exactly 1. Dream's
+    code ranks them by torch.topk, which leaves the order of ties open.
+    """
+    score = step.score
+    if step.sampler.alg_temp:
+        # The k highest of score / alg_temp + Gumbel noise are k draws without replacement.
+        score = score / step.sampler.alg_temp - (-step.noise().clamp(min=1e-300).log()).log()
+    at_step, count = step.next_scheduled()
+    return Reveal(best(score, step.eligible, count), at_step)
+
+
+def probability(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
+    """Rule.score: the probability of the drawn token."""
+    return p_TV.gather(1, token_T[:, None]).squeeze(1)
+
+
+def margin(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
+    """Rule.score: the probability of the most probable token minus that of the second."""
+    first, second = p_TV.topk(2, dim=-1).values.unbind(-1)
+    return first - second
+
+
+def negative_entropy(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
+    """Rule.score: minus the entropy in nats, with the small constant of Dream's code."""
+    return (p_TV * (p_TV + 1e-10).log()).sum(-1)
+
+
+# Dream's "origin": each position by itself, with the schedule's probability.
+
+
+def origin(step: Step) -> Reveal:
+    """All positions whose step comes next. Each position's step depends on the row's seed only."""
+    steps = len(step.counts)
+    due = origin_steps(step.fixed_noise(), steps, step.sampler.eps).masked_fill(~step.eligible, steps)
+    at_step = due.amin(-1)
+    return Reveal(step.eligible & (due == at_step[:, None]), at_step)
+
+
+def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
+    """The step of the block that reveals each position, int64, from uniform numbers in [0, 1); any shape.
+
+    Dream reveals a masked position with probability 1 - t_next / t at each step, and all at the last one. So it is
+    still masked after step i with probability t_(i + 1) = 1 - (i + 1)(1 - eps) / steps, independently of the others.
+    """
+    return ((1 - uniform) / (1 - eps) * steps).long().clamp(max=steps - 1)
+
+
+def origin_plan(
+    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> list[list[list[int]]]:
+    """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
+    import torch
+
+    noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(max(sum(row) for row in sizes)))
+    due = origin_steps(noise, len(counts), sampler.eps)
+    rows = [own[: sum(row)].split(list(row)) for own, row in zip(due, sizes, strict=True)]
+    return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in rows]
+
+
+def check_origin(sampler: Any) -> None:
+    if sampler.schedule not in (None, "dream"):
+        raise ValueError(f"alg 'origin' follows Dream's schedule; schedule {sampler.schedule!r} does not go with it")
+
+
+# Rules that decide how many positions a step reveals.
+
+
+def needs(key: str) -> Callable[[Any], None]:
+    """Rule.check: the key must be given."""
+
+    def check(sampler: Any) -> None:
+        if getattr(sampler, key) is None:
+            raise ValueError(f"{key} None: the reveal rule {sampler.rule_name!r} needs a number")
+
+    return check
+
+
+def threshold(step: Step) -> Reveal:
+    """Positions with confidence >= threshold, and always each row's most confident one."""
+    rank = ranked(step.confidence, step.eligible)[1]
+    return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
+
+
+def factor(step: Step) -> Reveal:
+    """The n most confident positions, for the largest n whose n-th has confidence >= 1 - factor / (n + 1).
+
+    At least one. Fast-dLLM's code also reveals the next position, which fails this test.
+    """
+    order, rank = ranked(step.confidence, step.eligible)
+    n = order.new_ones(order.shape[1]).cumsum(0)
+    fails = step.confidence.gather(1, order) < 1 - step.sampler.factor / (n + 1)
+    fails[:, 0] = False
+    return Reveal(step.eligible & (rank < before_first(fails)))
+
+
+def entropy_bound(step: Step) -> Reveal:
+    """The n positions of least entropy, for the largest n whose entropies, without the largest, sum to at most
+    entropy_bound."""
+    order, rank = ranked(-step.entropy, step.eligible)
+    ordered = step.entropy.gather(1, order)
+    others = ordered.cumsum(-1) - ordered  # ascending, so the n-th is the largest; 0 for the first
+    return Reveal(step.eligible & (rank < before_first(others > step.sampler.entropy_bound)))
+
+
+def dynamic(step: Step) -> Reveal:
+    """All positions whose score exceeds the threshold; where these are fewer than the schedule's count (at least 1), so
+    many of the best.
+
+    With editing_threshold also LLaDA2.1's token editing: a revealed token is replaced where another one is drawn whose
+    score exceeds that threshold. A block is complete after a forward that began without masks and edits nothing, or
+    after max_post_steps forwards that began without masks.
+    """
+    count = step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
+    above = step.eligible & (step.score > step.sampler.threshold)
+    positions = above | best(step.score, step.eligible, count)
+    if step.revealed is None:
+        return Reveal(positions)
+    edits = step.revealed.editable & (step.token != step.revealed.shown)
+    edits &= step.score > step.sampler.editing_threshold
+    post_step = step.revealed.post_step
+    goes_on = (post_step < step.sampler.max_post_steps) & ((post_step == 0) | edits.any(-1))
+    return Reveal(positions, edits=edits, goes_on=goes_on)
+
+
+def check_dynamic(sampler: Any) -> None:
+    needs("threshold")(sampler)
+    if sampler.max_post_steps != type(sampler).max_post_steps and not sampler.edits:
+        raise ValueError(f"max_post_steps {sampler.max_post_steps} needs editing_threshold")
+    if sampler.edits and sampler.stops_at_eos:
+        raise ValueError(
+            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be "
+            "edited; a row ends after the block with its first EOS anyway, so leave it out"
+        )
+
+
+def _scored(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rule:
+    """One of Dream's scored algorithms."""
+    return Rule(dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
+
+
+REVEAL_RULES: dict[str, Rule] = {
+    "low_confidence": Rule(highest_score, plan=scheduled_plan),
+    "random": Rule(random, plan=scheduled_plan),
+    "low_confidence_static": Rule(highest_score, score=probability, plan=scheduled_plan),
+    "low_confidence_dynamic": Rule(
+        dynamic, check_dynamic, reads=("threshold", "editing_threshold", "max_post_steps"), score=probability
+    ),
+    "sequential": Rule(sequential, plan=scheduled_plan),
+    "origin": Rule(origin, check_origin, schedule="dream", plan=origin_plan),
+    "maskgit_plus": _scored(probability),
+    "topk_margin": _scored(margin),
+    "entropy": _scored(negative_entropy),
+    "threshold": Rule(threshold, needs("threshold"), reads=("threshold",), schedule=None),
+    "factor": Rule(factor, needs("factor"), reads=("factor",), schedule=None),
+    "entropy_bound": Rule(entropy_bound, needs("entropy_bound"), reads=("entropy_bound",), schedule=None),
+}
