@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import reward_samples
 from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
-from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, call, resident_bytes, worker
 from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source
@@ -89,6 +90,20 @@ def test_a_child_that_ended_between_two_requests_is_replaced():
     os.kill(child.process.pid, signal.SIGKILL)
     child.process.wait()
     assert child.ask(("say", 2)) == 2
+    child.stop()
+
+
+def test_a_worker_calls_a_function_and_outlives_the_thread_that_started_it():
+    child = worker("json:dumps", 60.0)
+    thread = threading.Thread(target=lambda: call(child, obj=1))
+    thread.start()
+    thread.join()
+    first = child.process
+    assert first is not None
+    time.sleep(0.2)
+    assert call(child, obj=[2]) == "[2]" and child.process is first
+    with pytest.raises(ChildFailed, match="TypeError"):
+        call(child, unknown=3)
     child.stop()
 
 

@@ -15,6 +15,7 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.rewards import score
+from lfpo.rewards.each import each
 
 
 def call(*functions, weights=None, columns=None):
@@ -38,6 +39,19 @@ def test_functions_get_only_what_they_name():
         return [len(i) for i in completion_ids]
 
     assert call(ids, columns={"other": [1, 2]}).reward_B.tolist() == [1.0, 2.0]
+
+
+@each
+def same(text: str, answer: str) -> float:
+    return text == answer
+
+
+def test_a_grader_of_one_completion_is_a_reward_function_of_a_batch():
+    chat = [{"role": "assistant", "content": "b"}]
+    assert same(None, ["a", chat, "c"], answer=["a", "b", "a"], other=[1]) == [1.0, 1.0, 0.0]
+    assert score([same], [2.0], ["p"], ["a"], [[1]], {"answer": ["a"], "other": [1]}).parts == {"same": [1.0]}
+    failed = score([same], [1.0], ["p"], ["a"], [[1]], {"other": [1]}).failed["same"]
+    assert "missing a required argument: 'answer'" in failed
 
 
 def test_numpy_and_torch_numbers_are_numbers():

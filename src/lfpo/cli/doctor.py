@@ -31,9 +31,8 @@ OPTIONAL = {
 }
 
 
-def run_doctor(console: Console | None = None) -> None:
+def run_doctor() -> None:
     """Print a table of what was found. Raises UserError if the embedded model does not load and sample."""
-    console = console or Console()
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("python", platform.python_version())
     for name in PACKAGES:
@@ -59,7 +58,7 @@ def run_doctor(console: Console | None = None) -> None:
             table.add_row("", f"does not stop: {found.not_stopped}")
     table.add_row("model families", ", ".join(FAMILIES))
     table.add_row("embedded model", _try_embedded())
-    console.print(table)
+    Console().print(table)
 
 
 def _memory() -> str:

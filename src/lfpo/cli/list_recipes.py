@@ -22,9 +22,9 @@ TITLES = {
 }
 
 
-def run_recipes(console: Console | None = None) -> None:
+def run_recipes() -> None:
     """Print every recipe of a whole run with its model, task and needs, and the names of the parts to include."""
-    console = console or Console()
+    console = Console()
     for kind, title in TITLES.items():
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for column in ("name", "model", "task", "needs"):

@@ -28,9 +28,9 @@ SHOWN = 24  # most states that are printed
 COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # early to late; lightness differs too
 
 
-def run_sample(config: SampleConfig, console: Console | None = None) -> None:
+def run_sample(config: SampleConfig) -> None:
     """Sample and print the completion with its steps and forwards (NFE); for a task also whether it is right."""
-    console = console or Console()
+    console = Console()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, config.dtype)
     check_memory(resolve(config.model), dtype, device)

@@ -10,9 +10,9 @@ from typing import Any
 Z = 1.96  # 95 %
 
 
-def wilson_interval(successes: int, n: int, z: float = Z) -> tuple[float, float]:
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a proportion; sensible at 0 and 1 and for small n."""
-    p = successes / n
+    p, z = successes / n, Z
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -43,14 +43,14 @@ class Job:
     path: Path | None
 
 
-def run_eval(config: EvalConfig, console: Console | None = None) -> list[dict[str, Any]]:
+def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
     """Evaluate, print, and write to `config.output` if it is set; returns one result a task.
 
     Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.
     """
     distributed.start()
     rank = distributed.rank()
-    console = console or open_console(quiet=rank != 0)
+    console = open_console(quiet=rank != 0)
     use_threads(config.threads)
     hashed = config.output is not None and rank == 0  # without output nothing is compared, so no file is read for it
     weights = distributed.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]

@@ -124,12 +124,12 @@ def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, An
     return None
 
 
-def differences(there: Settings, here: Settings, most: int = 3) -> str:
-    """The first `most` differences as text (`seed 0 there, 1 here`), or the empty string."""
+def differences(there: Settings, here: Settings) -> str:
+    """The first three differences as text (`seed 0 there, 1 here`), or the empty string."""
     old, new = (_flat(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
     keys = [k for k in {**new, **old} if old.get(k) != new.get(k)]
-    texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:most]]
-    return "; ".join(texts + ([f"and {len(keys) - most} more"] if len(keys) > most else []))
+    texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:3]]
+    return "; ".join(texts + ([f"and {len(keys) - 3} more"] if len(keys) > 3 else []))
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

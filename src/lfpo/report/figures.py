@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, writing
 
 
 def write_figures(run: Run) -> list[Path]:
     """Write `figures/NAME.svg` and `.pdf` into the folder of a run or a comparison; returns their paths."""
-    import matplotlib
-
     matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     style: Any = {"svg.hashsalt": "lfpo", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9, "axes.grid": True}
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     style |= {"legend.fontsize": 8, "figure.autolayout": True}
@@ -28,12 +27,10 @@ def write_figures(run: Run) -> list[Path]:
         for name, figure in [("comparison", _comparison(data))] if data["kind"] == "comparison" else _run_figures(data):
             for ending in ("svg", "pdf"):
                 path = run.dir / "figures" / f"{name}.{ending}"
-                try:
+                with writing(path):
                     path.parent.mkdir(exist_ok=True)
                     # Without a date the same run gives the same file.
                     figure.savefig(path, metadata={"Date" if ending == "svg" else "CreationDate": None})
-                except OSError as error:
-                    raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
                 written.append(path)
             plt.close(figure)
     return written
@@ -60,8 +57,6 @@ def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:
 
 def _chart(chart: Chart, data: dict[str, Any]) -> Any:
     """A chart of the page, over iterations; shares in percent."""
-    from matplotlib import pyplot as plt
-
     figure, axis = plt.subplots(figsize=(5, 3.2))
     scale = 100 if chart.unit == SHARE else 1
     lines = shown(chart, data["metrics"])
@@ -82,8 +77,6 @@ def _chart(chart: Chart, data: dict[str, Any]) -> Any:
 
 def _convergence(data: dict[str, Any]) -> Any:
     """Training reward and held-out accuracy with its interval, over iterations."""
-    from matplotlib import pyplot as plt
-
     figure, axis = plt.subplots(figsize=(5, 3.2))
     steps, reward = _series(data, "reward")
     axis.plot(steps, reward, color="#888888", lw=1, label="training reward")
@@ -102,8 +95,6 @@ def _convergence(data: dict[str, Any]) -> Any:
 
 def _steps_accuracy(data: dict[str, Any]) -> Any:
     """Accuracy against NFE of each sampler, one point an evaluation; a ring marks the first."""
-    from matplotlib import pyplot as plt
-
     figure, axis = plt.subplots(figsize=(5, 3.2))
     for i, evaluation in enumerate(e for e in data["evaluations"] if "accuracy" in e["last"]):
         name, colour = evaluation["name"], COLOURS[i % len(COLOURS)]
@@ -119,9 +110,6 @@ def _steps_accuracy(data: dict[str, Any]) -> Any:
 
 def _reveal(reveal: dict[str, Any]) -> Any:
     """Share of completions that reveal a position at a step, in the first and the last iteration."""
-    import numpy as np
-    from matplotlib import pyplot as plt
-
     panels = reveal["panels"]
     figure, axes = plt.subplots(
         1, len(panels), figsize=(3.4 * len(panels) + 0.6, 3), sharey=True, squeeze=False, layout="constrained"
@@ -145,8 +133,6 @@ def _reveal(reveal: dict[str, Any]) -> Any:
 def _comparison(data: dict[str, Any]) -> Any:
     """Accuracy over forwards a completion, one point a threshold, and over training FLOPs: means over seeds, with bands
     from the lowest to the highest seed. Black and dotted: the untrained model."""
-    from matplotlib import pyplot as plt
-
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
     lines = [curve for curve in data["curves"] if "learning" in curve]
     styles = itertools.product(STYLES, COLOURS)

@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
 from lfpo.report.data import page_data
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, writing
 
 HERE = Path(__file__).parent
 # page.js starts the page.
@@ -26,10 +25,8 @@ def write_report(run: Run) -> Path:
     """
     path = run.dir / "report.html"
     text = page(page_data(run))
-    try:
+    with writing(path):
         replace_file(path, text)
-    except OSError as error:
-        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
     return path
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lfpo.rewards.answers import prompt_text
+
 MAX_COLOURED = 20_000
 """Characters of the longest completion whose code is coloured: Pygments takes 9 s for a million."""
 # Pygments token types and the classes of page.css that colour them.
 INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
-
-
-def prompt_text(prompt: Any) -> str:
-    """A prompt as text; messages with their roles."""
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
 
 
 def playable(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,11 +36,11 @@ class WatchConfig:
             raise ValueError(f"'port' {self.port} must be between 0 and 65535")
 
 
-def run_watch(config: WatchConfig, report: Callable[[str], None] = print) -> None:
+def run_watch(config: WatchConfig) -> None:
     """Serve until interrupted."""
     server = make_server(config)
     with server:
-        report(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
+        print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()
 
 

@@ -13,6 +13,11 @@ def completion_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
+def prompt_text(prompt: Any) -> str:
+    """A prompt as text; messages with their roles."""
+    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+
+
 def marked_answer(text: str) -> str | None:
     """The last marked answer of a completion, stripped, or None if there is none.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import operator
-import warnings
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import cast
+
+from lfpo.rewards.syntax import syntax_tree
 
 MAX_CHARS = 200
 MAX_MAGNITUDE = 10**12
@@ -26,12 +28,7 @@ def parse(source: str) -> ast.expr:
     """The syntax tree of one expression. Raises ValueError if the source is too long or not an expression."""
     if len(source) > MAX_CHARS:
         raise ValueError("expression too long")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `1if` is a warning for each completion that has it
-            return ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"not an expression: {error}") from error
+    return cast(ast.expr, syntax_tree(source.strip(), "eval").body)
 
 
 def evaluate(tree: ast.expr, names: Mapping[str, int] | None = None) -> Fraction:

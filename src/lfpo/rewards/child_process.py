@@ -7,21 +7,29 @@ that evaluate it, reward functions that leak memory. The child starts at the fir
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import json
 import os
+import pickle
 import selectors
+import signal
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from lfpo.base.errors import UserError
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory
 
 
 class ChildFailed(Exception):
-    """The child gave no answer: it exceeded its time or memory limit, or it ended. It has been killed."""
+    """The child gave no answer: it exceeded its time or memory limit, or it ended, and has been killed; or its function
+    raised an exception."""
 
 
 class ChildProcess:
@@ -40,22 +48,21 @@ class ChildProcess:
         env: dict[str, str] | None = None,
         quiet: bool = True,
     ):
-        self.command, self.seconds, self.memory, self.env = command, seconds, memory, env
-        self.stderr = subprocess.DEVNULL if quiet else None
+        self.command, self.seconds, self.memory, self.env, self.quiet = command, seconds, memory, env, quiet
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
         atexit.register(self.stop)
 
     def __reduce__(self) -> Any:
         """Pickled, it is a child of the process that unpickles it."""
-        return ChildProcess, (self.command, self.seconds, self.memory, self.env, self.stderr == subprocess.DEVNULL)
+        return ChildProcess, (self.command, self.seconds, self.memory, self.env, self.quiet)
 
-    def ask(self, request: Any, attachment: bytes = b"") -> Any:
-        """Send a JSON value, followed by the bytes of `attachment`, and return the answer. Raises ChildFailed."""
+    def ask(self, request: Any) -> Any:
+        """Send a JSON value and return the answer. Raises ChildFailed."""
         with self.lock:
             answered = False
             try:
-                line = self._exchange(json.dumps(request).encode() + b"\n" + attachment)
+                line = self._exchange(json.dumps(request).encode() + b"\n")
                 answered = True
             finally:
                 # Also after a signal handler raised: a late answer must not be read as the answer to the next request.
@@ -70,8 +77,8 @@ class ChildProcess:
         if self.process is not None and self.process.poll() is not None:
             self.stop()
         if self.process is None:
-            pipe = subprocess.PIPE
-            self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=self.stderr, env=self.env)
+            pipe, errors = subprocess.PIPE, subprocess.DEVNULL if self.quiet else None
+            self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=errors, env=self.env)
             assert self.process.stdin is not None and self.process.stdout is not None
             # Non-blocking, so that a child that neither reads nor writes cannot block this process.
             os.set_blocking(self.process.stdin.fileno(), False)
@@ -94,12 +101,12 @@ class ChildProcess:
                         if not (read := os.read(sink, 1 << 16)):
                             raise ChildFailed(_exit_reason(process))
                         answer += read
-                    elif unsent:
-                        with contextlib.suppress(BrokenPipeError):  # the read above reports that the child ended
-                            unsent = unsent[os.write(source, unsent[: 1 << 16]) :]
-                            continue
-                        ready.unregister(source)
-                    else:
+                        continue
+                    try:
+                        unsent = unsent[os.write(source, unsent[: 1 << 16]) :]
+                    except BrokenPipeError:  # the read reports that the child ended
+                        unsent = unsent[:0]
+                    if not unsent:
                         ready.unregister(source)
         return bytes(answer)
 
@@ -108,7 +115,7 @@ class ChildProcess:
         if (remaining := deadline - time.monotonic()) <= 0:
             raise ChildFailed(f"it ran for more than {self.seconds:g} s")
         if self.memory and (held := resident_bytes(pid)) > self.memory:
-            raise ChildFailed(f"it took {_gib(held)} of memory, more than {_gib(self.memory)}")
+            raise ChildFailed(f"it took {held / 2**30:.2f} GiB of memory, more than {self.memory / 2**30:.2f} GiB")
         return remaining
 
     def stop(self) -> None:
@@ -124,6 +131,45 @@ class ChildProcess:
                 stream.close()
 
 
+def worker(
+    function: str, seconds: float, memory: int = 0, quiet: bool = True, ends_with_thread: bool = False
+) -> ChildProcess:
+    """A child process for `call`, which imports the function `module:name`. The rest is as in ChildProcess.
+
+    ends_with_thread: on Linux, the kernel kills the child when the thread that started it ends, also when this process
+    is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
+    """
+    folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    flags = ["ends_with_thread"] * ends_with_thread
+    command = [sys.executable, "-P", "-m", "lfpo.rewards.child_worker", function, *flags]
+    return ChildProcess(command, seconds, memory, env, quiet)
+
+
+def call(child: ChildProcess, **arguments: Any) -> Any:
+    """What the function of a worker returns, which JSON must be able to hold.
+
+    Raises ChildFailed, also where the function raises, unless it raises a UserError: then UserError.
+    """
+    answer = child.ask(base64.b64encode(pickle.dumps(arguments)).decode())
+    if "user_error" in answer:
+        raise UserError(answer["user_error"])
+    if "error" in answer:
+        raise ChildFailed(answer["error"])
+    return answer["value"]
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """In a child: end the process if the block takes more CPU time than this, which does not depend on the load of the
+    machine. The signal's default action also ends a C call such as 9**9**9, where no Python handler runs."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process in bytes, read from /proc; 0 if the process has ended or there is no /proc."""
     try:
@@ -135,7 +181,3 @@ def resident_bytes(pid: int) -> int:
 def _exit_reason(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from lfpo.rewards.answers import completion_text, marked_answer
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.each import each
 from lfpo.rewards.latex import unwrapped, without_introduction
 
 _LETTER = re.compile(r"(?:\\(?:text|mathrm|textbf)\{|\*\*)?\(?([A-Z])\)?\}?[.:)]?(?:\*\*)?(?:\s+(.*))?", re.DOTALL)
 MAX_CHARS = 2_000
 
 
-def choice_accuracy(
-    prompts: Any, completions: list[Any], answer: list[str], options: list[list[str]], **columns: Any
-) -> list[float]:
+@each
+def choice_accuracy(text: str, answer: str, options: list[str]) -> float:
     """1 where the marked answer is the correct letter, alone or followed by the text of that option; else 0."""
-    chosen = [chosen_letter(completion_text(c), o) for c, o in zip(completions, options, strict=True)]
-    return [float(letter == gold) for letter, gold in zip(chosen, answer, strict=True)]
+    return chosen_letter(text, options) == answer
 
 
 def chosen_letter(text: str, options: list[str]) -> str | None:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import os
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +15,12 @@ from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
+from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.rewards.sandbox.job import failed
 from lfpo.rewards.sandbox.rungs import Unsafe
 from lfpo.rewards.sandbox.suite import names_in_solution
+from lfpo.rewards.syntax import syntax_tree
 
 MAX_CHARS = Limits().program_chars
 MAX_CACHED = 20_000
@@ -125,10 +126,8 @@ def parses(code: str) -> bool:
     if not code.strip() or len(code) > MAX_CHARS:
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like
-            return bool(ast.parse(code).body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # deep nesting raises the last two
+        return bool(syntax_tree(code).body)
+    except ValueError:
         return False
 
 
@@ -151,12 +150,9 @@ def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns
     return default_grader().all_tests_pass(prompts, completions, **columns)
 
 
-def code_format(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+@each
+def code_format(text: str) -> float:
     """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
-    return [_format(completion_text(completion)) for completion in completions]
-
-
-def _format(text: str) -> float:
     blocks = fenced_blocks(text) if len(text) <= MAX_CHARS else []
     if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") != 2:
         return 0.0

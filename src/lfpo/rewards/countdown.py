@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
 
-from lfpo.rewards.answers import completion_text, marked_answer
+from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.arithmetic import constants, evaluate, parse
+from lfpo.rewards.each import each
 from lfpo.rewards.latex import unwrapped
 
 MAX_CHARS = 1_000
@@ -26,25 +26,20 @@ _SPELLINGS = {
 }
 
 
-def countdown_accuracy(
-    prompts: Any, completions: list[Any], numbers: list[list[int]], target: list[int], **columns: Any
-) -> list[float]:
+@each
+def countdown_accuracy(text: str, numbers: list[int], target: int) -> float:
     """1 for a correct expression, else 0."""
-    return [float(reaches(_expression(c), n, t)) for c, n, t in zip(completions, numbers, target, strict=True)]
+    return reaches(_expression(text), numbers, target)
 
 
-def countdown_partial(
-    prompts: Any, completions: list[Any], numbers: list[list[int]], target: list[int], **columns: Any
-) -> list[float]:
+@each
+def countdown_partial(text: str, numbers: list[int], target: int) -> float:
     """d1: 1 for a correct expression, 0.1 for one that uses the right numbers but misses the target.
 
     This is the rule of d1's paper (arXiv 2504.12216); its code gives 0.1 for wrong numbers too.
     """
-    values = []
-    for completion, given, wanted in zip(completions, numbers, target, strict=True):
-        expression = _expression(completion)
-        values.append(1.0 if reaches(expression, given, wanted) else 0.1 * uses(expression, given))
-    return values
+    expression = _expression(text)
+    return 1.0 if reaches(expression, numbers, target) else 0.1 * uses(expression, numbers)
 
 
 def reaches(expression: str, numbers: list[int], target: int) -> bool:
@@ -76,8 +71,8 @@ def _uses(expression: str, numbers: list[int]) -> bool:
     return sorted(constants(tree)) == sorted(numbers)
 
 
-def _expression(completion: Any) -> str:
-    text = marked_answer(completion_text(completion)) or ""
+def _expression(text: str) -> str:
+    text = marked_answer(text) or ""
     if len(text) > MAX_CHARS:
         return ""
     text = _FRACTION.sub(r"((\1)/(\2))", unwrapped(text))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lfpo.base.errors import UserError, nearest
-from lfpo.rewards.answers import completion_text
+from lfpo.rewards.answers import completion_text, prompt_text
 from lfpo.rewards.scoring import RewardFailed
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,7 @@ class Judge:
 
     def _request(self, prompt: Any, completion: Any, row: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the request that judges one completion."""
-        if not isinstance(prompt, str):
-            prompt = "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-        values = {**row, "prompt": prompt, "completion": completion_text(completion)}
+        values = {**row, "prompt": prompt_text(prompt), "completion": completion_text(completion)}
         try:
             message = self.template.format_map(values)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -158,48 +156,45 @@ class Judge:
 
     async def _ask(self, client: Any, request: dict[str, Any]) -> float | str:
         """The score, or why there is none after all attempts."""
-        reason, wait = "", 0.0
-        for attempt in range(self.retries + 1):
-            await asyncio.sleep(wait)
-            self.counts.update(attempts=1, retries=int(attempt > 0))
-            try:
-                text = await self._answer(client, request)
-            except _NoAnswer as error:
-                reason = error.reason
-                if not error.again:
-                    break
-                wait = min(max(self.backoff * 2**attempt, error.wait), LONGEST_WAIT)
-            else:
-                return self._score(text)
-        return reason
-
-    async def _answer(self, client: Any, request: dict[str, Any]) -> str:
-        """The text of the model's answer to one attempt. Raises _NoAnswer."""
         import openai
 
-        try:
-            async with asyncio.timeout(self.timeout):  # the client's own timeout is for each read
-                answer = await client.chat.completions.create(**request)
-        except (TimeoutError, openai.APITimeoutError):
-            raise _NoAnswer(f"no answer within {self.timeout:g} s") from None
-        except openai.APIStatusError as error:
-            again = error.status_code in TRANSIENT or error.status_code >= 500
-            after = error.response.headers.get("retry-after", "")
-            wait = float(after) if re.fullmatch(r"\d+(\.\d+)?", after) else 0.0
-            said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
-            raise _NoAnswer(f"HTTP {error.status_code}: {said}", again, wait) from None
-        except openai.APIConnectionError as error:
-            raise _NoAnswer(f"connection lost ({(error.__cause__ or error)!r})") from None
-        except (openai.APIError, ValueError):
-            raise _NoAnswer(NOT_JSON) from None
+        reason = ""
+        for attempt in range(self.retries + 1):
+            wait = self.backoff * 2**attempt
+            self.counts.update(attempts=1, retries=int(attempt > 0))
+            try:
+                async with asyncio.timeout(self.timeout):  # the client's own timeout is for each read
+                    answer = await client.chat.completions.create(**request)
+            except (TimeoutError, openai.APITimeoutError):
+                reason = f"no answer within {self.timeout:g} s"
+            except openai.APIStatusError as error:
+                said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
+                reason = f"HTTP {error.status_code}: {said}"
+                if error.status_code not in TRANSIENT and error.status_code < 500:
+                    break
+                after = error.response.headers.get("retry-after", "")
+                wait = max(wait, float(after)) if re.fullmatch(r"\d+(\.\d+)?", after) else wait
+            except openai.APIConnectionError as error:
+                reason = f"connection lost ({(error.__cause__ or error)!r})"
+            except (openai.APIError, ValueError):
+                reason = NOT_JSON
+            else:
+                text, reason = self._text(answer)
+                if text:
+                    return self._score(text)
+            if attempt < self.retries:
+                await asyncio.sleep(min(wait, LONGEST_WAIT))
+        return reason
+
+    def _text(self, answer: Any) -> tuple[str, str]:
+        """The text of the model's answer, and why there is none."""
         if usage := getattr(answer, "usage", None):
             self.counts.update(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
         if isinstance(answer, str):  # what the client makes of another content type
-            raise _NoAnswer(NOT_JSON)
+            return "", NOT_JSON
         choices = getattr(answer, "choices", None)
-        if not choices or not choices[0].message or not choices[0].message.content:
-            raise _NoAnswer("the endpoint's answer has no text")
-        return str(choices[0].message.content)
+        text = choices[0].message.content if choices and choices[0].message else ""
+        return (str(text), "") if text else ("", "the endpoint's answer has no text")
 
     def _score(self, text: str) -> float | str:
         """The score in [0, 1] that an answer gives, or why it gives none."""
@@ -226,15 +221,6 @@ class Judge:
             if not self.warned:
                 logger.warning("%s: %d of %d completions got no score: %s", self.name, len(reasons), judged, most)
         self.warned = bool(reasons)
-
-
-@dataclass(eq=False)
-class _NoAnswer(Exception):
-    """An attempt without an answer. again: whether another may have one. wait: seconds that the endpoint asks for."""
-
-    reason: str
-    again: bool = True
-    wait: float = 0.0
 
 
 def _finished(coroutine: Coroutine[Any, Any, list[float | str]]) -> list[float | str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any
 
-from lfpo.rewards.answers import completion_text, last_boxed, marked_answer
+from lfpo.rewards.answers import last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse
+from lfpo.rewards.each import each
 from lfpo.rewards.latex import TEXT, canonical, plain_latex, split_outside, without_introduction
 from lfpo.rewards.numbers import to_number
 from lfpo.rewards.symbolic import readable, symbolic_available, symbolically_equal
@@ -55,24 +55,22 @@ _TO_PYTHON = (
 )
 
 
-def number_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+@each
+def number_accuracy(text: str, answer: str) -> float:
     """1 where the marked answer is a number equal to the reference, else 0."""
-    return [float(same_number(_marked(c), gold)) for c, gold in zip(completions, answer, strict=True)]
+    return same_number(marked_answer(text) or "", answer)
 
 
-def math_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+@each
+def math_accuracy(text: str, answer: str) -> float:
     """1 where the marked answer is mathematically equal to the reference, else 0."""
-    return [float(equivalent(_marked(c), gold)) for c, gold in zip(completions, answer, strict=True)]
+    return equivalent(marked_answer(text) or "", answer)
 
 
-def boxed_accuracy(prompts: Any, completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+@each
+def boxed_accuracy(text: str, answer: str) -> float:
     """Like math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
-    boxes = [last_boxed(completion_text(c)) for c in completions]
-    return [float(box is not None and equivalent(box, gold)) for box, gold in zip(boxes, answer, strict=True)]
-
-
-def _marked(completion: Any) -> str:
-    return marked_answer(completion_text(completion)) or ""
+    return equivalent(last_boxed(text) or "", answer)
 
 
 def same_number(answer: str, gold: str) -> bool:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
-import sys
-from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
+from lfpo.rewards.child_process import ChildFailed, call, resident_bytes, worker
 from lfpo.rewards.scoring import RewardFailed, RewardFunction, reward_name
-
-WORKER = Path(__file__).with_name("reward_worker.py")
 
 
 def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: float = 0.0) -> RewardFunction:
@@ -32,26 +27,13 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
     name = reward_name(found)
     if memory and not resident_bytes(os.getpid()):
         raise UserError(f"reward function {name!r}: its memory can be bounded on Linux only; leave out reward_memory")
-    import_path = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
-    child = ChildProcess(
-        [sys.executable, "-P", str(WORKER), path],
-        seconds,
-        int(memory * 2**30),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_path)},
-        quiet=False,
-    )
+    child = worker(path, seconds, int(memory * 2**30), quiet=False, ends_with_thread=True)
 
     def reward(**arguments: Any) -> Any:
-        data = pickle.dumps(arguments)
         try:
-            answer = child.ask(len(data), data)
+            return call(child, **arguments)
         except ChildFailed as error:
             raise RewardFailed(str(error)) from None
-        if "user_error" in answer:
-            raise UserError(answer["user_error"])
-        if "error" in answer:
-            raise RewardFailed(answer["error"])
-        return answer["values"]
 
     reward.__name__ = name
     reward.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]

@@ -83,7 +83,7 @@ def score(
     failed: dict[str, str] = {}
     for function, weight in zip(functions, weights, strict=True):
         name = _unused_name(function, parts)
-        arguments = _accepted(function, {**columns, "completion_ids": completion_ids})
+        arguments = accepted(function, {**columns, "completion_ids": completion_ids})
         values: list[float | None] = [None] * len(completions)
         try:
             with time_limit(timeout):
@@ -160,7 +160,7 @@ def _unused_name(function: RewardFunction, taken: dict[str, Any]) -> str:
     return name
 
 
-def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that the function's signature accepts."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

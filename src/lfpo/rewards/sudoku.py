@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lfpo.rewards.answers import completion_text, marked_answer
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.each import each
 
 
 def is_grid(cells: str) -> bool:
@@ -14,32 +13,25 @@ def is_grid(cells: str) -> bool:
     return len(cells) == 16 and all(sorted(unit) == ["1", "2", "3", "4"] for unit in units)
 
 
-def sudoku_accuracy(prompts: Any, completions: list[Any], puzzle: list[str], **columns: Any) -> list[float]:
+@each
+def sudoku_accuracy(text: str, puzzle: str) -> float:
     """1 for a valid grid that keeps the given digits, else 0. If a puzzle has several solutions, each is accepted."""
-    return [float(is_grid(cells := _cells(c)) and keeps(cells, p)) for c, p in zip(completions, puzzle, strict=True)]
+    cells = grid_digits(marked_answer(text) or "")
+    return is_grid(cells) and keeps(cells, puzzle)
 
 
-def sudoku_cells(
-    prompts: Any, completions: list[Any], puzzle: list[str], solution: list[str], **columns: Any
-) -> list[float]:
+@each
+def sudoku_cells(text: str, puzzle: str, solution: str) -> float:
     """d1: the share of the empty cells that match the solution; 0 unless the answer has 16 digits."""
-    values = []
-    for completion, given, wanted in zip(completions, puzzle, solution, strict=True):
-        cells = _cells(completion)
-        empty = [i for i in range(16) if given[i] == "0"]
-        right = sum(cells[i] == wanted[i] for i in empty) if len(cells) == 16 else 0
-        values.append(right / len(empty) if empty else float(cells == wanted))
-    return values
+    cells = grid_digits(marked_answer(text) or "")
+    empty = [i for i in range(16) if puzzle[i] == "0"]
+    right = sum(cells[i] == solution[i] for i in empty) if cells else 0
+    return right / len(empty) if empty else float(cells == solution)
 
 
 def keeps(cells: str, puzzle: str) -> bool:
     """Whether the grid has every given digit of the puzzle in its place."""
     return all(given in ("0", cell) for given, cell in zip(puzzle, cells, strict=True))
-
-
-def _cells(completion: Any) -> str:
-    """The 16 digits of the marked answer; empty if there are others."""
-    return grid_digits(marked_answer(completion_text(completion)) or "")
 
 
 def grid_digits(answer: str) -> str:

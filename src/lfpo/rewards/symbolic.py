@@ -2,23 +2,27 @@
 
 Computer algebra on model-written text can run forever (`9^{9^9}`) and cannot be interrupted within its process. The
 child has limits on CPU time and memory. An answer that exceeds them counts as wrong, and the next answer gets a new
-child.
+child. Text is parsed by latex2sympy's grammar; math-verify's parser for plain expressions is not used, because sympy's
+`parse_expr` evaluates its input as Python.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import importlib.util
 import os
 import re
-import sys
 from itertools import accumulate
 from math import prod
-from pathlib import Path
+from typing import Any
 
-from lfpo.rewards.child_process import ChildFailed, ChildProcess
+from lfpo.rewards.child_process import ChildFailed, call, cpu_limit, worker
 
-WALL_SECONDS = 60.0  # the child's own CPU limit is 2 s; this one covers a machine too busy to run it
+CPU_SECONDS = 2.0
+WALL_SECONDS = 60.0  # for a machine too busy to give the child its CPU time
+MEMORY_BYTES = 2 << 30
 MAX_DEPTH = 10  # nested brackets
 MAX_EXPONENT = 999
 
@@ -61,10 +65,29 @@ def symbolic_available() -> bool:
 def symbolically_equal(gold: str, answer: str, decimals: int = 12) -> bool:
     """Whether two LaTeX expressions are equal by value, rounded to `decimals`. False when the child is killed."""
     try:
-        return _CHILD.ask([gold, answer, decimals]) is True
+        return call(_CHILD, gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:
         return False
 
 
-# -P: do not import from this folder, which has a math.py.
-_CHILD = ChildProcess([sys.executable, "-P", str(Path(__file__).with_name("symbolic_worker.py"))], WALL_SECONDS)
+def verified(gold: str, answer: str, decimals: int) -> bool:
+    """math-verify's verdict. Only for the child, whose limits end the process."""
+    math_verify, config = _math_verify()
+    with cpu_limit(CPU_SECONDS):
+        parsed = [math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
+        # With twelve decimals, an approximation of 1/3 or pi is wrong.
+        return bool(math_verify.verify(*parsed, float_rounding=decimals, timeout_seconds=None))
+
+
+@functools.cache
+def _math_verify() -> tuple[Any, list[Any]]:
+    """The package and its settings. Limits the memory of this process."""
+    resource = importlib.import_module("resource")  # POSIX only
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    math_verify = importlib.import_module("math_verify")
+    # Its units include single letters: with them, `13t` is 13. `units.py` has removed the units.
+    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
+    return math_verify, [math_verify.LatexExtractionConfig(normalization_config=normal)]
+
+
+_CHILD = worker(f"{__name__}:verified", WALL_SECONDS)

@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 from lfpo.base.errors import UserError
-from lfpo.rewards.scoring import RewardFunction, reward_name
+from lfpo.rewards.scoring import RewardFunction, accepted, reward_name
 
 
 def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:
@@ -60,13 +60,10 @@ def target_length(column: str = "target_length", alpha: float = 0.0003) -> Rewar
 
 def weighted(function: RewardFunction, column: str) -> RewardFunction:
     """The same reward function, whose rewards are multiplied by the number in their row's `column`; None stays None."""
-    accepted = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
 
     def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         weights = _column(columns, column, "weighted")
-        given = columns if takes_all else {name: columns[name] for name in accepted if name in columns}
-        values = function(prompts=prompts, completions=completions, **given)
+        values = function(prompts=prompts, completions=completions, **accepted(function, columns))
         return [None if v is None else v * weight for v, weight in zip(values, weights, strict=True)]
 
     reward.__name__ = reward_name(function)

@@ -18,6 +18,8 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 from lfpo.objectives.settings import LFPO
 
+RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -58,22 +60,17 @@ class Run:
             self._append(self.notes_file, {"step": step, "rule": rule, "text": text})
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
-        try:
-            with file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(values) + "\n")
-        except OSError as error:
-            raise _unwritable(file, error) from error
+        with writing(file, RESUME), file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(values) + "\n")
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write JSONL rows to a file of the run, atomically."""
         if self.silent:
             return
         path = self.dir / name
-        try:
+        with writing(path, RESUME):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, "".join(json.dumps(r) + "\n" for r in rows))
-        except OSError as error:
-            raise _unwritable(path, error) from error
         for listen in self.row_listeners:
             listen(name, rows)
 
@@ -103,11 +100,13 @@ class Run:
                 self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path}: could not be written ({error.strerror or error}); saved checkpoints are intact: "
-        "free disk space or check permissions, then run the same command with --resume"
-    )
+@contextmanager
+def writing(path: Path, advice: str = "") -> Iterator[None]:
+    """Turn an OSError in this block into a UserError that names the file, with advice at its end."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: could not be written ({error.strerror or error}){advice}") from error
 
 
 # Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file

@@ -18,7 +18,6 @@ from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.countdown import countdown_accuracy
-from lfpo.rewards.formats import tag_format
 from lfpo.rewards.sudoku import is_grid, keeps, sudoku_accuracy
 
 SUDOKU_QUESTION = (
@@ -82,11 +81,9 @@ COUNTDOWN = DataTask(
     name="d1_countdown",
     build=countdown_row,
     accuracy=countdown_accuracy,
-    formats=(tag_format,),
     solution_key=lambda row: f"{sorted(row['numbers'])} {row['target']}",
     solution=countdown_solution,
     hub=(("train", HubSplit("Jiayi-Pan/Countdown-Tasks-3to4", "train")),),
-    gen_length=256,
 )
 
 
@@ -110,9 +107,6 @@ SUDOKU = DataTask(
     name="d1_sudoku",
     build=sudoku_row,
     accuracy=sudoku_accuracy,
-    formats=(tag_format,),
     solution_key=lambda row: row["solution"],
     solution=lambda row: tagged("Each empty cell is filled in by elimination.", row["solution"]),
-    hub=(),
-    gen_length=256,
 )

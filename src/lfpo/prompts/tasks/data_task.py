@@ -15,6 +15,7 @@ from lfpo.base.rng import python_rng
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
+from lfpo.rewards.formats import tag_format
 from lfpo.rewards.scoring import RewardFailed
 
 SPLITS = ("train", "test")
@@ -38,11 +39,11 @@ class DataTask:
     name: str
     build: Callable[[Record], Row | None]
     accuracy: RewardFunction
-    formats: tuple[RewardFunction, ...]
+    formats: tuple[RewardFunction, ...] = (tag_format,)
     solution_key: Callable[[Row], str]
     solution: Callable[[Row], str]
-    hub: tuple[tuple[str, HubSplit], ...]
-    gen_length: int
+    hub: tuple[tuple[str, HubSplit], ...] = ()
+    gen_length: int = 256
     stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",)))
     local: tuple[tuple[str, str], ...] = ()
     right_share: float = 1.0

@@ -8,7 +8,6 @@ from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
-from lfpo.rewards.formats import tag_format
 from lfpo.rewards.math import number_accuracy
 from lfpo.rewards.numbers import to_number
 
@@ -35,9 +34,7 @@ TASK = DataTask(
     name="gsm8k",
     build=build,
     accuracy=number_accuracy,
-    formats=(tag_format,),
     solution_key=lambda row: row["question"],
     solution=lambda row: tagged(row["steps"], f"\\boxed{{{row['answer']}}}"),
     hub=tuple((split, HubSplit("openai/gsm8k", split, ("main",))) for split in ("train", "test")),
-    gen_length=256,
 )

@@ -13,7 +13,6 @@ from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.answers import last_boxed
-from lfpo.rewards.formats import tag_format
 from lfpo.rewards.math import math_accuracy
 
 ROLE = "You are a math expert. Solve the problem step by step and give the final answer."
@@ -47,7 +46,6 @@ TASK = DataTask(
     name="math",
     build=build,
     accuracy=math_accuracy,
-    formats=(tag_format,),
     solution_key=lambda row: "".join(row["problem"].split()),  # copies of the data set differ in white space
     solution=lambda row: tagged(row["steps"], f"\\boxed{{{row['answer']}}}"),
     hub=tuple((split, HubSplit("EleutherAI/hendrycks_math", split, SUBJECTS)) for split in ("train", "test")),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lfpo.base.rng import python_rng
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
-from lfpo.rewards import RewardFunction
 from lfpo.rewards.choices import choice_accuracy
-from lfpo.rewards.formats import tag_format
 
 ROLE = "You are given a question with several options. Choose the right one."
 VALIDATION = (("train", ("train",)), ("test", ("validation", "val", "dev")))  # their test labels are not public
@@ -37,16 +34,23 @@ def solution_key(row: Row) -> str:
     return "\n".join([row["question"], *sorted(row["options"])])
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceTask(DataTask):
-    """A multiple-choice task."""
-
-    accuracy: RewardFunction = choice_accuracy
-    formats: tuple[RewardFunction, ...] = (tag_format,)
-    solution_key: Callable[[Row], str] = solution_key
-    solution: Callable[[Row], str] = solution
-    stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION
-    gen_length: int = 256
+def choice_task(
+    name: str,
+    build: Callable[[Record], Row],
+    train: HubSplit,
+    test: HubSplit,
+    stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION,
+) -> DataTask:
+    """A multiple-choice task; its arguments are as in DataTask."""
+    return DataTask(
+        name=name,
+        build=build,
+        accuracy=choice_accuracy,
+        solution_key=solution_key,
+        solution=solution,
+        hub=(("train", train), ("test", test)),
+        stems=stems,
+    )
 
 
 def hellaswag_row(record: Record) -> Row:
@@ -80,28 +84,17 @@ def gpqa_row(record: Record) -> Row:
 
 
 # Zellers et al., arXiv 1905.07830; MIT: how a text continues.
-HELLASWAG = ChoiceTask(
-    name="hellaswag",
-    build=hellaswag_row,
-    hub=(("train", HubSplit("Rowan/hellaswag", "train")), ("test", HubSplit("Rowan/hellaswag", "validation"))),
-)
+_hellaswag = functools.partial(HubSplit, "Rowan/hellaswag")
+HELLASWAG = choice_task("hellaswag", hellaswag_row, _hellaswag("train"), _hellaswag("validation"))
 # Sakaguchi et al., arXiv 1907.10641; CC-BY: what a blank stands for.
 _winogrande = functools.partial(HubSplit, "allenai/winogrande", configs=("winogrande_xl",))
-WINOGRANDE = ChoiceTask(
-    name="winogrande",
-    build=winogrande_row,
-    hub=(("train", _winogrande("train")), ("test", _winogrande("validation"))),
-)
+WINOGRANDE = choice_task("winogrande", winogrande_row, _winogrande("train"), _winogrande("validation"))
 # Bisk et al., arXiv 1911.11641; AFL-3.0: which way to do something works. Its main branch is a script.
 _piqa = functools.partial(HubSplit, "ybisk/piqa", revision="refs/convert/parquet")
-PIQA = ChoiceTask(name="piqa", build=piqa_row, hub=(("train", _piqa("train")), ("test", _piqa("validation"))))
+PIQA = choice_task("piqa", piqa_row, _piqa("train"), _piqa("validation"))
 # Rein et al., arXiv 2311.12022: graduate-level science. Trains on main minus diamond, tests on diamond; the only split
 # of every configuration is named train. The data set is gated, and its authors ask not to publish its rows: keep them
 # out of public reports and repositories.
 _gpqa = functools.partial(HubSplit, "Idavidrein/gpqa", "train")
-GPQA = ChoiceTask(
-    name="gpqa",
-    build=gpqa_row,
-    hub=(("train", _gpqa(("gpqa_main",))), ("test", _gpqa(("gpqa_diamond",)))),
-    stems=(("train", ("train", "gpqa_main")), ("test", ("test", "gpqa_diamond"))),
-)
+_GPQA_FILES = (("train", ("train", "gpqa_main")), ("test", ("test", "gpqa_diamond")))
+GPQA = choice_task("gpqa", gpqa_row, _gpqa(("gpqa_main",)), _gpqa(("gpqa_diamond",)), _GPQA_FILES)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import functools
 import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.task import Row, Task
 from lfpo.rewards.answers import marked_answer
-from lfpo.rewards.child_process import ChildFailed, ChildProcess
+from lfpo.rewards.child_process import ChildFailed, call, cpu_limit, worker
 
 SIZE = 1_000_000  # problems of a generator, each generated on request
 MAX_CHARS = 4_000
-WALL_SECONDS = 60.0  # the child's own CPU limit is 5 s; this one covers a machine too busy to run it
-WORKER = Path(__file__).with_name("reasoning_gym_worker.py")
+CPU_SECONDS = 5.0
+WALL_SECONDS = 60.0  # for a machine too busy to give the child its CPU time
 ROLE = "You are given a problem. Think it through and give the answer in the form that is asked for."
 
 
@@ -57,6 +55,7 @@ def gym_task(name: str) -> Task:
     )
 
 
+@functools.cache
 def _generator(name: str) -> Any:
     kind = name.removeprefix("reasoning_gym:")
     if importlib.util.find_spec("reasoning_gym") is None:
@@ -72,15 +71,26 @@ def _generator(name: str) -> Any:
 def _has_full_score(name: str, row: Row, answer: str) -> bool:
     """Whether reasoning-gym gives the answer its full score."""
     try:
-        verdict = _CHILD.ask([name.removeprefix("reasoning_gym:"), row["index"], row["question"], answer])
-    except ChildFailed:
+        return call(_CHILD, name=name, index=row["index"], question=row["question"], answer=answer) is True
+    except ChildFailed:  # also where the grader raises
         return False
-    if verdict == "other":
+
+
+def graded(name: str, index: int, question: str, answer: str) -> bool:
+    """Whether the answer to a problem gets the full score. Only for the child, whose limit ends the process.
+
+    The problem is generated again, because not every entry can be sent to another process. Raises UserError where it
+    has another question there.
+    """
+    generator = _generator(name)
+    entry = generator[index]
+    if entry["question"] != question:
         raise UserError(
-            f"task {name!r}: problem {row['index']} differs in the grader's process, so it cannot be graded; choose "
-            "another task"
+            f"task {name!r}: problem {index} differs in the grader's process, so it cannot be graded; choose another "
+            "task"
         )
-    return verdict is True
+    with cpu_limit(CPU_SECONDS):
+        return bool(generator.score_answer(answer, entry) == 1)
 
 
-_CHILD = ChildProcess([sys.executable, "-P", str(WORKER), str(SIZE)], WALL_SECONDS)
+_CHILD = worker(f"{__name__}:graded", WALL_SECONDS)

@@ -64,15 +64,10 @@ def readable_paths(libraries: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _features() -> tuple[bool, bool]:
+def kernel_features() -> dict[str, bool]:
     """Whether the kernel has Landlock and seccomp."""
     linux = sys.platform == "linux"
-    return linux and kernel.landlock_version() > 0, linux and kernel.has_seccomp()
-
-
-def kernel_features() -> str:
-    """Which of Landlock and seccomp the kernel has, for `lfpo doctor`."""
-    return ", ".join(n for n, has in zip(("Landlock", "seccomp"), _features(), strict=True) if has) or "no Landlock"
+    return {"Landlock": linux and kernel.landlock_version() > 0, "seccomp": linux and kernel.has_seccomp()}
 
 
 def start(
@@ -93,14 +88,14 @@ def start(
     others it has its own /tmp. stdin, stdout, stderr: file descriptors. others: for the judge, the file descriptors
     from and to the program. cores: those that the process and its children may use (none: all).
     """
-    landlock, seccomp = _features()
+    features = kernel_features()
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
         "root": os.geteuid() == 0,
         "linux": sys.platform == "linux",
-        "landlock": landlock,
-        "seccomp": seccomp,
+        "landlock": features["Landlock"],
+        "seccomp": features["seccomp"],
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
         "scratch": scratch if rung == LIMITS else "/tmp",

@@ -76,7 +76,7 @@ class Sandbox:
         try:
             while True:
                 try:
-                    return run_job(job, self.rung, self.limits, self.libraries, cores)
+                    return self._run(job, cores)
                 except OSError as error:
                     if error.errno not in _SCARCE:
                         raise
@@ -88,58 +88,48 @@ class Sandbox:
         finally:
             self._free.put(cores)
 
+    def _run(self, job: Job, cores: Sequence[int]) -> Verdict:
+        """The verdict, at the latest soon after the wall-time limit. Raises OSError if a process cannot start."""
+        begin = time.monotonic()
+        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
+            return failed(job, f"not judged: needs {needs}", needs)
+        nonce = secrets.token_bytes(16) if job.together else b""
+        content, expected = encode_job(job, nonce), count_tests(job)
+        if len(job.program) > self.limits.program_chars:
+            return failed(job, f"the program is longer than {self.limits.program_chars} characters")
+        with ExitStack() as stack:
+            report = self._start(stack, content, job.together, cores)
+            messages = list(_messages(report, begin + self.limits.seconds, nonce))
+        return _verdict(messages, expected, self.limits, begin)
+
+    def _start(self, stack: ExitStack, content: bytes, together: bool, cores: Sequence[int]) -> int:
+        """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor
+        of the reports. Closing the stack kills the processes and closes the descriptors."""
+        (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
+        stack.callback(os.close, to_judge)
+        stack.callback(os.close, report)
+        theirs = [judge_in, judge_out]
+        roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
+        if not together:
+            (program_in, to_program), (from_program, program_out) = os.pipe(), os.pipe()
+            theirs += [program_in, to_program, from_program, program_out]
+            ends = (from_program, to_program)
+            roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, ends)]
+        try:
+            for role, stdin, stdout, others in roles:
+                scratch = stack.enter_context(launch.scratch_folder()) if self.rung == launch.LIMITS else ""
+                arguments = (self.rung, role, self.limits, self.libraries, scratch, stdin, stdout, others)
+                stack.callback(launch.stop, launch.start(*arguments, cores=cores), self.rung)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
+            values.send(to_judge, content)
+        return report
+
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def run_job(job: Job, rung: str, limits: Limits, libraries: tuple[str, ...], cores: Sequence[int] = ()) -> Verdict:
-    """The verdict of a job, at the latest soon after its wall-time limit. Raises OSError if a process cannot start."""
-    begin = time.monotonic()
-    if needs := job.needs or _NAMESPACES * (job.processes and rung == launch.LIMITS):
-        return failed(job, f"not judged: needs {needs}", needs)
-    nonce = secrets.token_bytes(16) if job.together else b""
-    content, expected = encode_job(job, nonce), count_tests(job)
-    if len(job.program) > limits.program_chars:
-        return failed(job, f"the program is longer than {limits.program_chars} characters")
-    deadline = begin + limits.seconds
-    with ExitStack() as stack:
-        report = _start(stack, rung, limits, libraries, content, job.together, cores)
-        messages = list(_messages(report, deadline, nonce))
-    return _verdict(messages, expected, limits, begin)
-
-
-def _start(
-    stack: ExitStack,
-    rung: str,
-    limits: Limits,
-    libraries: tuple[str, ...],
-    content: bytes,
-    together: bool,
-    cores: Sequence[int],
-) -> int:
-    """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor of
-    the reports. Closing the stack kills the processes and closes the descriptors."""
-    (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
-    stack.callback(os.close, to_judge)
-    stack.callback(os.close, report)
-    theirs = [judge_in, judge_out]
-    roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
-    if not together:
-        (program_in, to_program), (from_program, program_out) = os.pipe(), os.pipe()
-        theirs += [program_in, to_program, from_program, program_out]
-        roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, (from_program, to_program))]
-    try:
-        for role, stdin, stdout, others in roles:
-            scratch = stack.enter_context(launch.scratch_folder()) if rung == launch.LIMITS else ""
-            process = launch.start(rung, role, limits, libraries, scratch, stdin, stdout, others, cores=cores)
-            stack.callback(launch.stop, process, rung)
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
-        values.send(to_judge, content)
-    return report
 
 
 def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str]]:

@@ -98,7 +98,8 @@ def _probe(name: str) -> Rung:
         finally:
             launch.stop(process, name)
     if process.returncode == 0:
-        return Rung(name, True, f"{launch.kernel_features()}; {_CONFINES[name in _SAFE]}", _not_stopped(name))
+        features = ", ".join(feature for feature, has in launch.kernel_features().items() if has) or "no Landlock"
+        return Rung(name, True, f"{features}; {_CONFINES[name in _SAFE]}", _not_stopped(name))
     lines = errors.decode(errors="replace").strip().splitlines()
     return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
 
@@ -108,9 +109,5 @@ def _not_stopped(name: str) -> str:
     if name in _SAFE:
         return "attacks on the kernel; use of CPU and memory up to the limits"
     left = "reading the names and metadata of all files; filling the disk for 0.1 s; attacks on the kernel"
-    missing = {"Landlock", "seccomp"} - set(launch.kernel_features().split(", "))
-    return (
-        f"{left}; without {' and '.join(sorted(missing))} what that forbids: files, network, signals"
-        if missing
-        else left
-    )
+    missing = " and ".join(feature for feature, has in launch.kernel_features().items() if not has)
+    return f"{left}; without {missing} what that forbids: files, network, signals" if missing else left

@@ -12,8 +12,6 @@ import functools
 import marshal
 import re
 import sys
-import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -21,6 +19,7 @@ from typing import cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
+from lfpo.rewards.syntax import quietly, syntax_tree
 
 # Names that suites often use without importing them, because programs usually do. The judge imports its own.
 _MODULES = {
@@ -40,10 +39,6 @@ _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_pat
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
-
-# Python 3.11 before 3.11.8 can raise SystemError when two threads are in ast.parse (python/cpython#106905), and
-# catch_warnings changes the state of all threads.
-_PARSE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -128,18 +123,15 @@ def names_in_solution(
 def parsed(source: str, what: str, name: str) -> ast.Module:
     """The syntax tree of a source of a job. Raises UserError if it is not Python."""
     try:
-        with _PARSE_LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like
-            return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return cast(ast.Module, syntax_tree(source))
+    except ValueError as error:
         raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
 
 
 def code(tree: ast.AST, name: str) -> bytes:
     """The marshalled code of a tree. Raises UserError if it cannot be compiled."""
     try:
-        with _PARSE_LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             found: CodeType = compile(
                 cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True
             )

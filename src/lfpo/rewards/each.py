@@ -1,0 +1,30 @@
+"""`each`: a reward function of a batch, from a function that grades one completion."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lfpo.rewards.answers import completion_text
+
+
+def each(grade: Callable[..., float]) -> Callable[..., list[float]]:
+    """The reward function f(prompts, completions, **columns) that calls `grade(text, **columns of the row)` on each.
+
+    text: the completion's text. The other parameters of `grade` are the columns that it needs.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = list(inspect.signature(grade).parameters)[1:]
+    parameters = [inspect.Parameter(name, kind) for name in ("prompts", "completions", *names)]
+    signature = inspect.Signature([*parameters, inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)])
+
+    @functools.wraps(grade)
+    def reward(*given: Any, **columns: Any) -> list[float]:
+        batch = signature.bind(*given, **columns).arguments
+        rows = zip(batch["completions"], *(batch[name] for name in names), strict=True)
+        return [float(grade(completion_text(completion), *row)) for completion, *row in rows]
+
+    reward.__signature__ = signature  # type: ignore[attr-defined]
+    return reward
