@@ -174,6 +174,7 @@ ONE = 0.5 / (0.5 + 1e-4)
     [
         ("mean", [0.75, -0.25, -0.25, -0.25, 0.5, -0.5]),
         ("zscore", [x / (math.sqrt(3) / 4 + 1e-4) for x in (0.75, -0.25, -0.25, -0.25)] + [ONE, -ONE]),
+        ("over_mean", [3, -1, -1, -1, 0.2, -0.2]),  # over 1/4 and 5/2
         ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3, 1.0, -1.0]),
     ],
 )
@@ -184,6 +185,11 @@ def test_advantages_by_hand(kind: Advantage, expected: list[float]):
     torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-7)
     order = torch.tensor([4, 0, 1, 5, 2, 3])  # groups need not stand together
     torch.testing.assert_close(group_advantages(rewards[order], group[order], kind), advantage[order])
+
+
+def test_advantages_over_a_mean_that_is_not_above_zero_are_zero():
+    rewards, group = torch.tensor([0, 0, 1, -1, 1, -3, 1, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    assert group_advantages(rewards, group, "over_mean").tolist() == [0] * 8
 
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"rejection", "dtm"}))

@@ -54,7 +54,7 @@ class LFPO(Objective):
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: float = 0.8
-    deviation: Literal["range", "batch"] = "range"
+    deviation: Literal["range", "batch", "mean"] = "range"
     baseline: float = 0.8
     num_iterations: int = 4
     positive_weight: float = 1.0
