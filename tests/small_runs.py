@@ -40,6 +40,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "agrpo": {"mc_samples": 3, "beta": 0.1},
     "trace_rl": {"shrink": 2},
     "rejection": {"masks": 3},
+    "slim_rl": {"epsilon": 0.5},
     "gdsd": {"epsilon": 0.5},
     "rldf": {"states": 3, "threshold": 0.01},
     "bgpo": {"mc_samples": 3},

@@ -230,6 +230,7 @@ REFUSED = {
     "gdpo": "nodes=0",
     "egspo": "aggregation=max",
     "stable_drl": "clip=0.0 mix=2.0",
+    "slim_rl": "nodes=0 spread=1.5 kl=k4 beta=-1.0 max_accuracy=2.0",
     "dtm": "tilt=0 num_iterations=0 block_length=0",
 }
 
@@ -248,6 +249,7 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"name": "unigrpo", "min_step": 99, "diffusion_steps": 100}, "diffusion_steps 100"),
         ({"name": "coupled_grpo", "min_ratio": 0.9}, "must be ordered"),
         ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
+        ({"name": "slim_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
         ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
         ({"name": "agrpo", "mc_sample": 3}, "did you mean 'mc_samples'"),
         ({"name": "coupled_gpro"}, "did you mean 'coupled_grpo'"),

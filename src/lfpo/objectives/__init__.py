@@ -31,6 +31,7 @@ OBJECTIVES: dict[str, str] = {
     "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
     "mdpo": "lfpo.objectives.mdpo:MDPO",
     "dtm": "lfpo.objectives.dtm:DTM",
+    "slim_rl": "lfpo.objectives.slim_rl:SLIMRL",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 

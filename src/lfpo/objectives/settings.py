@@ -317,9 +317,33 @@ class TraceRL(Objective):
     def __post_init__(self) -> None:
         at_least_one(self, "shrink", "num_iterations")
         not_negative(self, "epsilon", "epsilon_high", "beta")
-        in_unit_interval(self, "min_accuracy", "max_accuracy")
-        if self.min_accuracy > self.max_accuracy:
-            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+        _check_accuracies(self)
+
+
+@dataclass(frozen=True)
+class SLIMRL(Clipped):
+    """See lfpo.objectives.slim_rl."""
+
+    nodes: int = 3
+    spread: float = 0.2
+    epsilon: float = 0.1
+    beta: float = 0.01
+    kl: KL = "k3"
+    min_accuracy: float = 0.2
+    max_accuracy: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "nodes")
+        not_negative(self, "beta")
+        _check_accuracies(self)
+        in_unit_interval(self, "spread")
+
+
+def _check_accuracies(knobs: TraceRL | SLIMRL) -> None:
+    in_unit_interval(knobs, "min_accuracy", "max_accuracy")
+    if knobs.min_accuracy > knobs.max_accuracy:
+        raise ValueError(f"min_accuracy {knobs.min_accuracy} is above max_accuracy {knobs.max_accuracy}")
 
 
 @dataclass(frozen=True)
