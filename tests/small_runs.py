@@ -41,6 +41,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "trace_rl": {"shrink": 2},
     "rejection": {"masks": 3},
     "slim_rl": {"epsilon": 0.5},
+    "ebpo": {"mc_samples": 3, "beta": 0.1},
+    "mask_aware": {"mc_samples": 3, "epsilon": 0.5, "epsilon_high": 0.5},
     "gdsd": {"epsilon": 0.5},
     "rldf": {"states": 3, "threshold": 0.01},
     "bgpo": {"mc_samples": 3},

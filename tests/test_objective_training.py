@@ -65,6 +65,8 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
     "rejection": {"min_reward": 0.4},
     "trace_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
     "slim_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
+    "ebpo": {"mc_samples": 2},
+    "mask_aware": {"num_iterations": 2},
     "espo": {"num_iterations": 2},
     "gdsd": {"num_iterations": 2, "epsilon": 0.5},
     "rldf": {"num_iterations": 2},

@@ -231,6 +231,8 @@ REFUSED = {
     "egspo": "aggregation=max",
     "stable_drl": "clip=0.0 mix=2.0",
     "slim_rl": "nodes=0 spread=1.5 kl=k4 beta=-1.0 max_accuracy=2.0",
+    "ebpo": "mc_samples=0 epsilon=-0.1",
+    "mask_aware": "segments=0 mc_samples=0 position_weight=-1.0 position_temperature=0.0",
     "dtm": "tilt=0 num_iterations=0 block_length=0",
 }
 

@@ -32,6 +32,8 @@ OBJECTIVES: dict[str, str] = {
     "mdpo": "lfpo.objectives.mdpo:MDPO",
     "dtm": "lfpo.objectives.dtm:DTM",
     "slim_rl": "lfpo.objectives.slim_rl:SLIMRL",
+    "ebpo": "lfpo.objectives.ebpo:EBPO",
+    "mask_aware": "lfpo.objectives.mask_aware:MaskAware",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 

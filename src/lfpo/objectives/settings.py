@@ -230,6 +230,18 @@ class GDPO(ClippedWithKL):
 
 
 @dataclass(frozen=True)
+class EBPO(ClippedWithKL):
+    """See lfpo.objectives.ebpo."""
+
+    mc_samples: int = 16
+    advantage: Advantage = "zscore"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples")
+
+
+@dataclass(frozen=True)
 class EGSPO(ClippedWithKL):
     """See lfpo.objectives.egspo."""
 
@@ -300,6 +312,26 @@ class JustGRPO(Clipped):
 
     advantage: Advantage = "zscore"
     after_eos: bool = True
+
+
+@dataclass(frozen=True)
+class MaskAware(Clipped):
+    """See lfpo.objectives.mask_aware."""
+
+    num_iterations: int = 12
+    segments: int = 32
+    mc_samples: int = 12
+    position_weight: float = 1.0
+    position_temperature: float = 1.0
+    epsilon: float = 3e-4
+    epsilon_high: float | None = 4e-4
+    advantage: Advantage = "leave_one_out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "segments", "mc_samples")
+        not_negative(self, "position_weight")
+        positive(self, "position_temperature")
 
 
 @dataclass(frozen=True)
