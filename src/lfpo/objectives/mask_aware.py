@@ -35,14 +35,13 @@ class MaskAware(settings.MaskAware):
 
     position_weight: 0 leaves the choice of positions out. position_temperature: tau. epsilon, epsilon_high: the clips.
     The paper was read in its abstract only: formulas are those of the public code, defaults those of its recipe for
-    GSM8K, which its authors call a draft. Of the code's other forms (Bradley-Terry, competitors within a segment, clips
-    of tokens) none is here. The recipe reveals the most confident positions, so m is of a rule that did not sample; the
-    reveal rule "plackett_luce" draws positions.
+    GSM8K, which its authors call a draft. None of the code's other forms is here (Bradley-Terry, competitors within a
+    segment, clips of tokens). The recipe reveals the most confident positions, so m is of a rule that did not sample;
+    the reveal rule "plackett_luce" draws positions.
 
     In the code a segment does not hold its first step but that of the next one, so the tokens of a rollout's first step
-    are never hidden nor scored; here a segment holds it. The code draws segments for a batch, here each rollout has its
-    own. As there, positions after the first EOS and those of later sampling blocks compete, although the sampler could
-    not have chosen the latter.
+    are never hidden nor scored, and segments are drawn for a batch, not for a rollout. As there, positions after the
+    first EOS and those of later sampling blocks compete, although the sampler could not have chosen the latter.
     """
 
     needs = frozenset({"reveal_step", "full_attention", "unedited"})
@@ -95,14 +94,13 @@ class MaskAware(settings.MaskAware):
             score_T = in_chunks(
                 scores, [predictions.hidden(policy), predictions.labels_T, revealed_T], model.vocab_size
             )
-            # log of the sum over competitors, by its largest term; a segment that ends the rollout has none.
+            # log of the sum over competitors, by its largest term; the last segment has none.
             rivals_T = score_T.masked_fill(revealed_T, -torch.inf)
-            lowest_S = score_T.new_full((len(predictions.views),), -torch.inf)
-            peak_S = lowest_S.scatter_reduce(0, view_T, rivals_T.detach(), "amax")
-            alone_S = peak_S.isinf()
-            odds_T = (rivals_T - peak_S.masked_fill(alone_S, 0)[view_T]).exp()
+            empty_S = score_T.new_full((len(predictions.views),), -torch.inf)
+            peak_S = empty_S.scatter_reduce(0, view_T, rivals_T.detach(), "amax")
+            odds_T = (rivals_T - peak_S.clamp(min=torch.finfo(peak_S.dtype).min)[view_T]).exp()
             sum_S = torch.zeros_like(peak_S).index_add(0, view_T, odds_T).clamp(min=1)  # the largest counts 1
-            later_S = (peak_S + sum_S.log()).masked_fill(alone_S, -torch.inf)
+            later_S = peak_S + sum_S.log()
             return (score_T - torch.logaddexp(score_T, later_S[view_T])).masked_fill(~revealed_T, 0)
 
     def normalizer(self, views: Views) -> float:

@@ -88,11 +88,10 @@ def dream(step: Step) -> Reveal:
 
 
 def plackett_luce(step: Step) -> Reveal:
-    """Positions drawn one after the other without replacement, each in proportion to c^(1 / alg_temp), with c the drawn
-    token's confidence: the order is Plackett-Luce, which the objective `mask_aware` scores.
+    """Positions drawn without replacement, in proportion to c^(1 / alg_temp), with c the drawn token's confidence.
 
-    The public code has two forms, and both are off in its recipes: softmax(c / alg_temp), which is `alg: maskgit_plus`,
-    and this one with the most probable token's probability for c.
+    Of the two forms of the public code, both off in its recipes, one is `alg: maskgit_plus`; this is the other, which
+    takes the most probable token's probability for c.
     """
     return _drawn(step, step.confidence.clamp(min=1e-300).log())
 
@@ -186,8 +185,7 @@ def threshold(step: Step) -> Reveal:
 def threshold_leftmost(step: Step) -> Reveal:
     """Positions with confidence >= threshold; in a row without any, the leftmost eligible one.
 
-    Training on rollouts that fall back to the most confident position collapsed in Fork-dLLM (arXiv 2609.39859), and
-    with this fallback it did not.
+    In Fork-dLLM (arXiv 2609.39859), training on rollouts of `threshold` collapsed, and on these it did not.
     """
     above = step.eligible & (step.confidence >= step.sampler.threshold)
     first = step.eligible & (step.eligible.cumsum(-1) == 1)
