@@ -346,7 +346,7 @@ class Own:
 
 def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     sampler = SamplerConfig(temperature=1.0, **EDITING).for_length(12, BLOCK)
-    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mdpo", "justgrpo", "diffu_grpo", "wd1"}:
+    for name in set(OBJECTIVES) - {"spg", "stable_drl", "mask_aware", "mdpo", "justgrpo", "diffu_grpo", "wd1"}:
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     ones = SamplerConfig(temperature=1.0, block_length=1, **EDITING).for_length(12, 1)
     said = r"tokens that stay as they were revealed \(no sampler.editing_threshold\), which rollouts of this sampler"

@@ -205,6 +205,7 @@ def test_one_block_for_all_is_full_attention(model: MaskedDiffusionLM, rollouts:
     [
         ({"name": "spg"}, "SPG needs a model with full attention"),
         ({"name": "stable_drl"}, "StableDRL needs a model with full attention"),
+        ({"name": "mask_aware"}, "MaskAware needs a model with full attention"),
         ({"name": "mdpo"}, "MDPO needs whole predictions"),
         ({"name": "justgrpo"}, "JustGRPO needs tokens revealed one at a time"),
         ({"name": "diffu_grpo"}, r"DiffuGRPO needs .* masks prompt tokens \(p_mask_prompt 0"),
@@ -220,7 +221,7 @@ def test_an_objective_that_needs_full_attention_is_refused_in_a_sentence(setting
 
 def test_all_other_objectives_are_taken():
     sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8, BLOCK)
-    refused = {"spg", "stable_drl", "mdpo", "justgrpo", "diffu_grpo", "wd1"}
+    refused = {"spg", "stable_drl", "mask_aware", "mdpo", "justgrpo", "diffu_grpo", "wd1"}
     for name in set(OBJECTIVES) - refused:
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     for name in ("diffu_grpo", "wd1"):

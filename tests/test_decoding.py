@@ -89,6 +89,61 @@ def test_threshold_of_equal_confidences_takes_the_leftmost():
     assert revealed(confidence, torch.tensor([[False, True, True]]), threshold=0.3).tolist() == [[False, True, True]]
 
 
+def test_threshold_leftmost_falls_back_to_the_leftmost():
+    confidence = torch.tensor([[0.2, 0.95, 0.91], [0.1, 0.3, 0.2], [0.1, 0.3, 0.2], [0.95, 0.9, 0.9]])
+    eligible = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False] * 3])
+    found = revealed(confidence, eligible, rule="threshold_leftmost", threshold=0.9)
+    assert chosen(found) == [[1, 2], [0], [1], []]  # a confidence at a position that is not eligible does not count
+
+
+def test_tau_budget_adds_up_the_risks_of_what_is_above_the_threshold():
+    """The budget is 1/4. The quota is 2 at the first step and none at the second, where it counts as 1."""
+    score = torch.tensor(
+        [
+            [0.875, 0.9375, 0.5, 0.9375, 0.8125],  # risks 1/16, 1/16, 1/8: just within it; then 3/16
+            [0.8125, 0.5, 0.8125, 0.7, 0.74],  # one fits; the quota takes another
+            [0.75, 0.625, 0.5, 0.625, 0.1],  # none is above; of equals the leftmost
+        ],
+        dtype=torch.float64,
+    )
+    sampler = SamplerConfig(rule="tau_budget", threshold=0.75)
+    token, zeros, eligible = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, dtype=torch.long), score > 0
+    found = []
+    for block_step in (0, 1):
+        at, counts = torch.full((3,), block_step), torch.tensor([2, 0])
+        step = Step(eligible, token, 0 * score, score, score, at, counts, zeros, zeros, sampler)
+        found.append(chosen(sampler.reveal_rule.reveal(step).positions))
+    assert found == [[[0, 1, 3], [0, 2], [0, 1]], [[0, 1, 3], [0], [0]]]
+
+
+def test_plackett_luce_draws_without_replacement_in_proportion_to_a_power_of_the_confidence():
+    """Confidences 1/4, 1/2 and 1/8 at alg_temp 1/2: odds 4, 16 and 1. Rates within five standard deviations."""
+    n = 20_000
+    confidence = torch.tensor([[0.25, 0.9, 0.5, 0.125]], dtype=torch.float64).repeat(n, 1)
+    eligible = torch.tensor([[True, False, True, True]]).repeat(n, 1)
+    sampler = SamplerConfig(rule="plackett_luce", alg_temp=0.5)
+    token, zeros, seed = torch.zeros(n, 4, dtype=torch.long), torch.zeros(n, dtype=torch.long), torch.arange(n)
+
+    def rates(count: int) -> list[float]:
+        counts = torch.tensor([count])
+        step = Step(eligible, token, confidence, confidence, 0 * confidence, zeros, counts, seed, zeros, sampler)
+        positions = sampler.reveal_rule.reveal(step).positions
+        assert positions.sum(-1).unique().tolist() == [count]
+        return [float(x) for x in positions.double().mean(0)]
+
+    assert rates(1) == pytest.approx([4 / 21, 0, 16 / 21, 1 / 21], abs=5 * (0.25 / n) ** 0.5)
+    # The last of three is left over when the others are drawn in either order.
+    left = [16 / 21 * 1 / 5 + 1 / 21 * 16 / 20, 4 / 21 * 1 / 17 + 1 / 21 * 4 / 20, 4 / 21 * 16 / 17 + 16 / 21 * 4 / 5]
+    expected = [1 - left[0], 0, 1 - left[1], 1 - left[2]]
+    assert rates(2) == pytest.approx(expected, abs=5 * (0.25 / n) ** 0.5)
+
+
+def test_a_named_rule_without_chance_is_not_random():
+    assert not SamplerConfig(rule="threshold_leftmost", threshold=0.9).is_random
+    assert SamplerConfig(rule="plackett_luce", alg_temp=0.1).is_random
+    assert SamplerConfig(rule="test_decoding:revealed").is_random  # nothing is known about it
+
+
 def chosen(mask: torch.Tensor) -> list[list[int]]:
     """Columns of each row's True entries."""
     return [row.nonzero().flatten().tolist() for row in mask]
@@ -173,6 +228,11 @@ def test_a_value_out_of_range_is_named(setting: str):
         ({"rule": "threshold"}, "threshold None"),
         ({"rule": "factor"}, "factor None"),
         ({"rule": "entropy_bound"}, "entropy_bound None"),
+        ({"rule": "threshold_leftmost"}, "threshold None"),
+        ({"rule": "threshold_leftmost", "threshold": 0.9, "steps": 4}, "'threshold_leftmost' has no schedule"),
+        ({"rule": "tau_budget"}, "threshold None"),
+        ({"rule": "plackett_luce"}, "alg_temp 0.0: the reveal rule 'plackett_luce' needs a number above 0"),
+        ({"rule": "plackett_luce", "alg_temp": 0.5, "threshold": 0.9}, "threshold 0.9 has no effect"),
         ({"rule": "threshold", "threshold": 0.9, "steps": 4}, "'threshold' has no schedule"),
         ({"rule": "random", "threshold": 0.9}, "threshold 0.9 has no effect with the reveal rule 'random'"),
         ({"rule": "low_confidence", "remasking": "random"}, "remasking 'random' has no effect"),

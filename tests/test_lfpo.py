@@ -185,10 +185,22 @@ def test_a_lower_baseline_imitates_groups_that_are_right_and_leaves_groups_that_
     in_units = LFPO(clip=4.0, baseline=0.5, deviation="batch").signal(rewards, group)
     torch.testing.assert_close(in_units, 0.5 + double([0.75, -0.25, 0.5, 0.5, 0, 0]) / 0.5001 / 8)
     # A batch whose rewards are all equal says nothing, whatever they are.
-    for deviation in ("batch", "range"):
+    for deviation in ("batch", "range", "mean"):
         for reward in (0.0, 1.0, -0.3):
             alike = torch.full((6,), reward, dtype=torch.float64)
             torch.testing.assert_close(LFPO(baseline=0.5, deviation=deviation).signal(alike, group), double([0.5] * 6))
+
+
+def test_advantages_in_units_of_the_group_s_mean_by_hand():
+    """Shares 1/4, 3/4 and 0 of right rollouts: 3, -1; 1/3, -1; 0. c = 2."""
+    rewards, group = double([1, 0, 0, 0, 1, 1, 1, 0, 0, 0]), torch.tensor([0] * 4 + [1] * 4 + [2] * 2)
+    found = LFPO(clip=2.0, baseline=1.0, deviation="mean").signal(rewards, group)
+    third = 1 / 3
+    torch.testing.assert_close(found, 0.5 + double([2, -1, -1, -1, third, third, third, -1, 0, 0]) / 4)
+    # Half of the mean subtracted: 7/8 and -1/8 over 1/4, 5/8 and -3/8 over 3/4.
+    half = LFPO(clip=4.0, baseline=0.5, deviation="mean").signal(rewards, group)
+    high = 5 / 6
+    torch.testing.assert_close(half, 0.5 + double([3.5, -0.5, -0.5, -0.5, high, high, high, -0.5, 0, 0]) / 8)
 
 
 @settings(deadline=None)

@@ -287,7 +287,7 @@ def test_the_documented_defaults_are_those_of_the_code():
         assert [None if x == "-" else float(x) for x in clip.split("/")] == ([low] if high is None else [low, high])
         assert ("base" in compared) == objective.needs_base
         assert kl == "-" or float(kl) == objective.beta
-        assert (kl not in {"-", "0"}) == (objective.needs_base or name == "trace_rl")
+        assert (kl not in {"-", "0"}) == (objective.needs_base or name in ("trace_rl", "slim_rl"))
 
 
 def test_justgrpo_by_hand():

@@ -174,6 +174,7 @@ ONE = 0.5 / (0.5 + 1e-4)
     [
         ("mean", [0.75, -0.25, -0.25, -0.25, 0.5, -0.5]),
         ("zscore", [x / (math.sqrt(3) / 4 + 1e-4) for x in (0.75, -0.25, -0.25, -0.25)] + [ONE, -ONE]),
+        ("over_mean", [3, -1, -1, -1, 0.2, -0.2]),  # over 1/4 and 5/2
         ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3, 1.0, -1.0]),
     ],
 )
@@ -184,6 +185,11 @@ def test_advantages_by_hand(kind: Advantage, expected: list[float]):
     torch.testing.assert_close(advantage, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-7)
     order = torch.tensor([4, 0, 1, 5, 2, 3])  # groups need not stand together
     torch.testing.assert_close(group_advantages(rewards[order], group[order], kind), advantage[order])
+
+
+def test_advantages_over_a_mean_that_is_not_above_zero_are_zero():
+    rewards, group = torch.tensor([0, 0, 1, -1, 1, -3, 1, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    assert group_advantages(rewards, group, "over_mean").tolist() == [0] * 8
 
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"rejection", "dtm"}))
@@ -224,6 +230,9 @@ REFUSED = {
     "gdpo": "nodes=0",
     "egspo": "aggregation=max",
     "stable_drl": "clip=0.0 mix=2.0",
+    "slim_rl": "nodes=0 spread=1.5 kl=k4 beta=-1.0 max_accuracy=2.0",
+    "ebpo": "mc_samples=0 epsilon=-0.1",
+    "mask_aware": "segments=0 mc_samples=0 position_weight=-1.0 position_temperature=0.0",
     "dtm": "tilt=0 num_iterations=0 block_length=0",
 }
 
@@ -242,6 +251,7 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"name": "unigrpo", "min_step": 99, "diffusion_steps": 100}, "diffusion_steps 100"),
         ({"name": "coupled_grpo", "min_ratio": 0.9}, "must be ordered"),
         ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
+        ({"name": "slim_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
         ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
         ({"name": "agrpo", "mc_sample": 3}, "did you mean 'mc_samples'"),
         ({"name": "coupled_gpro"}, "did you mean 'coupled_grpo'"),

@@ -93,6 +93,8 @@ def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
         {"cfg_scale": 0.5},
         {"factor": 1.0, "block_length": 4},
         {"entropy_bound": 1.0, "early_stop": "eos"},
+        {"rule": "tau_budget", "threshold": 0.2, "block_length": 4},
+        {"rule": "plackett_luce", "alg_temp": 0.5, "steps": 4},
         {"alg": "origin", "block_length": 4},
         {"alg": "maskgit_plus", "top_k": 5, "steps": 16, "early_stop": "eos"},
         {"temperature": 0.0, "alg": "topk_margin", "steps": 6},
@@ -378,6 +380,12 @@ def test_threshold_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
     result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, factor=1.0), [0])
     # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
     assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
+    # Risks 0.2, 0.3, 0.24, 0.6: the first and the third add up to at most 1/2, then the second alone.
+    budget = SamplerConfig(gen_length=4, rule="tau_budget", threshold=0.5)
+    assert rollout(model, [[1, 2]], budget, [0]).reveal_step.tolist() == [[0, 1, 0, 2]]
+    model = Scripted(base, [5, 6, 7, 8], [0.3, 0.8, 0.5, 0.6])
+    leftmost = SamplerConfig(gen_length=4, rule="threshold_leftmost", threshold=0.75)
+    assert rollout(model, [[1, 2]], leftmost, [0]).reveal_step.tolist() == [[1, 0, 2, 3]]
     # Entropies over the 264 tokens: 0.11 for 0.99, 0.48 for 0.95, 0.88 for 0.9.
     model = Scripted(base, [5, 6, 7], [0.9, 0.99, 0.95])
     for bound, expected in ((0.6, [0, 0, 0]), (0.5, [1, 0, 0]), (0.1, [2, 0, 1])):
@@ -463,7 +471,10 @@ def test_a_rule_that_reveals_nothing_is_an_error(llada: Path):
         rollout(load_model(llada), PROMPTS, SamplerConfig(gen_length=4, rule="test_rollout:reveal_never"), [0] * 4)
 
 
-@pytest.mark.parametrize("settings", [{"alg": "maskgit_plus", "alg_temp": 0.25}, {"remasking": "random"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"alg": "maskgit_plus", "alg_temp": 0.25}, {"rule": "plackett_luce", "alg_temp": 2.0}, {"remasking": "random"}],
+)
 def test_positions_are_drawn_without_replacement(llada: Path, settings: dict):
     base = load_model(llada)
     sure = torch.tensor([0.8, 0.5, 0.2], dtype=torch.float64)
@@ -473,6 +484,7 @@ def test_positions_are_drawn_without_replacement(llada: Path, settings: dict):
     orders = rollout(model, [[1, 2]] * n, sampler, list(range(n))).reveal_step.argsort(-1).tolist()
     score = sure / (1 - (1 - sure) / (base.vocab_size - 1))  # the mask token cannot be drawn
     weight = (score / 0.25).softmax(-1) if sampler.alg_temp else torch.full((3,), 1 / 3)
+    weight = score.sqrt() / score.sqrt().sum() if sampler.rule else weight
     for order in itertools.permutations(range(3)):
         first, second, _ = (float(weight[i]) for i in order)
         expected = first * second / (1 - first)

@@ -31,6 +31,9 @@ OBJECTIVES: dict[str, str] = {
     "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
     "mdpo": "lfpo.objectives.mdpo:MDPO",
     "dtm": "lfpo.objectives.dtm:DTM",
+    "slim_rl": "lfpo.objectives.slim_rl:SLIMRL",
+    "ebpo": "lfpo.objectives.ebpo:EBPO",
+    "mask_aware": "lfpo.objectives.mask_aware:MaskAware",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
 

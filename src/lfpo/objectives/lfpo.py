@@ -10,7 +10,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, group_means
+from lfpo.objectives.advantages import group_advantages, group_means, over_mean
 from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
@@ -30,8 +30,9 @@ class LFPO(settings.LFPO):
         (arXiv 2509.16117) noises samples; a rollout of few steps visits few states.
     reward_transform: "centered" turns the group-relative advantage into r = 1/2 + clip(A, -c, c) / (2 c), as in
         DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
-    clip: c above. deviation: the unit of A and c: the "range" of the batch's rewards, largest minus smallest, or their
-        standard deviation ("batch", as published), in which A grows as the batch agrees.
+    clip: c above. deviation: the unit of A and c: the "range" of the batch's rewards, largest minus smallest, their
+        standard deviation ("batch", as published), in which A grows as the batch agrees, or the "mean" reward of A's
+        own group (MaxRL), in which the right rollouts of hard prompts count more, up to c.
     baseline: the share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's
         smallest one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and
         wrong ones are pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards.
@@ -60,8 +61,13 @@ class LFPO(settings.LFPO):
         lowest, largest = reward_R.aminmax()
         advantage = advantage + (1 - self.baseline) * (group_means(reward_R, group_R) - lowest)
         # The small numbers keep r = 1/2 where all rewards of the batch are equal.
-        unit = (largest - lowest).clamp(min=1e-9) if self.deviation == "range" else reward_R.std(correction=0) + 1e-4
-        return 0.5 + (advantage / unit).clamp(-self.clip, self.clip) / (2 * self.clip)
+        if self.deviation == "mean":
+            advantage = over_mean(advantage, reward_R, group_R)
+        elif self.deviation == "range":
+            advantage = advantage / (largest - lowest).clamp(min=1e-9)
+        else:
+            advantage = advantage / (reward_R.std(correction=0) + 1e-4)
+        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
         """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row where the

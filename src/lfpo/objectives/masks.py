@@ -55,6 +55,15 @@ def subset_masks(
     return torch.stack(masks, dim=1).to(scored_BC.device)
 
 
+def blocks_of(trajectory: Trajectory) -> torch.Tensor:
+    """The block of each completion position, int64 [B, C]: those that the model attends in, or, where it has full
+    attention, those that the sampler fills one after the other."""
+    if trajectory.structure.block_length is not None:
+        return trajectory.block_BC
+    column_C = torch.arange(trajectory.tokens.shape[1], device=trajectory.tokens.device)
+    return (column_C // (trajectory.sampler.block_length or len(column_C))).expand_as(trajectory.tokens)
+
+
 class Blocks(Protocol):
     """Knobs of block masks. block_length: None takes the whole completion up to its first EOS as one block."""
 

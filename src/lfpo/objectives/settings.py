@@ -54,7 +54,7 @@ class LFPO(Objective):
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: float = 0.8
-    deviation: Literal["range", "batch"] = "range"
+    deviation: Literal["range", "batch", "mean"] = "range"
     baseline: float = 0.8
     num_iterations: int = 4
     positive_weight: float = 1.0
@@ -230,6 +230,18 @@ class GDPO(ClippedWithKL):
 
 
 @dataclass(frozen=True)
+class EBPO(ClippedWithKL):
+    """See lfpo.objectives.ebpo."""
+
+    mc_samples: int = 16
+    advantage: Advantage = "zscore"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "mc_samples")
+
+
+@dataclass(frozen=True)
 class EGSPO(ClippedWithKL):
     """See lfpo.objectives.egspo."""
 
@@ -303,6 +315,26 @@ class JustGRPO(Clipped):
 
 
 @dataclass(frozen=True)
+class MaskAware(Clipped):
+    """See lfpo.objectives.mask_aware."""
+
+    num_iterations: int = 12
+    segments: int = 32
+    mc_samples: int = 12
+    position_weight: float = 1.0
+    position_temperature: float = 1.0
+    epsilon: float = 3e-4
+    epsilon_high: float | None = 4e-4
+    advantage: Advantage = "leave_one_out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "segments", "mc_samples")
+        not_negative(self, "position_weight")
+        positive(self, "position_temperature")
+
+
+@dataclass(frozen=True)
 class TraceRL(Objective):
     """See lfpo.objectives.trace_rl."""
 
@@ -317,9 +349,33 @@ class TraceRL(Objective):
     def __post_init__(self) -> None:
         at_least_one(self, "shrink", "num_iterations")
         not_negative(self, "epsilon", "epsilon_high", "beta")
-        in_unit_interval(self, "min_accuracy", "max_accuracy")
-        if self.min_accuracy > self.max_accuracy:
-            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+        _check_accuracies(self)
+
+
+@dataclass(frozen=True)
+class SLIMRL(Clipped):
+    """See lfpo.objectives.slim_rl."""
+
+    nodes: int = 3
+    spread: float = 0.2
+    epsilon: float = 0.1
+    beta: float = 0.01
+    kl: KL = "k3"
+    min_accuracy: float = 0.2
+    max_accuracy: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "nodes")
+        not_negative(self, "beta")
+        _check_accuracies(self)
+        in_unit_interval(self, "spread")
+
+
+def _check_accuracies(knobs: TraceRL | SLIMRL) -> None:
+    in_unit_interval(knobs, "min_accuracy", "max_accuracy")
+    if knobs.min_accuracy > knobs.max_accuracy:
+        raise ValueError(f"min_accuracy {knobs.min_accuracy} is above max_accuracy {knobs.max_accuracy}")
 
 
 @dataclass(frozen=True)

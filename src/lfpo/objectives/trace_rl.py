@@ -9,7 +9,7 @@ import torch
 
 from lfpo.models.roles import OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, group_means
+from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
@@ -33,12 +33,8 @@ class TraceRL(settings.TraceRL):
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """Z-scores of the rewards in their group; exactly 0 only for rollouts of prompts that are left out."""
-        mean = group_means(reward_R, group_R)
-        slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
-        kept = (mean >= self.min_accuracy - slack) & (mean <= self.max_accuracy + slack)
         advantage = group_advantages(reward_R, group_R, "zscore")
-        # A rollout at its group's mean keeps its KL term: its signal is not exactly 0.
-        return torch.where(kept, torch.where(advantage == 0, 1e-12, advantage), 0.0)
+        return of_medium_prompts(advantage, reward_R, group_R, self.min_accuracy, self.max_accuracy)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         rows, first, last = [], [], []

@@ -54,7 +54,10 @@ class SamplerConfig:
     entropy_bound: the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at
         most this (EB-Sampler, arXiv 2505.24857).
     rule: a name in lfpo.rollout.reveal.REVEAL_RULES, or the dotted path of a rule of your own, my_module:my_rule (None:
-        the rule that the keys above select).
+        the rule that the keys above select). Selected by this key only: "threshold_leftmost": as `threshold`, but where
+        no position reaches it, the leftmost one; "tau_budget" (SLIM-RL): above `threshold` while the risks add up to at
+        most 1 - `threshold`, and at least as many as `steps` require; "plackett_luce": drawn in proportion to
+        confidence^(1 / alg_temp).
     editing_threshold: with "low_confidence_dynamic", LLaDA2.1's token editing, for models that attend block by block. A
         forward also draws tokens for the block's revealed positions, and one whose confidence exceeds this replaces the
         revealed token if it is another one. LLaDA2.1 reveals one token a forward at least, as the default `steps` do.
@@ -245,7 +248,8 @@ class SamplerConfig:
     @property
     def is_random(self) -> bool:
         """Whether two completions of a prompt may differ. An own reveal rule is taken to be random."""
-        return bool(self.temperature or self.alg_temp or self.rule) or self.rule_name in ("random", "origin")
+        own = self.rule_name not in REVEAL_RULES
+        return bool(self.temperature or self.alg_temp or own) or self.rule_name in ("random", "origin")
 
     @property
     def stops_at_eos(self) -> bool:

@@ -1,7 +1,8 @@
 """The reveal rules, and their registry REVEAL_RULES.
 
-LLaDA's (arXiv 2502.09992), Dream's (2508.15487) and SDAR's follow a schedule; those of Fast-dLLM (2505.22618) and
-EB-Sampler (2505.24857) decide how many positions a step reveals.
+LLaDA's (arXiv 2502.09992), Dream's (2508.15487) and SDAR's follow a schedule, and so does that of Mask-Aware policy
+gradients (2607.15200); those of Fast-dLLM (2505.22618), EB-Sampler (2505.24857) and SLIM-RL (2607.00208) decide how
+many positions a step reveals.
 """
 
 from __future__ import annotations
@@ -83,7 +84,25 @@ def dream(step: Step) -> Reveal:
     Ties go to the left. With top_p they are common: all positions whose nucleus is one token score exactly 1. Dream's
     code ranks them by torch.topk, which leaves the order of ties open.
     """
-    score = step.score
+    return _drawn(step, step.score)
+
+
+def plackett_luce(step: Step) -> Reveal:
+    """Positions drawn without replacement, in proportion to c^(1 / alg_temp), with c the drawn token's confidence.
+
+    Of the two forms of the public code, both off in its recipes, one is `alg: maskgit_plus`; this is the other, which
+    takes the most probable token's probability for c.
+    """
+    return _drawn(step, step.confidence.clamp(min=1e-300).log())
+
+
+def check_plackett_luce(sampler: Any) -> None:
+    if not sampler.alg_temp:
+        raise ValueError("alg_temp 0.0: the reveal rule 'plackett_luce' needs a number above 0")
+
+
+def _drawn(step: Step, score: torch.Tensor) -> Reveal:
+    """The schedule's count of positions with the best scores, or drawn by them at alg_temp."""
     if step.sampler.alg_temp:
         # The k highest of score / alg_temp + Gumbel noise are k draws without replacement.
         score = score / step.sampler.alg_temp - (-step.noise().clamp(min=1e-300).log()).log()
@@ -163,6 +182,16 @@ def threshold(step: Step) -> Reveal:
     return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
 
 
+def threshold_leftmost(step: Step) -> Reveal:
+    """Positions with confidence >= threshold; in a row without any, the leftmost eligible one.
+
+    In Fork-dLLM (arXiv 2609.39859), training on rollouts of `threshold` collapsed, and on these it did not.
+    """
+    above = step.eligible & (step.confidence >= step.sampler.threshold)
+    first = step.eligible & (step.eligible.cumsum(-1) == 1)
+    return Reveal(above | (first & ~above.any(-1, keepdim=True)))
+
+
 def factor(step: Step) -> Reveal:
     """The n most confident positions, for the largest n whose n-th has confidence >= 1 - factor / (n + 1).
 
@@ -192,9 +221,8 @@ def dynamic(step: Step) -> Reveal:
     score exceeds that threshold. A block is complete after a forward that began without masks and edits nothing, or
     after max_post_steps forwards that began without masks.
     """
-    count = step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
     above = step.eligible & (step.score > step.sampler.threshold)
-    positions = above | best(step.score, step.eligible, count)
+    positions = above | best(step.score, step.eligible, _quota(step))
     if step.revealed is None:
         return Reveal(positions)
     edits = step.revealed.editable & (step.token != step.revealed.shown)
@@ -202,6 +230,21 @@ def dynamic(step: Step) -> Reveal:
     post_step = step.revealed.post_step
     goes_on = (post_step < step.sampler.max_post_steps) & ((post_step == 0) | edits.any(-1))
     return Reveal(positions, edits=edits, goes_on=goes_on)
+
+
+def tau_budget(step: Step) -> Reveal:
+    """SLIM-RL's decoder: of the positions whose score exceeds the threshold, the n best, for the largest n whose risks
+    1 - score sum to at most 1 - threshold; the schedule's count (at least 1) of the best where that is more."""
+    sure = step.eligible & (step.score > step.sampler.threshold)
+    order, rank = ranked(step.score, sure)
+    risk = (1 - step.score).gather(1, order).cumsum(-1).gather(1, rank)  # of a position and of those before it
+    within = sure & (risk <= 1 - step.sampler.threshold)
+    return Reveal(within | best(step.score, step.eligible, _quota(step)))
+
+
+def _quota(step: Step) -> torch.Tensor:
+    """The schedule's count at the current step of the block, at least 1; [A] int64."""
+    return step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
 
 
 def check_dynamic(sampler: Any) -> None:
@@ -232,7 +275,10 @@ REVEAL_RULES: dict[str, Rule] = {
     "maskgit_plus": _scored(probability),
     "topk_margin": _scored(margin),
     "entropy": _scored(negative_entropy),
+    "plackett_luce": Rule(plackett_luce, check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan),
     "threshold": Rule(threshold, needs("threshold"), reads=("threshold",), schedule=None),
+    "threshold_leftmost": Rule(threshold_leftmost, needs("threshold"), reads=("threshold",), schedule=None),
+    "tau_budget": Rule(tau_budget, needs("threshold"), reads=("threshold",), score=probability),
     "factor": Rule(factor, needs("factor"), reads=("factor",), schedule=None),
     "entropy_bound": Rule(entropy_bound, needs("entropy_bound"), reads=("entropy_bound",), schedule=None),
 }
