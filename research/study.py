@@ -117,7 +117,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
             trainer.train()
             model, tokenizer, metrics = trainer.model, trainer.tokenizer, Run(Path(folder)).read_metrics()
     trained = time.process_time() - started
-    task = get_task(cell["task"])
+    task = get_task(config.task)
     assert isinstance(task, Task)
     rows = problems(task, study["problems"]["tuning" if cell["tuning"] else "evaluation"], cell["tuning"])
     like, frontier = config.eval_samplers["threshold"], []

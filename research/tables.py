@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lfpo.compare.statistics import Scores, bootstrap, frontier_area, paired, probability_of_improvement
+from lfpo.compare.statistics import Scores, best_points, bootstrap, frontier_area, paired, probability_of_improvement
 from lfpo.eval.estimates import over_seeds
 from research.study import Store, cell_key, cells_of
 
@@ -128,6 +129,39 @@ def iqm_table(rows: dict[tuple[str, str], dict[int, Row]], tasks: Sequence[str])
     return lines
 
 
+def level_table(rows: dict[tuple[str, str], dict[int, Row]], of: str, tasks: Sequence[str]) -> list[str]:
+    """What it costs to reach another setting's level: medians over the seeds that reach it, and their number.
+
+    TFLOP: of training, up to the first evaluation whose accuracy at threshold 0.9 is at least the mean over `of`'s
+    seeds of their best one. Forwards: of decoding after training, read off the frontier, for the mean over `of`'s seeds
+    of their best accuracy. Both levels stand behind the task.
+    """
+    lines = [f"| task | setting | TFLOP to {of}'s level | forwards to {of}'s accuracy |", "| --- | --- | ---: | ---: |"]
+    for task in tasks:
+        level = mean([max(p["accuracy"] for p in row["curve"]) for row in rows[task, of].values()])
+        accuracy = mean([max(p["accuracy"] for p in row["frontier"]) for row in rows[task, of].values()])
+        for setting, by_seed in ((s, b) for (t, s), b in rows.items() if t == task and s != "base"):
+            reached = [[p["flops"] / 1e12 for p in row["curve"] if p["accuracy"] >= level] for row in by_seed.values()]
+            bought = [forwards_for(row["frontier"], accuracy) for row in by_seed.values()]
+            costs = [[min(found) for found in reached if found], [found for found in bought if found is not None]]
+            cells = [f"{statistics.median(c):.2f} ({len(c)} of {len(by_seed)})" if c else "never" for c in costs]
+            lines.append(f"| {task} ({level:.3f}, {accuracy:.3f}) | {setting} | {' | '.join(cells)} |")
+    return lines
+
+
+def forwards_for(points: Sequence[Row], accuracy: float) -> float | None:
+    """The forwards a completion that buy an accuracy, read off the frontier as its area is; None if none do."""
+    best = best_points(points)
+    if best[-1][1] < accuracy:
+        return None
+    if best[0][1] >= accuracy:
+        return best[0][0]
+    for (before, low), (after, high) in itertools.pairwise(best):
+        if low < accuracy <= high:
+            return before * (after / before) ** ((accuracy - low) / (high - low))
+    return None
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -137,6 +171,7 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--only", default="", help="stages, separated by commas")
     parser.add_argument("--first", default="", help="setting that the others of a stage are compared with")
+    parser.add_argument("--level", default="", help="setting whose level the others' costs are counted to")
     args = parser.parse_args()
     study = yaml.safe_load(args.study.read_text())
     for stage in args.only.split(",") if args.only else study["stages"]:
@@ -149,6 +184,8 @@ def main() -> None:
                 print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
         if args.first:
             print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
+        if args.level:
+            print("\n".join([*level_table(rows, args.level, tasks), ""]))
 
 
 if __name__ == "__main__":
