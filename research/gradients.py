@@ -4,7 +4,8 @@
 
 Rollouts draw one token a step in random order, so the likelihood of a rollout is exact: the product of its tokens'
 probabilities at their own steps. The reference is the gradient of the expected reward from such likelihoods (AGRPO with
-a sample for every step, advantages over the group's mean), on rollouts of other prompts.
+a sample for every step, or --samples of them, advantages over the group's mean), on rollouts of other prompts.
+successor@successor64 stands for the recipe successor with the task successor64.
 
 cosine: between the expectations of an objective's gradient and of the reference, over all weights. Each inner product
 joins gradients of different prompts, so noise does not bias it. gradient noise: variance of one batch's gradient over
@@ -54,21 +55,24 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=0, help="of each rollout in the reference; 0: every step")
     args = parser.parse_args()
     for task in args.tasks:
         print(f"{task}: {args.batches} batches of {args.prompts} prompts x 8 rollouts", flush=True)
         print("| objective | cosine | gradient noise | undetermined |\n| --- | ---: | ---: | ---: |")
-        for row in compare(task, args.batches, args.prompts):
+        for row in compare(task, args.batches, args.prompts, args.samples):
             print("| " + " | ".join(row) + " |", flush=True)
 
 
-def compare(task: str, batches: int, prompts: int) -> list[list[str]]:
-    values = merge(load_yaml(task), {"prompts_per_iteration": prompts, "num_generations": 8, "threads": 1, "seed": 5})
+def compare(task: str, batches: int, prompts: int, samples: int) -> list[list[str]]:
+    recipe, _, length = task.partition("@")
+    values = merge(load_yaml(recipe), {"task": length} if length else {})
+    values = merge(values, {"prompts_per_iteration": prompts, "num_generations": 8, "threads": 1, "seed": 5})
     values = merge(values, {"sampler": {"temperature": 1.0, "remasking": "random"}, "output_dir": "-"})
     trainer = LFPOTrainer(args=build(LFPOConfig, values))
     trainer.policies.setdefault(BASE, trainer.reference)
     sampled = [trainer.sample_and_score(i, Context()) for i in range(batches)]
-    steps = int(max(b.trajectory.scheduled_steps.max() for b in sampled))
+    steps = samples or int(max(b.trajectory.scheduled_steps.max() for b in sampled))
     reference = gradients(trainer, sampled, {"name": "agrpo", "mc_samples": steps, "step_distribution": "uniform"})
     rows = []
     for label, settings in OBJECTIVES.items():
