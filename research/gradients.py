@@ -68,7 +68,9 @@ def compare(task: str, batches: int, prompts: int, samples: int) -> list[list[st
     recipe, _, length = task.partition("@")
     values = merge(load_yaml(recipe), {"task": length} if length else {})
     values = merge(values, {"prompts_per_iteration": prompts, "num_generations": 8, "threads": 1, "seed": 5})
-    values = merge(values, {"sampler": {"temperature": 1.0, "remasking": "random"}, "output_dir": "-"})
+    values = merge(
+        values, {"sampler": {"temperature": 1.0, "remasking": "random", "threshold": None}, "output_dir": "-"}
+    )
     trainer = LFPOTrainer(args=build(LFPOConfig, values))
     trainer.policies.setdefault(BASE, trainer.reference)
     sampled = [trainer.sample_and_score(i, Context()) for i in range(batches)]
