@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +22,7 @@ from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_name
+from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
@@ -43,9 +44,7 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     checked, longest, out = check_prompts(trainer)
     if out:
         source = source.without(out)
-    failed = distributed.together(
-        lambda: check_rewards(source, trainer.tokenizer, trainer.reward_weights, args) if not distributed.rank() else []
-    )[0]
+    failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     needed, free = distributed.together(
@@ -55,7 +54,8 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
-    names = ", ".join(reward_name(function) for function in source.reward_functions)
+    rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
+    names = ", ".join(map(reward_name, rewarding))
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
@@ -69,10 +69,14 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
 
 
 def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> None:
-    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0.
+    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0, or
+    needs more of them than an environment gives.
 
     predictions: kept predictions of each rollout.
     """
+    if args.environment is not None and (predictions or objective.whole_groups):
+        what = "rewards of predictions within a rollout" if predictions else "rollouts of one row each"
+        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
     n, prompts = args.num_generations, args.prompts_per_iteration
     reward_R = torch.zeros(prompts * n, dtype=torch.float64)
     predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
@@ -122,17 +126,22 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     return len(trained) + len(held_out), longest, left_out
 
 
-def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], args: LFPOConfig) -> list[str]:
-    """Call each reward function once, with two stand-in completions of each of the first two prompts.
+def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
+    """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
+    the environment.
 
     Raises UserError for a function that raised or ran too long, and for a result that no batch could use: not a list,
     of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
     raise; returns a sentence for each that did.
     """
-    rows = [source.train_row(i) for i in (0, 0, 1, 1)]
-    ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
-    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, args.reward_timeout)
+    args, rows = trainer.args, [source.train_row(i) for i in (0, 0, 1, 1)]
+    ids = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False)
+    weights, texts = trainer.reward_weights, [STAND_IN] * len(rows)
+    scored = source.score(rows, texts, [list(ids) for _ in rows], weights, args.reward_timeout)
     failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
+    if trainer.environment is not None:
+        _, why = step_all(trainer.environment, [Episode(0, rows[0], 0)], [STAND_IN])
+        failed = [] if why is None else [f"environment {trainer.environment.name!r} failed on its first call: {why}"]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -25,6 +25,7 @@ from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import AsyncEngine, Request
+from lfpo.rollout.episodes import Environment
 from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
@@ -37,6 +38,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
+from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import check_groups, preflight
 from lfpo.train.push import make_repository, run_push
@@ -89,6 +91,8 @@ class LFPOTrainer(Trainer):
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
         self.objective = make_objective(args.objective)
+        make = environment_class(args.environment)
+        self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
         self.reward_weights = reward_weights(args, self.source)
@@ -185,6 +189,7 @@ class LFPOTrainer(Trainer):
             score=partial(self.source.score, weights=self.reward_weights, timeout=args.reward_timeout),
             queue=self.queue,
             progress=context.progress,
+            environment=self.environment,
         )
         self._count_failures(batch.failed, iteration, context)
         return batch
@@ -241,14 +246,13 @@ class LFPOTrainer(Trainer):
 
     def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
         """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+        kind = "reward function" if self.environment is None else "environment"
         failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
         for name, times in failing.items():
             if times == 1:
                 context.note(
-                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
-                raise CannotGoOn(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
-                )
+                raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")

@@ -104,6 +104,8 @@ def make_source(
     Raises UserError if they give none, or more than one source of prompts.
     """
     functions = _functions(args, reward_funcs)
+    if functions and args.environment is not None:
+        raise UserError("an environment gives the rewards itself; leave out reward_funcs")
     if train_dataset is None and args.data_file is None and args.dataset_name is None:
         if args.task is None:
             raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
@@ -111,12 +113,14 @@ def make_source(
         source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
+        if args.environment is not None:
+            source = replace(source, reward_functions=[], correct_all=None)
         if functions:
             source = replace(source, reward_functions=functions)
         return source
     if sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset)) > 1:
         raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
-    if not functions:
+    if not functions and args.environment is None:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
