@@ -75,8 +75,8 @@ def _played(
         for b, turn in enumerate(turns):
             if (problem := mine[turn.rollout]) < KEPT:
                 record = completion_record(t, b, turn.row["prompt"], turn.text, tokenizer)
-                reward = float(rewards.reward_B[turn.rollout])
-                records.append({"problem": problem, **record, **turn.note, "reward": reward})
+                earned = rewards.parts[environment.name][turn.rollout]
+                records.append({"problem": problem, **record, **turn.note, "reward": earned})
     return distributed.means_over_ranks(sums), [r for part in distributed.gather(records) for r in part]
 
 
