@@ -52,6 +52,13 @@ class Returns(Letters):
         return self.value
 
 
+class WrongForThree(Letters):
+    """Returns nothing in episodes of rows with three turns."""
+
+    def step(self, text):
+        return None if self.left == 3 and not text.startswith("a stand-in") else super().step(text)
+
+
 class Two(Returns):
     value = ("a", 1.0)
 

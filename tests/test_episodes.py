@@ -27,9 +27,12 @@ from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import rollout_records
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.plan.estimate import Estimate
+from lfpo.train.preflight import check_groups
 from test_distributed import assert_same_run
 from test_distributed import run as run_distributed
 from test_train import config, metrics, without_times
+from test_update import Whole
 
 SAMPLER = SamplerConfig(temperature=1.0).for_length(3)
 SCRIPTED = Environment(games.Scripted, max_turns=2, timeout=0.0)
@@ -257,12 +260,38 @@ def test_an_environment_that_raises_loses_the_batch_and_five_end_the_run(llada: 
     assert (record["rewards"], record["reply"]) == ({"RaisesLater": None}, "")
 
 
+def test_a_wrong_return_value_on_one_rank_ends_both_with_its_sentence(llada: Path, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    keys = ["--data_file", str(tmp_path / "rows.jsonl"), "--task", "null", "--reward_funcs", "[]", "--eval_steps", "0"]
+    keys += ["--environment", "games.WrongForThree", "--max_turns", "2", "--sampler.gen_length", "4"]
+    process = run_distributed(tmp_path / "run", llada, 2, *keys)
+    assert process.returncode == 2
+    assert process.stderr.count("environment 'WrongForThree': step returned None, expected (reply") == 2, process.stderr
+
+
+def test_an_objective_that_joins_a_prompts_rows_in_its_loss_is_refused(tmp_path: Path):
+    args = config(tmp_path, environment="games:Letters", max_turns=2)
+    with pytest.raises(
+        UserError, match="objective Whole needs rollouts of one row each, which an environment does not"
+    ):
+        check_groups(Whole(), args, 0)
+
+
+def test_the_plan_counts_every_turn_as_a_rollout(llada: Path, tmp_path: Path):
+    shape = json.loads((llada / "config.json").read_text())
+    keys: dict[str, Any] = {"task": "choice", "sampler": SamplerConfig(temperature=1.0)}
+    one = Estimate(config(tmp_path, **keys), shape)
+    three = Estimate(config(tmp_path, environment="games:Letters", max_turns=3, **keys), shape)
+    for name in ("rollout_flops", "update_flops", "evaluation_flops"):
+        assert getattr(three, name) == pytest.approx(3 * getattr(one, name))
+
+
 WRONG = {
     "games:NoStep": "expected a class with reset(row, seed) and step(text) -> (reply, reward, done), found <class",
     "games:number": "environment 'games:number': expected a class with reset",
     "games:Nothing": "environment 'games:Nothing': module 'games' has no 'Nothing'",
     "games:Raises": "environment 'Raises' failed on its first call: ConnectionError: nobody there (games.py:",
-    "games:Two": "environment 'Two': step returned \"('a', 1.0)\", expected (reply, reward, done): text, a finite",
+    "games:Two": "environment 'Two': step returned ('a', 1.0), expected (reply, reward, done): text, a finite",
     "games:NoText": "environment 'NoText': step returned",
     "games:NoNumber": "environment 'NoNumber': step returned",
     "games:NotFinite": "environment 'NotFinite': step returned",

@@ -30,6 +30,14 @@ def test_own_reward_raises_the_reward(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.long
+def test_guess_the_number_learns_to_use_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    ended = start(run_script, EXAMPLES / "guess_the_number.py").wait(900)
+    assert ended.returncode == 0, ended.stderr
+    assert "sampled episodes: 0.50 at first, 1.00 at last; greedy: 0.67, 1.00" in ended.stdout
+
+
+@pytest.mark.long
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its cells as one script, without Jupyter."""
     notebook = json.loads((EXAMPLES / "walkthrough.ipynb").read_text())

@@ -64,8 +64,7 @@ class Episode:
             returned = self.own.reset(dict(self.row), key(self.seed, "environment"))
             if returned is not None:
                 raise UserError(
-                    f"{name}: reset returned {str(returned)[:60]!r}, expected None; an episode begins with the row's "
-                    "prompt"
+                    f"{name}: reset returned {returned!r:.60}, expected None; an episode begins with the row's prompt"
                 )
         returned = self.own.step(text)
         values = returned if isinstance(returned, tuple | list) else []
@@ -74,7 +73,7 @@ class Episode:
                 self.reward, self.open = self.reward + reward, not done
             case _:
                 raise UserError(
-                    f"{name}: step returned {str(returned)[:60]!r}, expected (reply, reward, done): text, a finite "
+                    f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
                     "number, and True or False"
                 )
         said: Any = text + reply
