@@ -46,7 +46,7 @@ class RaisesLater(Letters):
 class Returns(Letters):
     """Returns what `value` says."""
 
-    value = None
+    value: object = None
 
     def step(self, text):
         return self.value

@@ -36,7 +36,7 @@ from test_update import Whole
 
 SAMPLER = SamplerConfig(temperature=1.0).for_length(3)
 SCRIPTED = Environment(games.Scripted, max_turns=2, timeout=0.0)
-ROWS = [{"prompt": text, "turns": turns} for text, turns in (("ab", 1), ("c", 2), ("dd", 3))]
+ROWS: list[dict[str, Any]] = [{"prompt": text, "turns": turns} for text, turns in (("ab", 1), ("c", 2), ("dd", 3))]
 
 
 class ScriptedEngine:
@@ -48,7 +48,7 @@ class ScriptedEngine:
     def sample(self, request: Request, finished: Any = None) -> Trajectory:
         self.requests.append(request)
         texts, size = self.calls.pop(0), len(request.prompts)
-        width, length = max(map(len, request.prompts)), request.sampler.gen_length
+        width, length = max(map(len, request.prompts)), request.sampler.gen_length or 0
         pad, eos = self.model.pad_id, self.model.eos_id
         tokens = [(self.tokenizer.encode(text, add_special_tokens=False) + [eos] * length)[:length] for text in texts]
         return Trajectory(

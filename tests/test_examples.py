@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -34,7 +35,12 @@ def test_guess_the_number_learns_to_use_the_hint(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     ended = start(run_script, EXAMPLES / "guess_the_number.py").wait(900)
     assert ended.returncode == 0, ended.stderr
-    assert "sampled episodes: 0.50 at first, 1.00 at last; greedy: 0.67, 1.00" in ended.stdout
+    found = re.search(
+        r"sampled episodes: ([\d.]+) at first, ([\d.]+) at last; greedy: [\d.]+, ([\d.]+)\n", ended.stdout
+    )
+    assert found is not None
+    first, last, greedy = map(float, found.groups())
+    assert first < 0.75 and last > 0.95 and greedy == 1.0
 
 
 @pytest.mark.long
