@@ -19,14 +19,14 @@ class Letters:
 
 
 class Scripted:
-    """The reply names the turn; 1 for the text "y", and over with "x" or "y"."""
+    """The reply names the turn; 1 for the text "y", 1/4 for "h", and over with "x" or "y"."""
 
     def reset(self, row, seed):
-        self.turn, self.want = 0, row.get("want", "y")
+        self.turn = 0
 
     def step(self, text):
         self.turn += 1
-        return f"({self.turn})", float(text == self.want), text in ("x", "y")
+        return f"({self.turn})", {"y": 1.0, "h": 0.25}.get(text, 0.0), text in ("x", "y")
 
 
 class Raises(Letters):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,12 @@ class ScriptedEngine:
         return {}
 
 
-def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n: int = 1, **row: Any) -> Any:
+def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n: int = 1) -> Any:
     """A batch of scripted completions, two turns at most; the engine that gave them, and the tokenizer."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     engine = ScriptedEngine(model, tokenizer, calls)
-    rows = [{"prompt": prompt, **row} for prompt in prompts]
-    source = list_source(rows, [], seed=0)
-    ordered = list_source(rows, [], seed=0)
-    object.__setattr__(source, "train_row", lambda index: ordered.rows[index % len(rows)])
+    rows = [{"prompt": prompt} for prompt in prompts]
+    source = replace(list_source(rows, [], seed=0), train_row=lambda index: rows[index])
     batch = collect(
         source,
         engine,  # type: ignore[arg-type]
@@ -151,8 +150,9 @@ def test_a_group_counts_each_episode_once_whatever_its_turns(llada: Path):
 
 def test_messages_are_a_conversation_of_assistant_and_user(llada: Path):
     ask = [{"role": "user", "content": "hi"}]
-    batch, engine, tokenizer = scripted(tiny.with_chat_template(llada), [ask], [["n"], ["y"]])
-    told = [*ask, {"role": "assistant", "content": "n"}, {"role": "user", "content": "(1)"}]
+    batch, engine, tokenizer = scripted(tiny.with_chat_template(llada), [ask], [["h"], ["y"]])
+    told = [*ask, {"role": "assistant", "content": "h"}, {"role": "user", "content": "(1)"}]
+    assert batch.reward_R.tolist() == [1.25]  # the sum of both turns
     assert [turn.row["prompt"] for turn in batch.turns] == [ask, told]
     assert engine.requests[1].prompts == [encode_prompt(tokenizer, told)]
 
@@ -256,8 +256,8 @@ def test_an_environment_that_raises_loses_the_batch_and_five_end_the_run(llada: 
     lines = metrics(tmp_path / "run")
     assert lines[0]["eval/greedy/reward"] is None
     assert [line["rewards/RaisesLater/failed"] for line in lines[1:]] == [1.0] * 4
-    record = json.loads((tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()[0])
-    assert (record["rewards"], record["reply"]) == ({"RaisesLater": None}, "")
+    records = [json.loads(line) for line in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
+    assert [(r["turn"], r["rewards"], r["reply"]) for r in records] == [(1, {"RaisesLater": None}, "")] * 8
 
 
 def test_a_wrong_return_value_on_one_rank_ends_both_with_its_sentence(llada: Path, tmp_path: Path):
