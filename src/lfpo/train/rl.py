@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,17 +23,15 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
-from lfpo.rollout.engine import AsyncEngine, Request
-from lfpo.rollout.queue import RolloutQueue
+from lfpo.rollout.engine import Request
 from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
-from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
-from lfpo.train.engines import make_engine
+from lfpo.train.engines import make_engine, make_queue
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import build_adamw
@@ -115,10 +112,10 @@ class LFPOTrainer(Trainer):
             functions = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=functions)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        self.queue = self._queue()
+        self.queue = make_queue(args, self.engine, self.model.pad_id)
         ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
         self.versions = Versions(own_parameters(self.reference)) if ahead else None
-        parts: dict[str, Part | None] = {"average": self.average, "queue": self.queue, "versions": self.versions}
+        parts = {"average": self.average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
@@ -148,25 +145,6 @@ class LFPOTrainer(Trainer):
                 self.versions.keep_only(self.queue.versions())
         return metrics
 
-    def _queue(self) -> RolloutQueue | None:
-        """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
-        cannot sample ahead."""
-        args, staleness = self.args, self.args.engine.max_staleness
-        if not staleness:
-            return None
-        if not (hasattr(self.engine, "submit") and hasattr(self.engine, "result")):
-            raise UserError(
-                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} "
-                "needs; set it to 0, or take another engine"
-            )
-        return RolloutQueue(
-            cast(AsyncEngine, self.engine),
-            staleness=staleness,
-            iterations=args.max_steps,
-            generations=args.num_generations,
-            pad_id=self.model.pad_id,
-        )
-
     def sample_and_score(self, iteration: int, context: Context) -> Batch:
         """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
@@ -195,10 +173,10 @@ class LFPOTrainer(Trainer):
             return contextlib.nullcontext()
         return self.versions.in_place(batch.version, newest=iteration)
 
-    def count_skipped(self, iteration: int) -> None:
-        """Count an update that was not applied; after MAX_SKIPPED in a row stop."""
-        self.state["skipped"] += 1
-        self.state["skipped_in_a_row"] += 1
+    def count(self, iteration: int, *, stepped: bool) -> None:
+        """Count updates that were not applied; after MAX_SKIPPED in a row stop."""
+        self.state["skipped"] += not stepped
+        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
             raise UserError(
                 f"{self.args.output_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
@@ -215,22 +193,8 @@ class LFPOTrainer(Trainer):
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
-        """Held-out results of theta, or of its average, under each eval sampler; the first few completions are kept in
-        the run."""
-        if not self.source.eval_rows:
-            return {}
-        started = time.perf_counter()
-        metrics: dict[str, float] = {}
-        records: list[dict[str, Any]] = []
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            self.engine.update(f"theta after {step}", self.model)
-            for name, sampler in self.eval_samplers.items():
-                found, kept = held_out(self, name, sampler, context.progress)
-                metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-                records += [{"sampler": name, **record} for record in kept]
-        if self.args.log_completions:
-            context.folder.write_rows(f"eval/step-{step}.jsonl", records)
-        return metrics | {"time/eval": time.perf_counter() - started}
+            return held_out(self, step, context)
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""
