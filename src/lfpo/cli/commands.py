@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from lfpo.rollout.sampler import SamplerConfig
 
 
+def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
+    """The checked configuration of a training command, and the flags that were given of `flags` and --resume."""
+    from lfpo.train.inputs import check_run
+
+    config, given = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
+    check_run(config, command, resume="resume" in given)
+    return config, given
+
+
 def train(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
-    from lfpo.train.inputs import check_train
 
-    config, flags = configure(LFPOConfig, rest, takes_file=True, command="train", flags=("resume", "dry_run"))
-    check_train(config, resume="resume" in flags)
+    config, flags = _trained(LFPOConfig, rest, "train", "dry_run")
     from lfpo.base import distributed
     from lfpo.report import write_report
     from lfpo.train.rl import LFPOTrainer
@@ -53,11 +60,9 @@ def _memory_explained(config: Any) -> Iterator[None]:
 
 
 def sft(rest: list[str]) -> None:
-    from lfpo.train.inputs import check_sft
     from lfpo.train.sft_config import SFTConfig
 
-    config, flags = configure(SFTConfig, rest, takes_file=True, command="sft", flags=("resume",))
-    check_sft(config, resume="resume" in flags)
+    config, flags = _trained(SFTConfig, rest, "sft")
     from lfpo.train.sft import train_sft
 
     with _memory_explained(config):
@@ -66,10 +71,8 @@ def sft(rest: list[str]) -> None:
 
 def dpo(rest: list[str]) -> None:
     from lfpo.train.dpo_config import DPOConfig
-    from lfpo.train.inputs import check_dpo
 
-    config, flags = configure(DPOConfig, rest, takes_file=True, command="dpo", flags=("resume",))
-    check_dpo(config, resume="resume" in flags)
+    config, flags = _trained(DPOConfig, rest, "dpo")
     from lfpo.train.dpo import train_dpo
 
     with _memory_explained(config):
@@ -220,10 +223,10 @@ def demo(rest: list[str]) -> None:
         print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
         return
     from lfpo.cli.settings import demo_config
-    from lfpo.train.inputs import check_train
+    from lfpo.train.inputs import check_run
 
     config = demo_config(rest)
-    check_train(config)
+    check_run(config, "train")
     from lfpo.cli.demo import run_demo
 
     run_demo(config)

@@ -144,7 +144,8 @@ class Worker:
     """One model in a process of its own, with the weights that it sampled with last."""
 
     def __init__(self, args: LFPOConfig):
-        self.args = dataclasses.replace(args, fsdp=False, fsdp_size=0, rollout_gather="model", offload_reference=False)
+        alone: dict[str, Any] = {"fsdp": False, "fsdp_size": 0, "rollout_gather": "model", "offload_reference": False}
+        self.args = dataclasses.replace(args, **alone, gradient_checkpointing=False)
         self.policy: MaskedDiffusionLM | None = None
         self.version: Version = -1
         self.ready = contextlib.ExitStack()

@@ -96,8 +96,6 @@ class LFPOTrainer(Trainer):
         check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
-        if args.gradient_checkpointing:
-            self.model.checkpoint_layers()
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         self.source, self.about = preflight(self)

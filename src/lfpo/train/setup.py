@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
@@ -76,8 +77,7 @@ def load_policies(
             f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
             "tokens; leave it out"
         )
-    model.autocast = autocast
-    model.head_precision = args.head_precision
+    model.autocast, model.head_precision = autocast, args.head_precision
     if mesh is None:
         model.to(device)
     if args.lora is not None:
@@ -85,12 +85,19 @@ def load_policies(
         for unsplit in model.unsplit:
             inject(unsplit, args.lora)
         others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
-        return {CURRENT: model} | others, tokenizer
-    frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = (
-        split_frozen_copy if mesh else frozen_copy_on_cpu if args.offload_reference else MaskedDiffusionLM.frozen_copy
-    )
-    names = [name for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed]
-    return {CURRENT: model} | {name: frozen_copy(model) for name in names}, tokenizer
+    else:
+        frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
+        if mesh is not None or args.offload_reference:
+            frozen_copy = frozen_copy_on_cpu if mesh is None else split_frozen_copy
+        others = {name: frozen_copy(model) for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed}
+    if args.gradient_checkpointing:
+        model.checkpoint_layers()
+    return {CURRENT: model} | others, tokenizer
+
+
+def about(model: MaskedDiffusionLM) -> str:
+    """A model's size and where it runs, in a line."""
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}"
 
 
 def make_source(
