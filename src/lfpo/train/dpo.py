@@ -116,7 +116,7 @@ class DPOTrainer(Trainer):
         return {f"eval/{name}": sum(part[name] for part in sums if part) / len(self.held_out) for name in sums[0]}
 
     def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, dict[str, Any]]:
-        """The masked views of pairs, and how passes through them are made. pairs: by the parts of the key of their masks."""
+        """The masked views of pairs, and how passes through them are made. pairs: by the parts of their masks' key."""
         trajectory = as_trajectory(list(pairs.values()), self.model)
         seeds = [key(*purpose, side) for purpose in pairs for side in ("chosen", "rejected")]
         filler = None

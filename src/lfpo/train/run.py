@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -102,8 +103,9 @@ class TrainingRun:
         self.trainer, self.args = trainer, trainer.args
         progress = Progress()
         path = Path(self.args.output_dir)
-        # Rank 0 decides for all: a launcher on another machine may have started the others.
-        restarted = distributed.gather(distributed.launched() and opened_by_this_launcher(path))[0]
+        # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
+        # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
+        restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
