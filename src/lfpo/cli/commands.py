@@ -105,9 +105,8 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(EvalConfig, "eval", takes_file=False))
-        raise SystemExit(0)
+    if _helped(rest, describe(EvalConfig, "eval", takes_file=False)):
+        return
     config = configure(parse_overrides(rest, text_keys(EvalConfig)))
     check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
@@ -131,8 +130,7 @@ def lm_eval(rest: list[str]) -> None:
 def compare(rest: list[str]) -> None:
     from lfpo.compare.settings import CompareConfig, pick_objectives
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(CompareConfig, "compare", takes_file=True))
+    if _helped(rest, describe(CompareConfig, "compare", takes_file=True)):
         return
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest, text_keys(CompareConfig))
@@ -200,8 +198,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(PlanConfig, "plan", takes_file=True))
+    if _helped(rest, describe(PlanConfig, "plan", takes_file=True)):
         return
     recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
     given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
@@ -212,15 +209,15 @@ def plan(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    _no_arguments(rest, "recipes", "List the shipped recipes.")
+    if _helped(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True):
+        return
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
 
 
 def demo(rest: list[str]) -> None:
-    if {"-h", "--help"} & set(rest):
-        print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
+    if _helped(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's."):
         return
     from lfpo.cli.settings import demo_config
     from lfpo.train.inputs import check_run
@@ -233,18 +230,22 @@ def demo(rest: list[str]) -> None:
 
 
 def doctor(rest: list[str]) -> None:
-    _no_arguments(rest, "doctor", "Show versions, devices and sandbox rungs, and check that lfpo works.")
+    about = "Show versions, devices and sandbox rungs, and check that lfpo works."
+    if _helped(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True):
+        return
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-def _no_arguments(rest: list[str], command: str, about: str) -> None:
-    if {"-h", "--help"} & set(rest):
-        print(f"usage: lfpo {command}\n\n{about}")
-        raise SystemExit(0)
-    if rest:
-        raise UserError(f"lfpo {command} takes no arguments, found {rest[0]!r}")
+def _helped(rest: list[str], text: str, *, takes_none: bool = False) -> bool:
+    """Print a command's help if it was asked for; returns whether. takes_none: refuse any other argument."""
+    asked = bool({"-h", "--help"} & set(rest))
+    if asked:
+        print(text)
+    elif takes_none and rest:
+        raise UserError(f"{text.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
+    return asked
 
 
 _ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)
