@@ -105,8 +105,7 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
-    if _helped(rest, describe(EvalConfig, "eval", takes_file=False)):
-        return
+    _help(rest, describe(EvalConfig, "eval", takes_file=False))
     config = configure(parse_overrides(rest, text_keys(EvalConfig)))
     check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
@@ -130,8 +129,7 @@ def lm_eval(rest: list[str]) -> None:
 def compare(rest: list[str]) -> None:
     from lfpo.compare.settings import CompareConfig, pick_objectives
 
-    if _helped(rest, describe(CompareConfig, "compare", takes_file=True)):
-        return
+    _help(rest, describe(CompareConfig, "compare", takes_file=True))
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest, text_keys(CompareConfig))
     if isinstance(overrides.get("objectives"), str | list):
@@ -198,8 +196,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
-    if _helped(rest, describe(PlanConfig, "plan", takes_file=True)):
-        return
+    _help(rest, describe(PlanConfig, "plan", takes_file=True))
     recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
     given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
     config, args = configure(load_yaml(recipe) if recipe else {}, given)
@@ -209,16 +206,14 @@ def plan(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    if _helped(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True):
-        return
+    _help(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True)
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
 
 
 def demo(rest: list[str]) -> None:
-    if _helped(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's."):
-        return
+    _help(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's.")
     from lfpo.cli.settings import demo_config
     from lfpo.train.inputs import check_run
 
@@ -231,21 +226,19 @@ def demo(rest: list[str]) -> None:
 
 def doctor(rest: list[str]) -> None:
     about = "Show versions, devices and sandbox rungs, and check that lfpo works."
-    if _helped(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True):
-        return
+    _help(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True)
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-def _helped(rest: list[str], text: str, *, takes_none: bool = False) -> bool:
-    """Print a command's help if it was asked for; returns whether. takes_none: refuse any other argument."""
-    asked = bool({"-h", "--help"} & set(rest))
-    if asked:
+def _help(rest: list[str], text: str, *, takes_none: bool = False) -> None:
+    """Print a command's help and exit, if it was asked for. takes_none: refuse any other argument."""
+    if {"-h", "--help"} & set(rest):
         print(text)
-    elif takes_none and rest:
+        raise SystemExit(0)
+    if takes_none and rest:
         raise UserError(f"{text.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
-    return asked
 
 
 _ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)
