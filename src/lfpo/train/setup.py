@@ -110,36 +110,33 @@ def make_source(
 
     Raises UserError if they give none, or more than one source of prompts.
     """
-    functions = _functions(args, reward_funcs)
-    if train_dataset is None and args.data_file is None and args.dataset_name is None:
-        if args.task is None:
-            raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-        n_eval = args.eval_size if args.evaluates_after(0) else 0  # 0: the test split is not read
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
+    functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
+    sources = sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset))
+    if not sources:
+        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
+    if sources > 1:
+        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
+    if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
-        if functions:
-            source = replace(source, reward_functions=functions)
-        return source
-    if sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset)) > 1:
-        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
+        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
+        return replace(source, reward_functions=functions) if functions else source
     if not functions:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    found = {
-        "train": read_rows(args, "train", train_dataset),
-        "eval": read_rows(args, "eval", eval_dataset) if args.evaluates_after(0) else Rows([], []),
-    }
+    found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
     if not found["train"].rows:
         raise UserError("train_dataset: no rows")
-    eval_rows = found["eval"].rows[: args.eval_size]
+    if n_eval:
+        found["eval"] = read_rows(args, "eval", eval_dataset)
+    eval_rows = found["eval"].rows[:n_eval]
     return list_source(
         found["train"].rows,
         functions,
         seed=args.seed,
         eval_rows=eval_rows,
-        place=lambda split, index: found[split].places[index],
+        place=lambda split, i: found[split].places[i],
     )
 
 
