@@ -16,8 +16,6 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.needs import signal_of
-from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
@@ -68,17 +66,6 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
         "folder": args.output_dir,
     }
     return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
-
-
-def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> None:
-    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0.
-
-    predictions: kept predictions of each rollout.
-    """
-    n, prompts = args.num_generations, args.prompts_per_iteration
-    reward_R = torch.zeros(prompts * n, dtype=torch.float64)
-    predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
-    signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
 
 
 def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:

@@ -20,7 +20,7 @@ from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
+from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request
@@ -35,7 +35,7 @@ from lfpo.train.engines import make_engine, make_queue
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import build_adamw
-from lfpo.train.preflight import check_groups, preflight
+from lfpo.train.preflight import preflight
 from lfpo.train.push import make_repository, run_push
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import by_epochs, check_ranks, load_policies, make_source, reward_weights, samplers, with_name
@@ -91,9 +91,7 @@ class LFPOTrainer(Trainer):
         self.reward_weights = reward_weights(args, self.source)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
-        check_old_policy(self.objective, args.old_policy)
         self.keep_steps = kept_steps(self.objective, self.sampler)
-        check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
@@ -165,6 +163,20 @@ class LFPOTrainer(Trainer):
         self._count_failures(batch.failed, iteration, context)
         return batch
 
+    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
+        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
+        for name, times in failing.items():
+            if times == 1:
+                context.note(
+                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    "its rewards of that batch count as None"
+                )
+            if times >= MAX_FAILED:
+                raise CannotGoOn(
+                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
+                )
+
     def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
         """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""
         if self.versions is None:
@@ -200,17 +212,3 @@ class LFPOTrainer(Trainer):
             self.average.swap()
             self.average = None
         return self.model
-
-    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
-        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
-        for name, times in failing.items():
-            if times == 1:
-                context.note(
-                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
-                    "its rewards of that batch count as None"
-                )
-            if times >= MAX_FAILED:
-                raise CannotGoOn(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
-                )

@@ -21,7 +21,7 @@ from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps, signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, list_source, task_source
@@ -199,7 +199,7 @@ def samplers(
     """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
 
     block_length: the model's. Raises UserError where a length does not fit, or the objective cannot learn from such
-    rollouts.
+    rollouts or from so few of them a prompt.
     """
     try:
         sampler = args.sampler.for_length(source.gen_length, block_length)
@@ -207,4 +207,8 @@ def samplers(
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
     check_rollouts(objective, sampler, trained_block=block_length)
+    check_old_policy(objective, args.old_policy)
+    group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
+    reward_R = torch.zeros(len(group_R), dtype=torch.float64)
+    signal_of(objective, reward_R, reward_R[:, None].expand(-1, len(kept_steps(objective, sampler))), group_R)
     return sampler, evaluated
