@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -66,9 +67,8 @@ class Display:
         self.console = console or Output(width=None if sys.stdout.isatty() else 200)
         self.total, self.quiet, self.every = total, quiet, every
         self.phase, self.evaluates_after = progress or Progress(), evaluates_after
-        self.step = 0
         self.began = self.updated = time.monotonic()
-        self.printed = float("-inf")
+        self.step, self.printed = 0, -math.inf
         self.seconds: list[float] = []  # of each iteration, without its evaluation
         self.evaluation = 0.0  # seconds of the last one
         self.rewards: list[float] = []
@@ -201,9 +201,8 @@ def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _score(values: dict[str, float]) -> str:
-    if "accuracy" in values:
-        return f"{100 * values['accuracy']:.1f}% at {values['nfe']:.1f} NFE"
-    return f"reward {reward_text(values)} at {values['nfe']:.1f} NFE"
+    result = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else f"reward {reward_text(values)}"
+    return f"{result} at {values['nfe']:.1f} NFE"
 
 
 def reward_text(values: dict[str, Any]) -> str:

@@ -87,9 +87,8 @@ class Lines:
         pass
 
     def update(self, metrics: dict[str, Any]) -> None:
-        step, now, rate = metrics["step"], time.perf_counter(), ""
-        if self.last is not None:
-            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
+        step, now = metrics["step"], time.perf_counter()
+        rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s" if self.last is not None else ""
         self.last = step, now
         shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
@@ -101,20 +100,16 @@ class TrainingRun:
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
-        progress = Progress()
-        path = Path(self.args.output_dir)
+        path, progress, total = Path(self.args.output_dir), Progress(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
         restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
+        self.folder = Run(path.expanduser(), silent=True)
+        self.display: Display | Lines = Lines(total, lambda text: None)
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
-            self.display = display or Display(
-                trainer.total_steps, progress=progress, evaluates_after=trainer.evaluates_after
-            )
-        else:
-            self.folder = Run(path.expanduser(), silent=True)
-            self.display = Lines(trainer.total_steps, lambda text: None)
+            self.display = display or Display(total, progress=progress, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
         self.context = Context(self.folder, StopRequests(), progress, self.note)
