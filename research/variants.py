@@ -137,7 +137,7 @@ class Weighted:
 
 
 @dataclass(frozen=True)
-class WeightedUniGRPO(Weighted, UniGRPO):
+class WeightedUniGRPO(Weighted, UniGRPO):  # type: ignore[misc]
     baseline: float = 1.0
     p_old: bool = False
 

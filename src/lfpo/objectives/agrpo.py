@@ -9,8 +9,8 @@ import torch
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.objectives.measures import Measures
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import listed, step_views
 from lfpo.objectives.views import Views
@@ -69,17 +69,8 @@ class AGRPO(settings.AGRPO):
         return mean / mean.sum()
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
-
-        with rho = exp(log p - log p_old) of tokens as they were drawn, w from `views`, and k3 of KL to the base.
-        """
-
-        def logp(policy: str) -> torch.Tensor:
-            return predictions.logp(policy, predictions.views.sampler)
-
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_losses(self, logp, advantage_T)
-        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
+        """As `token_loss`, with the probabilities of tokens as they were drawn."""
+        return token_loss(self, predictions, signal_B, predictions.views.sampler)
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts; the weights are those of a mean over the M samples."""

@@ -9,6 +9,7 @@ import torch
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -35,6 +36,7 @@ class EGSPO(settings.EGSPO):
     advantages need rewards of intermediate predictions, is left out.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step", "entropy"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
@@ -59,7 +61,3 @@ class EGSPO(settings.EGSPO):
         if self.aggregation == "sum":
             loss_U = loss_U / sequences.targets_U
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of replayed steps."""
-        return float(len(views))

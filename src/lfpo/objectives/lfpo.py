@@ -110,10 +110,6 @@ class LFPO(settings.LFPO):
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
 
-    def normalizer(self, views: Views) -> float:
-        """All target positions of the step."""
-        return float(views.target.sum())
-
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
     """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.

@@ -12,6 +12,7 @@ from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
@@ -44,6 +45,7 @@ class MaskAware(settings.MaskAware):
     first EOS and those of later sampling blocks compete, although the sampler could not have chosen the latter.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step", "full_attention", "unedited"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
@@ -102,7 +104,3 @@ class MaskAware(settings.MaskAware):
             sum_S = torch.zeros_like(peak_S).index_add(0, view_T, odds_T).clamp(min=1)  # the largest counts 1
             later_S = peak_S + sum_S.log()
             return (score_T - torch.logaddexp(score_T, later_S[view_T])).masked_fill(~revealed_T, 0)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(Sequences(views)))

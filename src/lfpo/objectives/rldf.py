@@ -88,10 +88,6 @@ class RLDF(settings.RLDF):
             loss_T = loss_T + self.beta * KL_ESTIMATES[self.kl](logp, predictions.logp(BASE))
         return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
-    def normalizer(self, views: Views) -> float:
-        """K over all ranks, or the number of states."""
-        return float(views.weight.sum())
-
 
 def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:
     """k distinct indices of 0 .. N-1 (all if N < k) without replacement, with probability softmax(score / temperature);

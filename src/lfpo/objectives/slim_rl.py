@@ -13,6 +13,7 @@ from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.masks import blocks_of, gauss_legendre, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -44,6 +45,8 @@ class SLIMRL(settings.SLIMRL):
     and counts truncated answers as wrong. Here every pass draws anew, the tokens after the first EOS are always hidden,
     and the reward function decides. Blocks are those that the model attends in, or the sampler's.
     """
+
+    normalizer = number_of_units
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """The advantages; exactly 0 only for rollouts of prompts that are left out."""
@@ -91,7 +94,3 @@ class SLIMRL(settings.SLIMRL):
             length = predictions.views.sampler.gen_length or predictions.views.labels.shape[1]
             loss = loss + self.beta * sequences.weighted(KL_ESTIMATES[self.kl](now_T, old_T)).sum() / length
         return loss, measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of masks."""
-        return float(len(views))

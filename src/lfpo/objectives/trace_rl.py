@@ -11,6 +11,7 @@ from lfpo.models.roles import OLD
 from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_views
@@ -29,6 +30,7 @@ class TraceRL(settings.TraceRL):
     The public code also counts truncated answers as wrong; here the reward function decides that.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step"})
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
@@ -58,7 +60,3 @@ class TraceRL(settings.TraceRL):
         loss_T, measures = clipped_loss(self, (logp - old).exp(), advantage_T)
         loss = (predictions.weight_T * loss_T).sum() + self.beta * k3(logp, old).sum()
         return loss, measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of states."""
-        return float(len(views))
