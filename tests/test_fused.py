@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from benchmarks.rectified import rectified_loss
 from lfpo.base.rng import generator
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, rectified_sum
-from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients

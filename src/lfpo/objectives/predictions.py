@@ -113,18 +113,6 @@ class Predictions:
                 return in_chunks(plain, rows, model.vocab_size)
             return in_chunks(as_drawn, [*rows, self.hidden(OLD)], model.vocab_size)
 
-    def kl(self, policy: str) -> torch.Tensor:
-        """KL(theta || another policy) over the whole vocabulary at each target, in nats, [T]."""
-        model, other = self.policies[CURRENT], self.policies[policy]
-
-        def exact(hidden: torch.Tensor, hidden_other: torch.Tensor) -> torch.Tensor:
-            logp = model.head(hidden).log_softmax(-1)
-            with torch.no_grad():
-                logp_other = other.head(hidden_other).log_softmax(-1)
-            return (logp.exp() * (logp - logp_other)).sum(-1)
-
-        return in_chunks(exact, [self.hidden(CURRENT), self.hidden(policy)], model.vocab_size)
-
     def head(self, policy: str = CURRENT) -> torch.Tensor:
         """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""
         return self.policies[policy].head_weight

@@ -6,11 +6,14 @@ What a knob means stands in the docstring of the objective. The type of a knob n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from lfpo.base.checks import AtLeastOne, Count, NotNegative, Positive, Share, not_negative
-from lfpo.objectives.advantages import Advantage
+from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
+
+if TYPE_CHECKING:
+    import torch
 
 KL = Literal["k1", "k2", "k3"]
 
@@ -265,10 +268,19 @@ class OfMediumPrompts(Clip):
         if self.min_accuracy > self.max_accuracy:
             raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
 
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """The advantages, exactly 0 only for rollouts of prompts that are left out: a rollout at its group's mean keeps
+        its KL term."""
+        advantage_R, mean_R = super().signal(reward_R, group_R), group_means(reward_R, group_R)
+        slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
+        outside_R = (mean_R < self.min_accuracy - slack) | (mean_R > self.max_accuracy + slack)
+        return advantage_R.masked_fill(advantage_R == 0, 1e-12).masked_fill(outside_R, 0.0)
+
 
 @dataclass(frozen=True)
 class TraceRL(OfMediumPrompts):
     shrink: Count = 8
+    advantage = "zscore"
 
 
 @dataclass(frozen=True)

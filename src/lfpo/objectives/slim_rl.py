@@ -10,7 +10,6 @@ import torch
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.masks import blocks_of, gauss_legendre, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
@@ -47,11 +46,6 @@ class SLIMRL(settings.SLIMRL):
     """
 
     normalizer = number_of_units
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """The advantages; exactly 0 only for rollouts of prompts that are left out."""
-        advantage_R = group_advantages(reward_R, group_R, self.advantage)
-        return of_medium_prompts(advantage_R, reward_R, group_R, self.min_accuracy, self.max_accuracy)
 
     def probabilities(self, level: float, blocks: int) -> torch.Tensor:
         """The probability that a token of each block is hidden, float64 [blocks]."""

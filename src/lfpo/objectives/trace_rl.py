@@ -9,7 +9,6 @@ import torch
 
 from lfpo.models.roles import OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
@@ -32,11 +31,6 @@ class TraceRL(settings.TraceRL):
 
     normalizer = number_of_units
     needs = frozenset({"reveal_step"})
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """Z-scores of the rewards in their group; exactly 0 only for rollouts of prompts that are left out."""
-        advantage = group_advantages(reward_R, group_R, "zscore")
-        return of_medium_prompts(advantage, reward_R, group_R, self.min_accuracy, self.max_accuracy)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         rows, first, last = [], [], []
