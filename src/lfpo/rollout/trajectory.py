@@ -241,14 +241,3 @@ def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
         name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
     }
     return dataclasses.replace(parts[0], **joined)
-
-
-def part(whole: Trajectory, first: int, count: int) -> Trajectory:
-    """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
-    own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
-    width = int(own.prompt_mask.sum(-1).max())
-    start = own.prompt_ids.shape[1] - width
-    fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
-    edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
-    fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
-    return dataclasses.replace(own, **fields)
