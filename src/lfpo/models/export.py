@@ -19,12 +19,11 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models.backbone import build_backbone
 from lfpo.models.family import Family
-from lfpo.models.key_map import Piece, pieces
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import state_shapes, tensor_files
+from lfpo.models.weights import Piece, pieces, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
