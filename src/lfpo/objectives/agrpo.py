@@ -12,7 +12,7 @@ from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.step_views import listed, step_means, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -63,7 +63,7 @@ class AGRPO(settings.AGRPO):
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform
-        (mean,) = trajectory.rows(torch.tensor([row])).step_means(trajectory.with_edits("entropy")[[row]])
+        (mean,) = step_means(trajectory.rows(torch.tensor([row])), trajectory.with_edits("entropy")[[row]])
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
         mean = mean + 1e-6
         return mean / mean.sum()

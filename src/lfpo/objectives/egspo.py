@@ -14,7 +14,7 @@ from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.step_views import listed, step_means, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -42,7 +42,7 @@ class EGSPO(settings.EGSPO):
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""
-        entropies = trajectory.step_means(trajectory.with_edits("entropy"), self.after_eos)
+        entropies = step_means(trajectory, trajectory.with_edits("entropy"), self.after_eos)
         picked = [
             steps[entropy.argsort(descending=True, stable=True)[: self.steps].sort().values]
             for steps, entropy in zip(trajectory.distinct_steps(self.after_eos), entropies, strict=True)

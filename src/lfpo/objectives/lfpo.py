@@ -15,7 +15,8 @@ from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, drawn_states, noised, replay
+from lfpo.objectives.step_views import drawn_states
+from lfpo.objectives.views import Views, noised, replay
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -204,21 +204,6 @@ class Trajectory:
         """
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
-    def step_means(self, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on
-        the CPU.
-
-        value_BW: one number a written token, in the order of `with_edits`. Each mean is in the dtype of the values, in
-        the order of `distinct_steps`.
-        """
-        value_BW, step_BW = value_BW.cpu(), self.scored_steps(after_eos).cpu()
-        means = []
-        for value_W, step_W, steps in zip(value_BW, step_BW, self.distinct_steps(after_eos), strict=True):
-            index = torch.searchsorted(steps, step_W[step_W >= 0])
-            total = torch.zeros(len(steps), dtype=value_W.dtype).index_add(0, index, value_W[step_W >= 0])
-            means.append(total / torch.bincount(index, minlength=len(steps)))
-        return means
-
 
 def per_position(step_B: torch.Tensor) -> torch.Tensor:
     """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
