@@ -33,17 +33,10 @@ class TraceRL(settings.TraceRL):
     needs = frozenset({"reveal_step"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        rows, first, last = [], [], []
-        distinct = trajectory.distinct_steps()
-        for row in signal_B.nonzero().flatten().tolist():
-            steps = distinct[row]
-            for start in range(0, len(steps), self.shrink):
-                part = steps[start : start + self.shrink]
-                rows.append(row)
-                first.append(int(part[0]))
-                last.append(int(part[-1]))
-        device = trajectory.tokens.device
-        row_S, first_S, last_S = (torch.tensor(x, dtype=torch.long, device=device) for x in (rows, first, last))
+        distinct, used = trajectory.distinct_steps(), signal_B.nonzero().flatten().tolist()
+        parts = [(row, int(part[0]), int(part[-1])) for row in used for part in distinct[row].split(self.shrink)]
+        numbers = torch.tensor(parts, dtype=torch.long, device=trajectory.tokens.device).view(-1, 3)
+        row_S, first_S, last_S = numbers.unbind(1)
         views = step_views(trajectory, row_S, first_S, last_S=last_S)
         return dataclasses.replace(views, weight=views.target / views.target.sum(-1, keepdim=True))
 

@@ -51,12 +51,6 @@ class Views:
     def __len__(self) -> int:
         return len(self.row)
 
-    def units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The unit of each view counted from 0 [S], and the first view of each unit [U], ascending by unit."""
-        numbers, unit_S = self.unit.unique(return_inverse=True)
-        index = torch.arange(len(self), device=unit_S.device)
-        return unit_S, torch.full_like(numbers, len(self)).scatter_reduce(0, unit_S, index, "amin")
-
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
