@@ -10,7 +10,6 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
-from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -74,4 +73,4 @@ def kl_to_base(predictions: Predictions) -> torch.Tensor:
             logp_base = base.head(hidden_base).log_softmax(-1)
         return (logp.exp() * (logp - logp_base)).sum(-1)
 
-    return in_chunks(exact, [predictions.hidden(CURRENT), predictions.hidden(BASE)], model.vocab_size)
+    return predictions.in_chunks(exact, CURRENT, predictions.hidden(BASE))

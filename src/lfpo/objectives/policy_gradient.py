@@ -10,8 +10,8 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets, ratio_measures
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.settings import Clip
-from lfpo.rollout.sampler import SamplerConfig
 
+LogpOf = Callable[[str], torch.Tensor]  # a policy -> log-probabilities
 Pairwise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of log-probabilities under two policies
 
 
@@ -40,21 +40,21 @@ def change(logp: torch.Tensor, logp_old: torch.Tensor) -> torch.Tensor:
 
 
 def token_loss(
-    knobs: Clip, predictions: Predictions, signal_B: torch.Tensor, sampler: SamplerConfig | None = None
+    knobs: Clip, predictions: Predictions, signal_B: torch.Tensor, logp_of: LogpOf | None = None
 ) -> tuple[torch.Tensor, Measures]:
     """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
 
-    with rho = exp(log p - log p_old) of each token, w its weight in the views, and k3 of KL to the base. sampler: whose
-    draws p is of (see `Predictions.logp`).
+    with rho = exp(log p - log p_old) of each token, w its weight in the views, and k3 of KL to the base. logp_of: gives
+    log p under a policy (None: the model's own).
     """
     advantage_T = predictions.at_targets(signal_B)
-    loss_T, measures = clipped_losses(knobs, lambda policy: predictions.logp(policy, sampler), advantage_T)
+    loss_T, measures = clipped_losses(knobs, logp_of or predictions.logp, advantage_T)
     return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
 
 def clipped_losses(
     knobs: Clip,
-    logp_of: Callable[[str], torch.Tensor],
+    logp_of: LogpOf,
     advantage: torch.Tensor,
     where: torch.Tensor | None = None,
     *,
