@@ -23,7 +23,7 @@ from lfpo.models.loading import described, load_model, load_tokenizer, save_mode
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import Piece, pieces, state_shapes, tensor_files
+from lfpo.models.weights import Piece, pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -39,9 +39,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     family, config = described(source)
     backbone = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
-    parts: dict[str, list[Piece]] = {}
-    for piece in pieces(family, state_shapes(backbone)):
-        parts.setdefault(piece.key, []).append(piece)
+    parts = pieces_of_each("key", family, state_shapes(backbone))
     names: dict[str, Path] = {}
     dtype = ""
     for path in dict.fromkeys(files.values()):

@@ -30,7 +30,7 @@ from lfpo.models.placement import merged
 from lfpo.models.sdar import SDAR, SDAR_MOE
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
-from lfpo.models.weights import Piece, checkpoint_shapes, part_of, pieces, place_weights, tensor_files
+from lfpo.models.weights import checkpoint_shapes, part_of, pieces_of_each, place_weights, tensor_files
 
 FAMILIES: dict[str, Family] = {
     "llada": LLADA,
@@ -271,9 +271,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
     shapes = {name: p.shape for name, p in weights.items()}
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces(model.family, shapes):
-        found.setdefault(piece.key, []).append(piece)
+    found = pieces_of_each("key", model.family, shapes)
     # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
     value_of = functools.lru_cache(maxsize=1)(functools.partial(merged, model))
 

@@ -26,8 +26,9 @@ def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
     During a forward each layer is copied to the device before it runs and released after it, so one layer is on the
     device at a time, and a forward transfers all layers once.
     """
+    pinned = model.device.type == "cuda"
     stored = {
-        id(p): nn.Parameter(_cpu_copy(p.data, model.device), requires_grad=False)
+        id(p): _frozen(torch.empty_like(p.data, device="cpu", pin_memory=pinned).copy_(p.data))
         for p in model.backbone.model.layers.parameters()
     }
     policy = model.frozen_copy(stored)
@@ -36,11 +37,6 @@ def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
         layer.register_forward_pre_hook(loader.load)
         layer.register_forward_hook(loader.release, always_call=True)
     return policy
-
-
-def _cpu_copy(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    copy = torch.empty_like(weight, device="cpu", pin_memory=device.type == "cuda")
-    return copy.copy_(weight)
 
 
 class _LayerLoader:

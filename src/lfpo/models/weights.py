@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -50,6 +50,16 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
     found: list[Piece] = []
     for name, shape in shapes.items():
         found += _expert_pieces(family, name, shape) or [_piece(family, name, shapes)]
+    return found
+
+
+def pieces_of_each(
+    kind: Literal["key", "name"], family: Family, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, list[Piece]]:
+    """The pieces of each tensor of a checkpoint ("key"), or of each parameter ("name"). shapes: see `pieces`."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(family, shapes):
+        found.setdefault(getattr(piece, kind), []).append(piece)
     return found
 
 
@@ -199,7 +209,7 @@ def place_weights(
     old, state = backbone.state_dict(), dict[str, torch.Tensor]()
     own_dtype = dict.fromkeys((name for name, _ in saved_buffers(backbone)), torch.float32)
     with _reader(files) as read:
-        for name, parts in _parts(model).items():
+        for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             value = _value(old[name], parts, read, own_dtype.get(name, dtype), device)
             if name in quantized and four_bit is not None:
                 quantize_one(backbone, name, value, device, four_bit)
@@ -218,16 +228,8 @@ def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """
     own = model.backbone.state_dict()
     with _reader(tensor_files(model.backbone, model.family, source)) as read:
-        for name, parts in _parts(model).items():
+        for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             _fill(local(own[name]), own_rows(own[name]), parts, read)
-
-
-def _parts(model: MaskedDiffusionLM) -> dict[str, list[Piece]]:
-    """The pieces of each parameter and buffer, by its name."""
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces(model.family, state_shapes(model.backbone)):
-        found.setdefault(piece.name, []).append(piece)
-    return found
 
 
 def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: Any) -> torch.Tensor:
