@@ -16,6 +16,7 @@ own logit, that stands on targets with p_old(y) below 1/2 (LFPO and DTM).
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,20 +30,17 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
+PUBLISHED = {"name": "lfpo", "timesteps": 4, "num_iterations": 1, "states": "stratified", "target_weight": "equal"}
+PUBLISHED |= {"baseline": 1.0, "deviation": "batch", "clip": 2.0}
+NOISED, P_OLD = {"states": "noised"}, {"target_weight": "p_old"}
 LOWER = {"baseline": 0.8, "deviation": "range", "clip": 0.8}
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "LFPO, replayed": {"name": "lfpo", "timesteps": 4, "clip": 2.0},
-    "LFPO, replayed, p_old": {"name": "lfpo", "timesteps": 4, "clip": 2.0, "target_weight": "p_old"},
-    "LFPO, noised": {"name": "lfpo", "timesteps": 4, "clip": 2.0, "states": "noised"},
-    "LFPO, noised, p_old": {"name": "lfpo", "timesteps": 4, "clip": 2.0, "states": "noised", "target_weight": "p_old"},
-    "LFPO, noised, baseline 0.8": {"name": "lfpo", "timesteps": 4, "states": "noised", **LOWER},
-    "LFPO, noised, baseline 0.8, p_old": {
-        "name": "lfpo",
-        "timesteps": 4,
-        "states": "noised",
-        "target_weight": "p_old",
-        **LOWER,
-    },
+    "LFPO, replayed": PUBLISHED,
+    "LFPO, replayed, p_old": PUBLISHED | P_OLD,
+    "LFPO, noised": PUBLISHED | NOISED,
+    "LFPO, noised, p_old": PUBLISHED | NOISED | P_OLD,
+    "LFPO, noised, baseline 0.8": PUBLISHED | NOISED | LOWER,
+    "LFPO": PUBLISHED | NOISED | LOWER | P_OLD,
     "DTM": {"name": "dtm"},
     "UniGRPO": {"name": "unigrpo", "num_iterations": 4},
     "coupled-GRPO": {"name": "coupled_grpo"},
@@ -55,16 +53,20 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--objectives", default=";".join(OBJECTIVES), help="names of the table, separated by ;")
     parser.add_argument("--samples", type=int, default=0, help="of each rollout in the reference; 0: every step")
     args = parser.parse_args()
     for task in args.tasks:
         print(f"{task}: {args.batches} batches of {args.prompts} prompts x 8 rollouts", flush=True)
         print("| objective | cosine | gradient noise | undetermined |\n| --- | ---: | ---: | ---: |")
-        for row in compare(task, args.batches, args.prompts, args.samples):
+        chosen = {name: OBJECTIVES[name] for name in args.objectives.split(";")}
+        for row in compare(task, chosen, args.batches, args.prompts, args.samples):
             print("| " + " | ".join(row) + " |", flush=True)
 
 
-def compare(task: str, batches: int, prompts: int, samples: int) -> list[list[str]]:
+def compare(
+    task: str, objectives: dict[str, dict[str, Any]], batches: int, prompts: int, samples: int
+) -> Iterator[list[str]]:
     recipe, _, length = task.partition("@")
     values = merge(load_yaml(recipe), {"task": length} if length else {})
     values = merge(values, {"prompts_per_iteration": prompts, "num_generations": 8, "threads": 1, "seed": 5})
@@ -76,14 +78,12 @@ def compare(task: str, batches: int, prompts: int, samples: int) -> list[list[st
     sampled = [trainer.sample_and_score(i, Context()) for i in range(batches)]
     steps = samples or int(max(b.trajectory.scheduled_steps.max() for b in sampled))
     reference = gradients(trainer, sampled, {"name": "agrpo", "mc_samples": steps, "step_distribution": "uniform"})
-    rows = []
-    for label, settings in OBJECTIVES.items():
+    for label, settings in objectives.items():
         own = gradients(trainer, sampled, settings)
         square, noise = norms(own)
         cosine = cross(own, reference) / (square * norms(reference)[0]) ** 0.5
         share = f"{undetermined(trainer, sampled[0], settings):.2f}" if settings["name"] in ("lfpo", "dtm") else ""
-        rows.append([label, f"{cosine:.2f}", f"{noise:.1f}", share])
-    return rows
+        yield [label, f"{cosine:.2f}", f"{noise:.1f}", share]
 
 
 def gradients(trainer: Any, sampled: list[Any], settings: dict[str, Any]) -> torch.Tensor:

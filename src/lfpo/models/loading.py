@@ -19,9 +19,11 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models.backbone import build_backbone, saved_buffers
+from lfpo.models.dllm import DLLM_QWEN3
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
 from lfpo.models.fsdp import assign, shard, tie
+from lfpo.models.illada import ILLADA
 from lfpo.models.llada import LLADA
 from lfpo.models.llada2 import LLADA2
 from lfpo.models.llada_moe import LLADA_MOE
@@ -39,6 +41,8 @@ FAMILIES: dict[str, Family] = {
     "dream": DREAM,
     "sdar": SDAR,
     "sdar_moe": SDAR_MOE,
+    "dllm_qwen3": DLLM_QWEN3,
+    "illada": ILLADA,
 }
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
@@ -104,9 +108,13 @@ def family_of(config: dict[str, Any], where: object) -> Family:
 
 
 def described(source: Path) -> tuple[Family, dict[str, Any]]:
-    """The family and config.json of a checkpoint's folder. Raises UserError as `family_of`."""
+    """The family and config.json of a checkpoint's folder, with the block length that its name tells. Raises UserError
+    as `family_of`."""
     config = read_json(source / "config.json")
-    return family_of(config, source / "config.json"), config
+    family = family_of(config, source / "config.json")
+    if family.named_block is not None and family.named_block[0] in str(source):
+        config = family.named_block[1] | config
+    return family, config
 
 
 def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
@@ -257,6 +265,9 @@ def load_tokenizer(name: str | Path) -> Any:
                 "a masked diffusion model needs one"
             )
         tokenizer.mask_token = family.mask_token
+    template = tokenizer.chat_template
+    if isinstance(template, str) and not template.startswith(family.template_prefix):
+        tokenizer.chat_template = family.template_prefix + template
     return tokenizer
 
 

@@ -20,7 +20,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.backbone import build_backbone
 from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.loading import SHIPPED, family_of
+from lfpo.models.loading import SHIPPED, described, family_of
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 
@@ -47,6 +47,10 @@ PUBLISHED = {
     "JetLM/SDAR-4B-Chat": "sdar-4b",
     "JetLM/SDAR-8B-Chat": "sdar-8b",
     "JetLM/SDAR-30B-A3B-Chat": "sdar-30b-a3b",
+    "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1": "dllm-0.6b",
+    "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1": "dllm-0.6b-blocks",
+    "GSAI-ML/iLLaDA-8B-Base": "illada-8b",
+    "GSAI-ML/iLLaDA-8B-Instruct": "illada-8b",
 }
 
 
@@ -90,7 +94,7 @@ def model_config(name: str) -> dict[str, Any]:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = SHIPPED.get(name, Path(name).expanduser())
     if folder.is_dir():
-        return read_json(folder / "config.json")
+        return described(folder)[1]
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {', '.join(LAYOUTS)}")
     from huggingface_hub import hf_hub_download
