@@ -1,8 +1,5 @@
-"""The reveal rules, and their registry REVEAL_RULES.
-
-LLaDA's (arXiv 2502.09992), Dream's (2508.15487) and SDAR's follow a schedule, and so does that of Mask-Aware policy
-gradients (2607.15200); those of Fast-dLLM (2505.22618), EB-Sampler (2505.24857) and SLIM-RL (2607.00208) decide how
-many positions a step reveals.
+"""The registry REVEAL_RULES, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule. So do Dream's
+(dream.py); those in own_pace.py decide how many positions a step reveals.
 """
 
 from __future__ import annotations
@@ -16,8 +13,8 @@ from lfpo.rollout.reveal.rule import Reveal, Rule, Step, best
 if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
     import torch
 
-# Rules that reveal as many positions as the schedule says. In SDAR's and LLaDA2's, which reveal all that are left where
-# these are fewer, SDAR's code then writes another position again, which may be one of the prompt.
+# Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
+# position again, which may be one of the prompt.
 
 
 def scheduled_plan(
