@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import typing
+from typing import Annotated, Any
+
+
+def check_ranges(knobs: Any) -> None:
+    """Run the checks that the types of a dataclass's fields name, such as `steps: Count`, on its values."""
+    for name, hint in typing.get_type_hints(type(knobs), include_extras=True).items():
+        for part in (hint, *typing.get_args(hint)):
+            for check in getattr(part, "__metadata__", ()):
+                check(knobs, name)
 
 
 def at_least_one(knobs: Any, *names: str) -> None:
@@ -48,3 +57,11 @@ def time_limits(knobs: Any, *names: str) -> None:
     for name in names:
         if not getattr(knobs, name) >= 0:
             raise ValueError(f"{name!r} {getattr(knobs, name)} must be seconds, or 0 for no limit")
+
+
+# Types of fields whose range `check_ranges` checks.
+Count = Annotated[int, at_least_one]
+NotNegative = Annotated[float, not_negative]
+Positive = Annotated[float, positive]
+Share = Annotated[float, in_unit_interval]
+AtLeastOne = Annotated[float, at_least_one]
