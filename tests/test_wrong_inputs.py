@@ -141,7 +141,7 @@ CODE = {
     "LFPOConfig(output_dir='out', stop_on='never')": "'never' is no rule",
     "LFPOTrainer(args={'output_dir': 'out'})": "args: expected an LFPOConfig, found dict",
     "LFPOTrainer(args=LFPOConfig(output_dir='out', task='choice'), reward_funcs=5)": "reward_funcs: expected functions",
-    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "could not load the train split",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "could not load the train",
     "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset=[3])": "train_dataset[0]",
 }
 
