@@ -117,8 +117,13 @@ COMMANDS = {
     "plan sudoku --objective.bta 2": "objective: unknown key 'bta'; did you mean 'beta'",
     "watch no-such-folder --prot 3": "unknown key 'prot'; did you mean 'port'",
     "plan sudoku --update_token 3": "unknown key 'update_token'; did you mean 'update_tokens'",
+    "train paper/llada-8b-gms8k": "did you mean 'paper/llada-8b-gsm8k'",
+    "train algorithm/spg": "did you mean 'algorithms/spg'",
 }
 NEED_TORCH = {
+    "plan --model llada-9b": "llada-8b",
+    "plan --gpus 0": "gpus 0 must be at least 1",
+    "plan --gpus 12": "multiple of gpus_per_machine 8",
     "train sudoku --model finished": "its model is in finished/model",
     f"{ROWS} --data_file uneven.jsonl --reward_funcs rw.ok": "uneven.jsonl:2: the columns are answr, prompt",
     f"{ROWS} --data_file long.jsonl --reward_funcs rw.ok": "long.jsonl:3: prompt",
