@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import step_views
 from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
+from lfpo.rollout.trajectory import Trajectory
 
 CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
 
@@ -147,14 +149,19 @@ class Attending(peers.ClosedFormModel):
         return torch.cat(rows)
 
 
+def ending_early(golden: dict[str, Any], views_of: Callable[[Trajectory, torch.Tensor], Views]) -> Views:
+    """Views of rollouts that end where the golden case says: what comes after is neither revealed nor attended to."""
+    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
+    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
+    views = views_of(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
+    return dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
+
+
 @cases("bgpo")
 def test_bgpo(golden: dict[str, Any]):
     hyper = golden["hyper"]
     objective = BGPO(mc_samples=hyper["mc_num"], dual_clip=hyper["dual_clip"], **clip_of(golden))
-    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
-    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
-    views = elbo_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1), after_eos=True)
-    views = dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
+    views = ending_early(golden, lambda t, masked: elbo_views(t, masked, after_eos=True))
     check(objective, views, golden, model=Attending)
 
 
@@ -256,10 +263,7 @@ def test_dtree_rpo(golden: dict[str, Any]):
 @cases("vrpo")
 def test_vrpo(golden: dict[str, Any]):
     objective = VRPO(mc_samples=golden["hyper"]["mc_num"], beta=golden["hyper"]["beta"], after_eos=True)
-    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
-    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
-    views = objective.mask_views(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
-    views = dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
+    views = ending_early(golden, objective.mask_views)
     found = elbos(views, Predictions(views, peers.policies(Attending)).logp("base"))
     torch.testing.assert_close(found, torch.tensor(golden["ref_elbo_over_C"], dtype=torch.float64), rtol=1e-5, atol=0)
     check(objective, views, golden, model=Attending)
