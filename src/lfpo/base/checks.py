@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+
+def check_ranges(knobs: Any) -> None:
+    """Run the checks that the types of a dataclass's fields name, such as `steps: Count`, on its values."""
+    for name, hint in typing.get_type_hints(type(knobs), include_extras=True).items():
+        for part in (hint, *typing.get_args(hint)):
+            for check in getattr(part, "__metadata__", ()):
+                check(knobs, name)
 
 
 def _check(knobs: Any, names: tuple[str, ...], holds: Callable[[Any], bool], what: str) -> None:
@@ -42,3 +51,11 @@ def decays(knobs: Any, *names: str) -> None:
 def time_limits(knobs: Any, *names: str) -> None:
     """Raise ValueError for a time limit that is negative; 0 means no limit."""
     _check(knobs, names, lambda value: value >= 0, "be seconds, or 0 for no limit")
+
+
+# Types of fields whose range `check_ranges` checks.
+Count = Annotated[int, at_least_one]
+NotNegative = Annotated[float, not_negative]
+Positive = Annotated[float, positive]
+Share = Annotated[float, in_unit_interval]
+AtLeastOne = Annotated[float, at_least_one]

@@ -22,11 +22,10 @@ from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import local
-from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
+from lfpo.objectives.measures import Measures, add_measures, means_over_ranks, watched_routers
 from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.router_balance import watched_routers
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
 from lfpo.runs.context import Context
