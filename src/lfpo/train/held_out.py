@@ -58,11 +58,10 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
 def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
     """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
-    rows, mine = trainer.source.eval_rows, distributed.share(len(trainer.source.eval_rows))
-    ids, total = result.trajectory.completion_ids(), 0.0
-    if mine:
-        own, texts = [rows[i] for i in mine], [result.completions[i] for i in mine]
-        weights, limit = trainer.reward_weights, trainer.args.reward_timeout
-        scored = trainer.source.score(own, texts, [ids[i] for i in mine], weights, limit)
+    rows, total = trainer.source.eval_rows, 0.0
+    if mine := distributed.share(len(rows)):
+        texts, all_ids = result.completions, result.trajectory.completion_ids()
+        own, ids, limit = [rows[i] for i in mine], [all_ids[i] for i in mine], trainer.args.reward_timeout
+        scored = trainer.source.score(own, [texts[i] for i in mine], ids, trainer.reward_weights, limit)
         total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)
