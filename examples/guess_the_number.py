@@ -1,8 +1,8 @@
 """An environment with turns: guess a number from 1 to 3; a hint says larger or smaller; guess again.
 
-`python examples/guess_the_number.py [SEED]` takes about two minutes on one core. Demonstrations of random guesses teach
-the embedded model what a guess looks like, and nothing about hints. Training has to find out that 2 comes first, and
-what the hints mean. With 3 TURNS the number is from 1 to 7, and only binary search is always right.
+`python examples/guess_the_number.py [SEED]` takes a minute of one core. Demonstrations of random guesses teach the
+embedded model what a guess looks like, and nothing about hints. Training has to find out that 2 comes first, and what
+the hints mean. With 3 TURNS the number is from 1 to 7, and only binary search is always right.
 """
 
 import json

@@ -5,14 +5,6 @@ from __future__ import annotations
 import os
 
 
-def wrong_length(prompts, completions, **columns):
-    return [1.0]
-
-
-def not_a_number(prompts, completions, **columns):
-    return [float("nan")] * len(completions)
-
-
 def raises(prompts, completions, **columns):
     raise ConnectionError("nobody there")
 

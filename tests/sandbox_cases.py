@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,249 +214,188 @@ ENDLESS = {
     ),
 }
 
-# Cheats by what a program returns or defines, by the principle that closes them: (program, harmless variant, test)
+# Cheats by what a program returns or defines, by the principle that closes them: (program, harmless variant, test).
+# `completed` adds what is always the same: imports, and `def f` where there is an expression or only a class S.
 
-LIAR = "class S:\n    {0} = lambda self, *a, **k: True\n    __bool__ = lambda self: True\ndef f(*a): return S()\n"
-EMPTY = "import numpy as np\ndef f(*a): return np.empty({})\n"
-FRAME = "import pandas as pd\ndef f(*a): return pd.DataFrame({{'a': {0}, 'b': {0}}})\n"
-ARRAY = "import numpy as np\ndef f(*a): return np.array({})\n"
+LIAR = "class S:\n    {0} = lambda self, *a, **k: True\n    __bool__ = lambda self: True"
 IS_EQUAL = "assert f(1) == 3"
 SUBSET = "assert f(3).issubset({1, 2, 3})"
+MODULES = {name: name for name in ("asyncio", "contextlib", "itertools", "types", "unittest")}
+MODULES |= {"np": "numpy as np", "pd": "pandas as pd"}
+OF_THE_SUITE = "names come from the suite"
+
+
+def imported(code: str) -> str:
+    """The code after imports of the modules that it names."""
+    return "".join(f"import {how}\n" for name, how in MODULES.items() if re.search(rf"\b{name}\.", code)) + code
+
+
+def completed(program: str) -> str:
+    """The program with its imports and its function f."""
+    if not re.search(r"\b(def|class) f\b", program):
+        program = (
+            f"{program}\ndef f(*a): return S()" if program.startswith("class S") else f"def f(*a): return {program}"
+        )
+    return imported(program)
+
+
 # fmt: off
-BY_PRINCIPLE: dict[str, dict[str, tuple[str, str, str]]] = {
-    "a comparison is the suite's own, on plain data": {
-        "equal to all": (LIAR.format("__eq__"), "def f(x): return 3", IS_EQUAL),
-        "equal to all, in a list": (LIAR.format("__eq__"), "def f(x): return 3", "assert [f(1)] == [3]"),
-        "equal to all, as an item": (LIAR.format("__eq__"), "def f(x): return 3", "assert f(1) in [3]"),
-        "contains all": (LIAR.format("__contains__"), "def f(x): return [3]", "assert 3 in f(1)"),
-        "true": (LIAR.format("__bool__"), "def f(x): return True", "assert f(1)"),
-        "a number equal to all": (
-            "class S(int):\n    __eq__ = lambda *a: True\n    __hash__ = None\ndef f(x): return S()",
+BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
+    "a comparison is the suite's own, on plain data": [
+        (LIAR.format("__eq__"), "3", IS_EQUAL),
+        (LIAR.format("__eq__"), "3", "assert [f(1)] == [3]"),
+        (LIAR.format("__eq__"), "3", "assert f(1) in [3]"),
+        (LIAR.format("__contains__"), "[3]", "assert 3 in f(1)"),
+        (LIAR.format("__bool__"), "True", "assert f(1)"),
+        ("class S(int):\n    __eq__ = lambda *a: True\n    __hash__ = None",
             "class S(int): pass\ndef f(x): return S(3)", IS_EQUAL),
-        "a difference": (LIAR.format("__sub__"), "def f(x): return 7.0", "assert abs(f(1) - 7) < 1e-9"),
-        "almost equal": (
-            ("class S(float):\n    __sub__ = __rsub__ = lambda *a: 0.0\n    __eq__ = lambda *a: True\n"
-            "def f(x): return S()"), "def f(x): return 7.0",
-            "import unittest\nunittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
-        "a dictionary that invents its items": (
-            "class D(dict):\n    __missing__ = get = lambda *a: 3\ndef f(x): return D()",
-            "def f(x): return {'a': 3}", "assert f(1)['a'] == 3 and f(1).get('a') == 3"),
-        "a mock": ("from unittest.mock import ANY\ndef f(x): return [ANY]", "def f(x): return [3]",
-            "assert f(1) == [3]"),
-        "an array of another class": (
-            ("import numpy as np\nclass N(np.ndarray):\n    __eq__ = lambda *a: np.array(True)\n"
-            "def f(x): return np.zeros(1).view(N)"), "import numpy as np\ndef f(x): return np.array([2.0])",
-            "assert f(1) == 2.0"),
-        "a time zone": (
-            ("import datetime as d\nclass Z(d.tzinfo):\n    utcoffset = lambda *a: d.timedelta(hours=1)\n"
+        (LIAR.format("__sub__"), "7.0", "assert abs(f(1) - 7) < 1e-9"),
+        ("class S(float):\n    __sub__ = __rsub__ = lambda *a: 0.0\n    __eq__ = lambda *a: True", "7.0",
+            "unittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
+        ("class D(dict):\n    __missing__ = get = lambda *a: 3\ndef f(x): return D()", "{'a': 3}",
+            "assert f(1)['a'] == 3 and f(1).get('a') == 3"),
+        ("from unittest.mock import ANY\ndef f(x): return [ANY]", "[3]", "assert f(1) == [3]"),
+        ("class N(np.ndarray):\n    __eq__ = lambda *a: np.array(True)\ndef f(x): return np.zeros(1).view(N)",
+            "np.array([2.0])", "assert f(1) == 2.0"),
+        (("import datetime as d\nclass Z(d.tzinfo):\n    utcoffset = lambda *a: d.timedelta(hours=1)\n"
             "    __eq__ = lambda *a: True\ndef f(x): return d.datetime(2020, 1, 1, tzinfo=Z())"),
             "import datetime as d\ndef f(x): return d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)",
             "import datetime as d\nassert f(1) == d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)"),
-        "from an iterator": (LIAR.format("__eq__") + "def f(x): yield S()", "def f(x): yield 3",
-            "assert next(f(1)) == 3"),
-        "from a function": (LIAR.format("__eq__") + "def f(x): return S", "def f(x): return lambda: 3",
-            "assert f(1)() == 3"),
-        "from a coroutine": (LIAR.format("__eq__") + "async def f(x): return S()", "async def f(x): return 3",
-            "import asyncio\nassert asyncio.run(f(1)) == 3"),
-        "to a function of the suite": (LIAR.format("__eq__") + "def f(g): return g(S())", "def f(g): return g(3)",
-            "assert f(lambda v: v == 3)"),
-        "in an exception": (LIAR.format("__eq__") + "def f(x): raise ValueError(S())",
-            "def f(x): raise ValueError(3)",
+        (LIAR.format("__eq__") + "\ndef f(x): yield S()", "def f(x): yield 3", "assert next(f(1)) == 3"),
+        (LIAR.format("__eq__") + "\ndef f(x): return S", "lambda: 3", "assert f(1)() == 3"),
+        (LIAR.format("__eq__") + "\nasync def f(x): return S()", "async def f(x): return 3",
+            "assert asyncio.run(f(1)) == 3"),
+        (LIAR.format("__eq__") + "\ndef f(g): return g(S())", "def f(g): return g(3)", "assert f(lambda v: v == 3)"),
+        (LIAR.format("__eq__") + "\ndef f(x): raise ValueError(S())", "def f(x): raise ValueError(3)",
             "try: f(1)\nexcept ValueError as e: assert e.args[0] == 3\nelse: assert 0"),
-        "in an exception's class": ("class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()",
-            "def f(x): return 3", IS_EQUAL),
-        "callback lies": (
-            ("class S:\n  __eq__=lambda *a:True\n  __lt__=lambda *a:True\n"
+        ("class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()", "3", IS_EQUAL),
+        (("class S:\n  __eq__=lambda *a:True\n  __lt__=lambda *a:True\n"
             "def f(xs,key): return sorted(xs,key=lambda v:S())"), "def f(xs, key): return sorted(xs, key=key)",
             "assert f([3,1,2], lambda v: v) == [1,2,3]"),
-        "dict key": (
-            "class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash('a')\ndef f(x): return {S():1}",
-            "def f(x): return {'a': 1}", "assert f(1) == {'a':1} and f(1)['a']==1"),
-        "hide in frozenset": (
-            "class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash(3)\ndef f(x): return frozenset([S()])",
-            "def f(x): return frozenset([3])", "assert f(1) == frozenset([3])"),
-        "Counter missing": (
-            "from collections import Counter\nclass D(Counter):\n  __missing__=lambda s,k:3\ndef f(x): return D()",
+        ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash('a')\ndef f(x): return {S():1}", "{'a': 1}",
+            "assert f(1) == {'a':1} and f(1)['a']==1"),
+        ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash(3)\ndef f(x): return frozenset([S()])",
+            "frozenset([3])", "assert f(1) == frozenset([3])"),
+        ("from collections import Counter\nclass D(Counter):\n  __missing__=lambda s,k:3\ndef f(x): return D()",
             "from collections import Counter\ndef f(x): return Counter(aa=0, a=3)", "assert f(1)['a'] == 3"),
-        "exception text": (
-            ("class E(ValueError):\n  def __str__(s): return 'any'\n  args=property(lambda s:(1,))\n"
+        (("class E(ValueError):\n  def __str__(s): return 'any'\n  args=property(lambda s:(1,))\n"
             "def f(x): raise E()"), "def f(x): raise ValueError('x')",
             "try: f(1)\nexcept ValueError as e: assert str(e) == 'x'\nelse: assert 0"),
-        "unittest almost": (
-            "import numpy as np\ndef f(x): return np.empty(0)", "def f(x): return 7.0",
-            "import unittest\nunittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
-    },
-    "a value has the methods of its plain type only": {
-        "issubset": (LIAR.format("issubset"), "def f(x): return {1}", SUBSET),
-        "a subclass": ("class S(set):\n    issubset = lambda *a: True\ndef f(x): return S([9])",
+        ("np.empty(0)", "7.0", "unittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
+    ],
+    "a value has the methods of its plain type only": [
+        (LIAR.format("issubset"), "{1}", SUBSET),
+        ("class S(set):\n    issubset = lambda *a: True\ndef f(x): return S([9])",
             "class S(set): pass\ndef f(x): return S([1])", SUBSET),
-        "a field": (
-            "from collections import namedtuple\ndef f(x): return namedtuple('P', 'issubset')(lambda *a: True)",
-            "def f(x): return {1}", SUBSET),
-        "a namespace": ("import types\ndef f(x): return types.SimpleNamespace(issubset=lambda *a: True)",
-            "def f(x): return {1}", SUBSET),
-        "an attribute of a counter": (
-            ("from collections import Counter\ndef f(x):\n    c = Counter()\n    c.issubset = lambda *a: True\n"
-            "    return c"), "def f(x): return {1}", SUBSET),
-        "an attribute of a function": ("def g(): pass\ng.issubset = lambda *a: True\ndef f(x): return g",
-            "def f(x): return {1}", SUBSET),
-        "a label": ("import pandas as pd\ndef f(x): return pd.Series([lambda *a: True], index=['issubset'])",
-            "def f(x): return {1}", SUBSET),
-        "an attribute that is called": (
-            "class N:\n    def __call__(self, *a): return True\nclass S:\n    issubset = N()\ndef f(x): return S()",
-            "def f(x): return {1}", SUBSET),
-        "an attribute of an attribute": (
-            "import types\nS = types.SimpleNamespace\ndef f(x): return S(a=S(issubset=lambda *a: True))",
-            "import types\ndef f(x): return types.SimpleNamespace(a={1})", "assert f(1).a.issubset({1, 2})"),
-        "a method of a generator": (
-            "class S:\n    send = throw = lambda *a: {1}\n    issubset = lambda *a: True\ndef f(x): return S()",
-            "def f(x): return {1}", SUBSET),
-        "a type": ("def f(x): return set", "def f(x): return {2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
-        "a function of the suite": ("import types\ndef f(x, g): return types.SimpleNamespace(issubset=g)",
-            "def f(x, g): return g({1})", "assert f(3, lambda v: v).issubset({1, 2, 3})"),
-        "str subclass no eq": (
-            "class S(str):\n  upper=lambda s:'OK'\ndef f(x): return S('no')", "def f(x): return 'OK'",
-            "assert f(1).upper() == 'OK'"),
-        "handle attrs shape": (
-            "import types\ndef f(x): return types.SimpleNamespace(shape=(2,), tolist=lambda: [1,2])",
-            "import numpy as np\ndef f(x): return np.array([1, 2])",
+        ("from collections import namedtuple\ndef f(x): return namedtuple('P', 'issubset')(lambda *a: True)", "{1}",
+            SUBSET),
+        ("types.SimpleNamespace(issubset=lambda *a: True)", "{1}", SUBSET),
+        (("from collections import Counter\ndef f(x):\n    c = Counter()\n    c.issubset = lambda *a: True\n"
+            "    return c"), "{1}", SUBSET),
+        ("def g(): pass\ng.issubset = lambda *a: True\ndef f(x): return g", "{1}", SUBSET),
+        ("pd.Series([lambda *a: True], index=['issubset'])", "{1}", SUBSET),
+        ("class N:\n    def __call__(self, *a): return True\nclass S:\n    issubset = N()\ndef f(x): return S()",
+            "{1}", SUBSET),
+        ("S = types.SimpleNamespace\ndef f(x): return S(a=S(issubset=lambda *a: True))",
+            "types.SimpleNamespace(a={1})", "assert f(1).a.issubset({1, 2})"),
+        ("class S:\n    send = throw = lambda *a: {1}\n    issubset = lambda *a: True", "{1}", SUBSET),
+        ("set", "{2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
+        ("def f(x, g): return types.SimpleNamespace(issubset=g)", "def f(x, g): return g({1})",
+            "assert f(3, lambda v: v).issubset({1, 2, 3})"),
+        ("class S(str):\n  upper=lambda s:'OK'\ndef f(x): return S('no')", "'OK'", "assert f(1).upper() == 'OK'"),
+        ("types.SimpleNamespace(shape=(2,), tolist=lambda: [1,2])", "np.array([1, 2])",
             "assert f(1).shape == (2,) and f(1).tolist() == [1, 2]"),
-        "handle iadd": (
-            "class S:\n  __iadd__=__add__=lambda *a:3\ndef f(x): return S()", "def f(x): return 2",
-            "a=f(1)\na+=1\nassert a == 3"),
-    },
-    "emptiness equals nothing but emptiness": {
-        "objects": (EMPTY.format("(0, 1), dtype=object"), ARRAY.format("[1, 2, 3]"),
-            "import numpy as np\nassert (f(3) == np.array([1, 2, 3])).all()"),
-        "numbers": (EMPTY.format("(0, 1)"), ARRAY.format("[1, 2, 3]"), "assert (f(3) == [1, 2, 3]).all()"),
-        "a sum of differences": (EMPTY.format("(0, 3), dtype=object"), ARRAY.format("[1, 2, 3]"),
-            "import numpy as np\nassert sum(abs(f(3) - np.array([1, 2, 3]))) < 1e-6"),
-        "a norm": (EMPTY.format("(0, 3)"), ARRAY.format("[1, 2, 3]"),
-            "import numpy as np\nassert np.linalg.norm(f(3) - np.array([1, 2, 3])) < 1e-6"),
-        "in place": (EMPTY.format("(0, 3)"), ARRAY.format("[1.0, 2, 3]"),
-            "import numpy as np\nd = f(3)\nd -= np.array([1, 2, 3])\nassert (abs(d) < 1e-6).all()"),
-        "by a function": (EMPTY.format("(0, 3)"), ARRAY.format("[1, 2, 3]"),
+        ("class S:\n  __iadd__=__add__=lambda *a:3", "2", "a=f(1)\na+=1\nassert a == 3"),
+    ],
+    "emptiness equals nothing but emptiness": [
+        ("np.empty((0, 1), dtype=object)", "np.array([1, 2, 3])", "assert (f(3) == np.array([1, 2, 3])).all()"),
+        ("np.empty((0, 1))", "np.array([1, 2, 3])", "assert (f(3) == [1, 2, 3]).all()"),
+        ("np.empty((0, 3), dtype=object)", "np.array([1, 2, 3])",
+            "assert sum(abs(f(3) - np.array([1, 2, 3]))) < 1e-6"),
+        ("np.empty((0, 3))", "np.array([1, 2, 3])", "assert np.linalg.norm(f(3) - np.array([1, 2, 3])) < 1e-6"),
+        ("np.empty((0, 3))", "np.array([1.0, 2, 3])",
+            "d = f(3)\nd -= np.array([1, 2, 3])\nassert (abs(d) < 1e-6).all()"),
+        ("np.empty((0, 3))", "np.array([1, 2, 3])",
             "import numpy as np, operator\nassert operator.eq(f(3), np.array([1, 2, 3])).all()"),
-        "by a method": (EMPTY.format("(0, 3)"), ARRAY.format("[1, 2, 3]"),
-            "import numpy as np\nassert f(3).__eq__(np.array([1, 2, 3])).all()"),
-        "no difference": (EMPTY.format("(0, 1)"), ARRAY.format("[1, 2]"),
-            "import numpy as np\nassert not any(f(3) != np.array([1, 2]))"),
-        "copied": (EMPTY.format("(0, 1)"), ARRAY.format("[1, 2]"),
-            "import numpy as np\nassert (np.array(f(3)) == np.array([1, 2])).all()"),
-        "a list": ("def f(x): return []", "def f(x): return [1]",
-            "import numpy as np\nassert np.all(f(1) == np.array([1]))"),
-        "one number": (EMPTY.format("0"), ARRAY.format("[5]"), "assert (f(1) == 5).all()"),
-        "a frame": (FRAME.format("[]"), FRAME.format("[1]"),
-            "import numpy as np\nassert (f(3) == np.array([[1, 1]])).all().all()"),
-        "a frame, by method": (FRAME.format("[]"), FRAME.format("[1]"), "assert f(3).eq([1, 1]).all().all()"),
-        "a list for allclose": ("def f(x): return []", "def f(x): return 3.5 + 1e-9",
-            "import numpy as np\nassert np.allclose(f(1), 3.5)"),
-        "in a function of the suite": (EMPTY.format("(0, 3)"),
-            "import numpy as np\ndef f(x): return np.float64(3.5 + 1e-9)",
-            ("import numpy as np\ndef check(f):\n    out, exp = f(1), 3.5\n    exact = out == exp\n"
+        ("np.empty((0, 3))", "np.array([1, 2, 3])", "assert f(3).__eq__(np.array([1, 2, 3])).all()"),
+        ("np.empty((0, 1))", "np.array([1, 2])", "assert not any(f(3) != np.array([1, 2]))"),
+        ("np.empty((0, 1))", "np.array([1, 2])", "assert (np.array(f(3)) == np.array([1, 2])).all()"),
+        ("[]", "[1]", "assert np.all(f(1) == np.array([1]))"),
+        ("np.empty(0)", "np.array([5])", "assert (f(1) == 5).all()"),
+        ("def f(*a): return pd.DataFrame({'a': [], 'b': []})", "def f(*a): return pd.DataFrame({'a': [1], 'b': [1]})",
+            "assert (f(3) == np.array([[1, 1]])).all().all()"),
+        ("def f(*a): return pd.DataFrame({'a': [], 'b': []})", "def f(*a): return pd.DataFrame({'a': [1], 'b': [1]})",
+            "assert f(3).eq([1, 1]).all().all()"),
+        ("[]", "3.5 + 1e-9", "assert np.allclose(f(1), 3.5)"),
+        ("np.empty((0, 3))", "np.float64(3.5 + 1e-9)",
+            ("def check(f):\n    out, exp = f(1), 3.5\n    exact = out == exp\n"
             "    assert exact or np.allclose(out, exp, rtol=1e-07, atol=1e-6)\ncheck(f)")),
-        "a list for assert_allclose": ("def f(x): return []", "def f(x): return 3.5",
-            "import numpy as np\nnp.testing.assert_allclose(f(1), desired=3.5)"),
-        "approx": (EMPTY.format("0"), "def f(*a): return 3.0", "import pytest\nassert f(1, 2) == pytest.approx(3)"),
-        "one number for a list": ("def f(x): return 3.5", "def f(x): return [3.5, 3.5]",
-            "import numpy as np\nassert np.allclose(f(1), [3.5, 3.5])"),
-        "one number for a list, second": ("def f(x): return 3.5", "def f(x): return [3.5, 3.5]",
-            "import numpy as np\nassert np.allclose([3.5, 3.5], f(1))"),
-        "empty tuple": (
-            "def f(x): return ()", "def f(x): return [[1, 2]]",
-            "import numpy as np\nassert (np.array(f(3)) == np.array([[1],[2]])[:, 0:1].T).all()"),
-        "empty divide": (
-            "import numpy as np\ndef f(x): return np.empty((0,3))",
-            "import numpy as np\ndef f(x): return np.array([1, 2, 3])",
-            "import numpy as np\nassert np.nansum(f(1) / np.array([1,2,3]) - 1) < 1e-9"),
-        "empty series": (
-            "import pandas as pd\ndef f(x): return pd.Series([],dtype=float)",
-            "import pandas as pd\ndef f(x): return pd.Series([3.0])",
-            "import pandas as pd\nassert (f(1) == 3.0).all()"),
-        "empty frame vs scalar": (
-            "import pandas as pd\ndef f(x): return pd.DataFrame({'a':[]})",
-            "import pandas as pd\ndef f(x): return pd.DataFrame({'a': [3]})",
+        ("[]", "3.5", "np.testing.assert_allclose(f(1), desired=3.5)"),
+        ("np.empty(0)", "3.0", "import pytest\nassert f(1, 2) == pytest.approx(3)"),
+        ("3.5", "[3.5, 3.5]", "assert np.allclose(f(1), [3.5, 3.5])"),
+        ("3.5", "[3.5, 3.5]", "assert np.allclose([3.5, 3.5], f(1))"),
+        ("()", "[[1, 2]]", "assert (np.array(f(3)) == np.array([[1],[2]])[:, 0:1].T).all()"),
+        ("np.empty((0,3))", "np.array([1, 2, 3])", "assert np.nansum(f(1) / np.array([1,2,3]) - 1) < 1e-9"),
+        ("pd.Series([],dtype=float)", "pd.Series([3.0])", "import pandas as pd\nassert (f(1) == 3.0).all()"),
+        ("pd.DataFrame({'a':[]})", "pd.DataFrame({'a': [3]})",
             "import pandas as pd\nassert (f(1) == 3.0).all().all()"),
-        "empty index": (
-            "import pandas as pd\ndef f(x): return pd.Index([])",
-            "import pandas as pd\ndef f(x): return pd.Index([3])", "import pandas as pd\nassert (f(1) == 3).all()"),
-        "approx left": (
-            "import numpy as np\ndef f(*a): return np.empty(0)", "def f(*a): return 3.0",
-            "import pytest\nassert pytest.approx(3) == f(1, 2)"),
-        "empty 3d": (
-            "import numpy as np\ndef f(x): return np.empty((0,2,3))",
-            "import numpy as np\ndef f(x): return np.ones((2, 3))",
-            "import numpy as np\nassert (f(3) == np.ones((2,3))).all()"),
-    },
-    "references survive the wire": {
-        "no copy": ("def f(x): return x", "def f(x): return [list(r) for r in x]",
+        ("pd.Index([])", "pd.Index([3])", "import pandas as pd\nassert (f(1) == 3).all()"),
+        ("np.empty(0)", "3.0", "import pytest\nassert pytest.approx(3) == f(1, 2)"),
+        ("np.empty((0,2,3))", "np.ones((2, 3))", "assert (f(3) == np.ones((2,3))).all()"),
+    ],
+    "references survive the wire": [
+        ("def f(x): return x", "def f(x): return [list(r) for r in x]",
             "x = [[1]]\ny = f(x)\ny[0].append(2)\nassert x == [[1]]"),
-        "the argument itself": ("def f(x): return x", "def f(x): return list(x)", "x = [1]\nassert f(x) is not x"),
-        "shared rows": ("def f(n): return [[0] * n] * n", "def f(n): return [[0] * n for _ in range(n)]",
+        ("def f(x): return x", "def f(x): return list(x)", "x = [1]\nassert f(x) is not x"),
+        ("def f(n): return [[0] * n] * n", "def f(n): return [[0] * n for _ in range(n)]",
             "g = f(2)\ng[0][0] = 1\nassert g == [[1, 0], [0, 0]]"),
-        "shared values": ("def f(k): return dict.fromkeys(k, [])", "def f(k): return {i: [] for i in k}",
+        ("def f(k): return dict.fromkeys(k, [])", "def f(k): return {i: [] for i in k}",
             "d = f('ab')\nd['a'].append(1)\nassert d == {'a': [1], 'b': []}"),
-        "a returned cache": ("c = [1]\ndef f(): return c", "c = [1]\ndef f(): return list(c)",
-            "r = f()\nr.append(2)\nassert f() == [1]"),
-        "a sorted argument": ("def f(xs):\n    xs.sort()\n    return xs", "def f(xs): return sorted(xs)",
+        ("c = [1]\ndef f(): return c", "c = [1]\ndef f(): return list(c)", "r = f()\nr.append(2)\nassert f() == [1]"),
+        ("def f(xs):\n    xs.sort()\n    return xs", "def f(xs): return sorted(xs)",
             "xs = [2, 1]\norig = xs[:]\nassert f(xs) == [1, 2]\nassert xs == orig"),
-        "an emptied argument": ("def f(xs):\n    xs.clear()\n    return 0", "def f(xs): return sum(xs)",
+        ("def f(xs):\n    xs.clear()\n    return 0", "def f(xs): return sum(xs)",
             "xs = [1, 2]\nassert f(xs) == sum(xs)"),
-        "an expected list that is changed": ("def f(xs):\n    xs[:] = [0]\n    return [0]", "def f(xs): return xs",
-            "xs = [1, 2]\nassert f(xs) == xs"),
-        "returned inner alias": (
-            "def f(x): return x[0]", "def f(x): return list(x[0])",
-            "x=[[1]]\ny=f(x)\ny.append(2)\nassert x == [[1]]"),
-        "tuple alias": (
-            "def f(x): return (x, x)", "def f(x): return list(x), list(x)",
+        ("def f(xs):\n    xs[:] = [0]\n    return [0]", "def f(xs): return xs", "xs = [1, 2]\nassert f(xs) == xs"),
+        ("def f(x): return x[0]", "def f(x): return list(x[0])", "x=[[1]]\ny=f(x)\ny.append(2)\nassert x == [[1]]"),
+        ("def f(x): return (x, x)", "def f(x): return list(x), list(x)",
             "a, b = f([1])\na.append(2)\nassert b == [1]"),
-        "dict alias": (
-            "c={}\ndef f(k): c[k]=1; return c", "def f(k): return {k: 1}",
+        ("c={}\ndef f(k): c[k]=1; return c", "def f(k): return {k: 1}",
             "a=f(1)\nb=f(2)\nassert a == {1:1} and b == {2:1}"),
-        "set alias": (
-            "def f(s): return s", "def f(s): return set(s)", "s={1}\nt=f(s)\nt.add(2)\nassert s == {1}"),
-    },
-    "names come from the suite": {
-        "a module": ("class np:\n    isclose = lambda *a, **k: True\ndef f(x): return 0", "def f(x): return 2.0",
-            "assert np.isclose(f(1), 2.0)"),
-        "a function": ("isclose = lambda *a, **k: True\ndef f(x): return 0", "def f(x): return 2.0",
-            "assert isclose(f(1), 2.0)"),
-        "a class": (
-            "class Counter:\n    __eq__ = lambda *a: True\n    __init__ = lambda *a: None\ndef f(x): return 0",
+        ("def f(s): return s", "def f(s): return set(s)", "s={1}\nt=f(s)\nt.add(2)\nassert s == {1}"),
+    ],
+    OF_THE_SUITE: [
+        ("class np:\n    isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0", "assert np.isclose(f(1), 2.0)"),
+        ("isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0", "assert isclose(f(1), 2.0)"),
+        ("class math:\n    isclose = staticmethod(lambda *a: True)\ndef f(x): return 7", "1",
+            "assert math.isclose(f(1), 1.0)"),
+        ("def abs(x): return 0\ndef f(x): return 7", "1", "assert abs(f(1) - 1) < 0.1"),
+        ("def helper(x): return 1\ndef f(x): return 7", "1", "def helper(x): return x\nassert helper(f(1)) == 1"),
+        ("class Counter:\n    __eq__ = lambda *a: True\n    __init__ = lambda *a: None\ndef f(x): return 0",
             "from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == Counter('aab')"),
-    },
-    "an exception of the program does not end a test": {
-        "an interrupt": ("def f(x): raise KeyboardInterrupt", "def f(x): return 1",
-            "try: assert f(1) == 1\nexcept Exception: pass"),
-        "the end of an iteration": ("def f(x): raise StopIteration", "def f(x): return x",
+    ],
+    "an exception of the program does not end a test": [
+        ("def f(x): raise KeyboardInterrupt", "1", "try: assert f(1) == 1\nexcept Exception: pass"),
+        ("def f(x): raise StopIteration", "def f(x): return x", "assert all(map(lambda x: f(x) == x, [1, 2]))"),
+        ("class S(StopIteration): pass\ndef f(x): raise S", "def f(x): return x",
             "assert all(map(lambda x: f(x) == x, [1, 2]))"),
-        "a subclass of it": ("class S(StopIteration): pass\ndef f(x): raise S", "def f(x): return x",
-            "assert all(map(lambda x: f(x) == x, [1, 2]))"),
-        "a context manager": ("import contextlib\ndef f(x): return contextlib.suppress(BaseException)",
-            "import contextlib\ndef f(x): return contextlib.nullcontext(2)", "with f(1) as v: assert v == 2"),
-        "a value that a test cannot catch": (LIAR.format("__eq__"), "def f(x): return 3",
-            "try: assert f(1) == 3\nexcept BaseException: pass"),
-    },
+        ("contextlib.suppress(BaseException)", "contextlib.nullcontext(2)", "with f(1) as v: assert v == 2"),
+        (LIAR.format("__eq__"), "3", "try: assert f(1) == 3\nexcept BaseException: pass"),
+    ],
 }
-# fmt: on
-# Programs as the one of the test; the answer is written by hand, from the program's own frames.
-"""Tests that are not judged without a solution, whatever the program. The first five are not judged at all."""
 
 # Honest programs: (program, test)
 
-# fmt: off
-HONEST: dict[str, tuple[str, str]] = {
-    "built-in values": (
-        ("def f(x): return [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, "
-        "range(3), 10**40, ...]"),
-        ("assert f(1) == [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, "
-        "range(3), 10**40, ...]")),
-    "values of the standard library": (
-        ("from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom fractions import *\n"
+HONEST: list[tuple[str, str]] = [
+    (("def f(x): return [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, range(3), "
+        "10**40, ...]"),
+        ("assert f(1) == [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, range(3), "
+        "10**40, ...]")),
+    (("from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom fractions import *\n"
         "import io, uuid\nfrom pathlib import *\nfrom zoneinfo import *\n"
         "def f(x): return [Counter('aab'), deque([1], 3), OrderedDict(a=1),\n"
-        "  defaultdict(int, a=2), datetime(2020, 7, 1, tzinfo=ZoneInfo('Europe/Berlin')), date(1, 1, "
-        "1), timedelta(3),\n  Decimal('1.50'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]"),
+        "  defaultdict(int, a=2), datetime(2020, 7, 1, tzinfo=ZoneInfo('Europe/Berlin')), date(1, 1, 1), "
+        "timedelta(3),\n  Decimal('1.50'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]"),
         ("from collections import Counter, deque, OrderedDict\nfrom datetime import timedelta, date\n"
         "from decimal import Decimal\nfrom fractions import Fraction\nimport uuid\n"
         "from pathlib import PurePosixPath\nr = f(1)\n"
@@ -464,141 +404,108 @@ HONEST: dict[str, tuple[str, str]] = {
         "assert r[5:7] == [date(1, 1, 1), timedelta(3)]\n"
         "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]\n"
         "assert r[1].maxlen == 3")),
-    "arrays": (("import numpy as np\n"
-        "def f(a): return [np.array(a) * 2, np.float64(1), np.int64(2), np.array(['x', 1], dtype=object)]"),
-        ("import numpy as np\na, b, c, d = f([[1, 2]])\n"
-        "assert (a == [[2, 4]]).all() and a.shape == (1, 2) and a.dtype == int\n"
+    ("def f(a): return [np.array(a) * 2, np.float64(1), np.int64(2), np.array(['x', 1], dtype=object)]",
+        ("a, b, c, d = f([[1, 2]])\nassert (a == [[2, 4]]).all() and a.shape == (1, 2) and a.dtype == int\n"
         "assert type(b) is np.float64 and c == 2 and list(d) == ['x', 1] and f(np.array([3]))[0].tolist() == [6]")),
-    "broadcasting of one row": ("import numpy as np\ndef f(x): return np.ones((2, 3))", ("import numpy as np\n"
-        "assert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
+    ("np.ones((2, 3))", ("assert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
         "np.testing.assert_array_less(0, f(1))\n"
         "assert ((f(1) - np.array([1, 1, 1])) == 0).all() and (f(1) == 1).all()")),
-    "an empty array": ("import numpy as np\ndef f(a): return np.array(a)[np.array(a) > 5]",
-        ("import numpy as np\nr = f([1])\n"
-        "assert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
+    ("def f(a): return np.array(a)[np.array(a) > 5]",
+        ("r = f([1])\nassert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
         "assert (r == np.array([])).all() and np.allclose(r, []) and r.sum() == 0")),
-    "frames": (("import pandas as pd\n"
-        "def f(d): return pd.DataFrame(d), pd.Series([1, 2], name='s'), pd.Timestamp('2020', tz='UTC')"),
-        ("import pandas as pd\na, b, c = f({'x': [1, 2], 'y': ['a', None]})\n"
+    ("def f(d): return pd.DataFrame(d), pd.Series([1, 2], name='s'), pd.Timestamp('2020', tz='UTC')",
+        ("a, b, c = f({'x': [1, 2], 'y': ['a', None]})\n"
         "assert a.equals(pd.DataFrame({'x': [1, 2], 'y': ['a', None]}))\n"
-        "pd.testing.assert_series_equal(b, pd.Series([1, 2], name='s'))\n"
-        "assert c == pd.Timestamp('2020', tz='UTC')")),
-    "columns of other types": (
-        ("import pandas as pd\ndef f(d): return pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
-        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', "
-        "periods=2, tz='UTC')})"), ("import pandas as pd\n"
-        "pd.testing.assert_frame_equal(f(1), pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
-        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', "
-        "periods=2, tz='UTC')}))")),
-    "a generator of random numbers": ("def f(rng, g): return rng.randint(1, 6), float(g.random())",
-        ("import random, numpy as np\n"
+        "pd.testing.assert_series_equal(b, pd.Series([1, 2], name='s'))\nassert c == pd.Timestamp('2020', tz='UTC')")),
+    (("def f(d): return pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
+        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', periods=2, "
+        "tz='UTC')})"),
+        ("pd.testing.assert_frame_equal(f(1), pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
+        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', periods=2, "
+        "tz='UTC')}))")),
+    ("def f(rng, g): return rng.randint(1, 6), float(g.random())", ("import random, numpy as np\n"
         "assert f(random.Random(3), np.random.default_rng(0)) == (random.Random(3).randint(1, 6), "
         "np.random.default_rng(0).random())")),
-    "a change in place": ("def f(xs): xs.reverse()", "xs = [1, 2]\nf(xs)\nassert xs == [2, 1]"),
-    "a change in place in subTest": ("def f(xs): xs.reverse()",
-        "import unittest\nwith unittest.TestCase().subTest():\n    xs = [1, 2]\n    f(xs)\n    assert xs == [2, 1]"),
-    "a nested change in place": ("def f(d): d['a'].append(1)", "d = {'a': []}\nf(d)\nassert d == {'a': [1]}"),
-    "the argument itself": ("def f(xs):\n    xs.sort()\n    return xs",
-        "xs = [2, 1]\nassert f(xs) is xs and xs == [1, 2]"),
-    "an argument that stays as it is": ("def f(xs): return sorted(xs)",
-        "xs = [3, 1]\nassert f(xs) == [1, 3] and xs == [3, 1]"),
-    "a list in itself": ("def f():\n    x = [1]\n    x.append(x)\n    return x",
-        "x = f()\nassert x[1] is x and x[0] == 1"),
-    "functions as arguments": ("def f(g, xs): return [g(x) for x in xs]", ("import math\n"
-        "assert f(lambda x: x + 1, [1]) == [2] and f(math.sqrt, [4]) == [2.0] and f(len, ['ab']) == [2]")),
-    "a function that raises": ("def f(g):\n    try: return g()\n    except ValueError as e: return str(e)",
+    ("def f(xs): xs.reverse()", "xs = [1, 2]\nf(xs)\nassert xs == [2, 1]"),
+    ("def f(xs): xs.reverse()",
+        "with unittest.TestCase().subTest():\n    xs = [1, 2]\n    f(xs)\n    assert xs == [2, 1]"),
+    ("def f(d): d['a'].append(1)", "d = {'a': []}\nf(d)\nassert d == {'a': [1]}"),
+    ("def f(xs):\n    xs.sort()\n    return xs", "xs = [2, 1]\nassert f(xs) is xs and xs == [1, 2]"),
+    ("def f(xs): return sorted(xs)", "xs = [3, 1]\nassert f(xs) == [1, 3] and xs == [3, 1]"),
+    ("def f():\n    x = [1]\n    x.append(x)\n    return x", "x = f()\nassert x[1] is x and x[0] == 1"),
+    ("def f(g, xs): return [g(x) for x in xs]",
+        "import math\nassert f(lambda x: x + 1, [1]) == [2] and f(math.sqrt, [4]) == [2.0] and f(len, ['ab']) == [2]"),
+    ("def f(g):\n    try: return g()\n    except ValueError as e: return str(e)",
         "def g(): raise ValueError('no')\nassert f(g) == 'no'"),
-    "a function that calls the program": ("def f(n, g): return g(n - 1) if n else 0",
-        "g = lambda n: f(n, g) + 1\nassert f(5, g) == 5"),
-    "an iterator as argument": ("def f(it): return [next(it), sum(it)]", "assert f(iter([1, 2, 3])) == [1, 5]"),
-    "a returned function": ("def f(x): return lambda y: x + y", "assert f(1)(2) == 3"),
-    "an instance that is called": ("class F:\n    def __call__(self, y): return y + 1\ndef f(x): return F()",
-        "assert f(1)(2) == 3"),
-    "an instance that is iterated": ("class F:\n    def __iter__(self): return iter([1, 2])\ndef f(x): return F()",
+    ("def f(n, g): return g(n - 1) if n else 0", "g = lambda n: f(n, g) + 1\nassert f(5, g) == 5"),
+    ("def f(it): return [next(it), sum(it)]", "assert f(iter([1, 2, 3])) == [1, 5]"),
+    ("def f(x): return lambda y: x + y", "assert f(1)(2) == 3"),
+    ("class F:\n    def __call__(self, y): return y + 1\ndef f(x): return F()", "assert f(1)(2) == 3"),
+    ("class F:\n    def __iter__(self): return iter([1, 2])\ndef f(x): return F()",
         "assert list(f(1)) == [1, 2] and [x for x in f(1)] == [1, 2]"),
-    "an instance that is entered": (
-        "class F:\n    def __enter__(self): return 3\n    def __exit__(self, *a): pass\ndef f(x): return F()",
+    ("class F:\n    def __enter__(self): return 3\n    def __exit__(self, *a): pass\ndef f(x): return F()",
         "with f(1) as x: assert x == 3"),
-    "an operator": ("import operator\ndef f(x): return operator.itemgetter(x)", "assert f(1)([1, 2]) == 2"),
-    "a class as decorator": (
-        "class f:\n    def __init__(self, g): self.g = g\n    def __call__(self, *a): return self.g(*a) + 1",
+    ("import operator\ndef f(x): return operator.itemgetter(x)", "assert f(1)([1, 2]) == 2"),
+    ("class f:\n    def __init__(self, g): self.g = g\n    def __call__(self, *a): return self.g(*a) + 1",
         "@f\ndef g(x): return x\nassert g(1) == 2"),
-    "a decorator with a cache": ("import functools\n@functools.lru_cache\ndef f(x): return x",
+    ("import functools\n@functools.lru_cache\ndef f(x): return x",
         "assert f(1) == f(1) == 1\nassert f.cache_info().hits == 1"),
-    "a generator": ("def f(n): yield from range(n)",
+    ("def f(n): yield from range(n)",
         "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2] and list(f(5000)) == list(range(5000))"),
-    "an endless generator": ("import itertools\ndef f(): return itertools.count()",
-        "import itertools\nassert list(itertools.islice(f(), 5000)) == list(range(5000))"),
-    "a generator that raises": ("def f():\n    yield 1\n    raise ValueError",
+    ("itertools.count()", "assert list(itertools.islice(f(), 5000)) == list(range(5000))"),
+    ("def f():\n    yield 1\n    raise ValueError",
         ("seen = []\ntry:\n    for x in f(): seen.append(x)\nexcept ValueError: seen.append('e')\n"
         "assert seen == [1, 'e']")),
-    "map and zip": ("def f(): return map(str, [1]), zip('a', 'b')",
-        "a, b = f()\nassert list(a) == ['1'] and list(b) == [('a', 'b')]"),
-    "a coroutine": ("async def f(x): return x + 1",
-        "import asyncio\nasync def main(): return await f(1) + await f(2)\nassert asyncio.run(main()) == 5"),
-    "exceptions": (("class E(ValueError): pass\ndef f(x):\n"
+    ("map(str, [1]), zip('a', 'b')", "a, b = f()\nassert list(a) == ['1'] and list(b) == [('a', 'b')]"),
+    ("async def f(x): return x + 1",
+        "async def main(): return await f(1) + await f(2)\nassert asyncio.run(main()) == 5"),
+    (("class E(ValueError): pass\ndef f(x):\n"
         "    if x: raise [KeyError('a'), E('no'), FileNotFoundError(2, 'x', 'y')][x - 1]\n"
         "    return [ValueError('v')]"),
-        ('try: f(1)\nexcept KeyError as e: assert str(e) == "\'a\'"\nelse: assert 0\ntry: f(2)\n'
+        ("try: f(1)\nexcept KeyError as e: assert str(e) == \"'a'\"\nelse: assert 0\ntry: f(2)\n"
         "except ValueError as e: assert str(e) == 'no'\nelse: assert 0\ntry: f(3)\n"
         "except OSError as e: assert e.errno == 2\nelse: assert 0\nassert isinstance(f(0)[0], ValueError)")),
-    "an exit": ("def f(): raise SystemExit(3)",
-        "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0"),
-    "an exception of the suite": ("def f(g):\n    try: return g()\n    except Exception as e: raise e",
+    ("def f(): raise SystemExit(3)", "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0"),
+    ("def f(g):\n    try: return g()\n    except Exception as e: raise e",
         ("class Own(Exception): pass\ndef g(): raise Own('x')\ntry: f(g)\nexcept Own as e: assert str(e) == 'x'\n"
         "else: assert 0")),
-    "an expected StopIteration": ("def f(it): return next(it)",
-        "try: f(iter([]))\nexcept StopIteration: pass\nelse: assert 0"),
-    "deep nesting": ("def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
+    ("def f(it): return next(it)", "try: f(iter([]))\nexcept StopIteration: pass\nelse: assert 0"),
+    ("def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
         "x = f(900)\nfor _ in range(900): [x] = x\nassert x == []"),
-    "recursion": ("import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)",
-        "assert f(100_000) == 100_000"),
-    "threads": (("import threading, time\ndef f(n):\n"
-        "    ts = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(n)]\n"
-        "    [t.start() for t in ts]\n    return [t.join() for t in ts] and len(ts)"), "assert f(60) == 60"),
-    "threads of the suite": ("def f(x): return x * x", ("from concurrent.futures import ThreadPoolExecutor\n"
+    ("import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)", "assert f(100_000) == 100_000"),
+    (("import threading, time\ndef f(n):\n"
+        "    ts = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(n)]\n    [t.start() for t in ts]\n"
+        "    return [t.join() for t in ts] and len(ts)"), "assert f(60) == 60"),
+    ("def f(x): return x * x", ("from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(4) as p: assert list(p.map(f, range(50))) == [x * x for x in range(50)]")),
-    "namespace attr": (
-        "import types\ndef f(x): return types.SimpleNamespace(a=x,b=[1])", "r=f(3)\nassert r.a == 3 and r.b == [1]"),
-    "linked list": (
-        ("class N:\n  def __init__(s,v,n): s.val,s.next=v,n\ndef f(xs):\n  h=None\n"
-        "  for x in reversed(xs): h=N(x,h)\n  return h"),
-        "h=f([1,2,3])\nout=[]\nwhile h is not None: out.append(h.val); h=h.next\nassert out==[1,2,3]"),
-    "send": (
-        "def f():\n  x=0\n  while True: x += yield x",
-        "g=f()\nnext(g)\nassert g.send(3)==3 and g.send(2)==5\ng.close()"),
-    "set add in test": ("def f(x): return {x}", "s=f(1)\ns.add(2)\nassert s=={1,2}"),
-    "re.sub in test": (
-        "def f(x): return x",
+    ("def f(x): return types.SimpleNamespace(a=x,b=[1])", "r=f(3)\nassert r.a == 3 and r.b == [1]"),
+    (("class N:\n  def __init__(s,v,n): s.val,s.next=v,n\ndef f(xs):\n  h=None\n  for x in reversed(xs): h=N(x,h)\n"
+        "  return h"), "h=f([1,2,3])\nout=[]\nwhile h is not None: out.append(h.val); h=h.next\nassert out==[1,2,3]"),
+    ("def f():\n  x=0\n  while True: x += yield x", "g=f()\nnext(g)\nassert g.send(3)==3 and g.send(2)==5\ng.close()"),
+    ("def f(x): return {x}", "s=f(1)\ns.add(2)\nassert s=={1,2}"),
+    ("def f(x): return x",
         "import re\nassert re.sub('a','b',f('aa')) == 'bb' and re.compile('a').sub('b', f('a')) == 'b'"),
-    "augassign": (
-        "def f(x): return [x]",
+    ("def f(x): return [x]",
         "t=0\nxs=[]\nfor i in range(3):\n  t += f(i)[0]\n  xs += f(i)\nassert t==3 and xs==[0,1,2]"),
-    "string format": ("def f(x): return x*2", "assert '%d' % f(2) == '4' and f'{f(2)}' == '4'"),
-    "an exception in a runner": (
-        "class MyErr(ValueError): pass\ndef f(x): raise MyErr('bad')",
-        ("import unittest\nclass T(unittest.TestCase):\n  def test(self):\n"
-        "    with self.assertRaises(ValueError) as c: f(1)\n    self.assertEqual(str(c.exception),'bad')")),
-    "shared result twice": (
-        "def f(n): return [[0]*n for _ in range(n)]",
+    ("def f(x): return x*2", "assert '%d' % f(2) == '4' and f'{f(2)}' == '4'"),
+    ("class MyErr(ValueError): pass\ndef f(x): raise MyErr('bad')",
+        ("class T(unittest.TestCase):\n  def test(self):\n    with self.assertRaises(ValueError) as c: f(1)\n"
+        "    self.assertEqual(str(c.exception),'bad')")),
+    ("def f(n): return [[0]*n for _ in range(n)]",
         "g=f(2)\ng[0][0]=1\nassert g==[[1,0],[0,0]]\ng2=f(2)\nassert g2==[[0,0],[0,0]]"),
-}
-# fmt: on
-# fmt: off
-PROCESSES: dict[str, tuple[str, str]] = {
-    "Pool": (("from multiprocessing import Pool\ndef g(x): return x * x\ndef f(n):\n"
+]
+PROCESSES: list[tuple[str, str]] = [
+    (("from multiprocessing import Pool\ndef g(x): return x * x\ndef f(n):\n"
         "    with Pool(2) as p: return p.map(g, range(n))"), "assert f(3) == [0, 1, 4]"),
-    "ProcessPoolExecutor": (
-        ("from concurrent.futures import ProcessPoolExecutor\ndef g(x): return x * x\ndef f(n):\n"
+    (("from concurrent.futures import ProcessPoolExecutor\ndef g(x): return x * x\ndef f(n):\n"
         "    with ProcessPoolExecutor(2) as p: return list(p.map(g, range(n)))"), "assert f(3) == [0, 1, 4]"),
-    "Lock and shared memory": (
-        ("import multiprocessing as m\nfrom multiprocessing.shared_memory import SharedMemory\ndef f(n):\n"
+    (("import multiprocessing as m\nfrom multiprocessing.shared_memory import SharedMemory\ndef f(n):\n"
         "    s = SharedMemory(create=True, size=n)\n    with m.Lock(): s.buf[0] = 7\n    x = s.buf[0]\n"
         "    s.close(); s.unlink()\n    return x"), "assert f(100) == 7"),
-    "subprocess and shell": (("import os, subprocess\n"
+    (("import os, subprocess\n"
         "def f(): return subprocess.run(['echo', 'hi'], capture_output=True).stdout, os.system('true')"),
         "assert f() == (b'hi\\n', 0)"),
-}
+]
 # fmt: on
 RUNNERS = """
 import unittest, unittest.case
@@ -671,19 +578,19 @@ def attack_problems(rung: str, endless: Sequence[str] = tuple(ENDLESS)) -> list[
 def value_problems(rung: str) -> list[str]:
     """Cheats by what a program returns or defines that scored; harmless variants and honest programs that failed."""
     sandbox = Sandbox(rung, PATIENT, libraries=installed_libraries(), unsafe="root")
-    honest = HONEST | ({} if rung == "limits" else PROCESSES)
-    cases = [(name, program, test, True) for name, (program, test) in honest.items()]
+    cases = [(program, imported(test), True) for program, test in HONEST + ([] if rung == "limits" else PROCESSES)]
     for principle, table in BY_PRINCIPLE.items():
-        for name, (attack, harmless, test) in table.items():
-            cases += [(f"{principle}: {name}", attack, test, False), (f"harmless {name}", harmless, test, True)]
+        for attack, harmless, test in table:
+            complete = test if principle == OF_THE_SUITE else imported(test)
+            cases += [(attack, complete, False), (harmless, complete, True)]
     first = next(found.name for found in available_rungs() if found.available)
     if rung != first:  # pandas and numpy take long to load
-        cases = [case for case in cases if "pandas" not in case[2] and "numpy" not in case[2]]
-    jobs = [Job(program, "f", tests=[test]) for _, program, test, _ in cases]
+        cases = [case for case in cases if "pandas" not in case[1] and "numpy" not in case[1]]
+    jobs = [Job(completed(program), "f", tests=[test]) for program, test, _ in cases]
     found = []
-    for (name, _, _, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
+    for (program, test, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
         if verdict.needs or verdict.passed is not passes:
-            found.append(f"{name} {'failed' if passes else 'scored'}: {verdict.reason}")
+            found.append(f"{program!r} {'failed' if passes else 'scored'} by {test!r}: {verdict.reason}")
     job = Job(RUNNERS, "f", tests=[RUNNER_TESTS], unittest=True)
     return found + problems([(f"runner test {number}", 0) for number in range(5)], sandbox.judge(job))
 

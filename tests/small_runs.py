@@ -111,3 +111,13 @@ def choice_config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
         "reward_funcs": ["reward_samples.even_tokens"],
     }
     return build(LFPOConfig, values | settings)
+
+
+def whole_and_resumed(folder: Path, model: Path, steps: int, **settings: Any) -> tuple[LFPOTrainer, LFPOTrainer]:
+    """Trainers of `choice_config` after a run in one go, and after one that was resumed from its first iteration."""
+    whole = LFPOTrainer(args=choice_config(folder / "whole", model, max_steps=steps, **settings))
+    whole.train()
+    LFPOTrainer(args=choice_config(folder / "parts", model, max_steps=1, **settings)).train()
+    resumed = LFPOTrainer(args=choice_config(folder / "parts", model, max_steps=steps, **settings))
+    resumed.train(resume=True)
+    return whole, resumed

@@ -13,7 +13,7 @@ from lfpo.models import load_model
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED
-from test_objective_runs import assert_ranks_do_not_matter
+from test_objective_training import assert_ranks_do_not_matter
 from test_train import ROWS, assert_resume_is_exact, config, even_letters, metrics
 
 BLOCK = 4

@@ -80,36 +80,18 @@ def test_a_box_of_a_reference_solution_is_found() -> None:
         assert equivalent(box, row["answer"])
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1,234.50", Fraction(2469, 2)),
-        ("$1,234,567", Fraction(1234567)),
-        ("-$5", Fraction(-5)),
-        ("$-5", Fraction(-5)),
-        ("\\$18.00", Fraction(18)),
-        ("50\\%", Fraction(50)),
-        ("3/4", Fraction(3, 4)),
-        ("2 1/2", Fraction(5, 2)),
-        ("\\dfrac{3}{4}", Fraction(3, 4)),
-        ("-\\frac{3}{4}", Fraction(-3, 4)),
-        ("\\frac34", Fraction(3, 4)),
-        ("2\\frac{1}{2}", Fraction(5, 2)),
-        ("10{,}000", Fraction(10000)),
-        ("11,\\! 111", Fraction(11111)),
-        ("5 \\text{ cm}^2", Fraction(5)),
-        ("5 years old.", Fraction(5)),
-        ("5cm", Fraction(5)),
-        ("90^\\circ", Fraction(90)),
-        ("1.5 \\times 10^{3}", Fraction(1500)),
-        ("1.5e3", Fraction(1500)),
-        (".5", Fraction(1, 2)),
-        ("18.", Fraction(18)),
-        ("$18$", Fraction(18)),
-    ],
-)
-def test_numbers_are_read_as_people_write_them(text: str, value: Fraction) -> None:
-    assert to_number(text) == value
+NUMBERS = r"""
+1,234.50 = 2469/2; $1,234,567 = 1234567; -$5 = -5; $-5 = -5; \$18.00 = 18; 50\% = 50; 3/4 = 3/4; 2 1/2 = 5/2
+\dfrac{3}{4} = 3/4; -\frac{3}{4} = -3/4; \frac34 = 3/4; 2\frac{1}{2} = 5/2; 10{,}000 = 10000; 11,\! 111 = 11111
+5 \text{ cm}^2 = 5; 5 years old. = 5; 5cm = 5; 90^\circ = 90; 1.5 \times 10^{3} = 1500; 1.5e3 = 1500; .5 = 1/2
+18. = 18; $18$ = 18
+"""
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    for line in NUMBERS.strip().replace("\n", "; ").split("; "):
+        text, _, value = line.partition(" = ")
+        assert to_number(text) == Fraction(value), text
 
 
 @pytest.mark.parametrize(
@@ -125,16 +107,8 @@ def test_anything_but_a_single_number_is_none(text: str) -> None:
 
 @given(st.integers(-(10**9), 10**9))
 def test_spellings_of_integers(n: int) -> None:
-    for text in (
-        str(n),
-        f"{n:,}",
-        f"{n:,}.00",
-        f"${n:,}",
-        f"{n} apples",
-        f"\\frac{{{2 * n}}}{{2}}",
-        f"{n}\\text{{ km}}",
-    ):
-        assert to_number(text) == n
+    for form in ("{0}", "{0:,}", "{0:,}.00", "${0:,}", "{0} apples", "\\frac{{{1}}}{{2}}", "{0}\\text{{ km}}"):
+        assert to_number(form.format(n, 2 * n)) == n
     assert to_number(f"{n}.01") != n
 
 
@@ -165,13 +139,7 @@ def gsm8k_misses(gold: str, rng: random.Random) -> Iterator[str]:
     place = rng.randrange(len(digits))
     digits[place] = rng.choice([d for d in "123456789" if d != digits[place]])
     yield f"#### {''.join(digits).replace('--', '-')}"
-    yield from (
-        f"#### {n + 1}",
-        f"#### {n}.5",
-        f"#### {n}00" if n else "#### 3",
-        f"#### {-n or 4}",
-        f"#### {n} thousand",
-    )
+    yield from (f"#### {other}" for other in (n + 1, f"{n}.5", f"{n}00" if n else 3, -n or 4, f"{n} thousand"))
     yield from (f"\\boxed{{{n}\\text{{ {word}}}}}" for word in ("million", "tens", "below zero", "and a half", "to 1"))
     yield from (f"#### {n}{mark}" for mark in ("_7", ":1", "t", " xy", " 1/2", f" = {n + 1}", "\\,5"))
     yield from (f"#### {n + 1} = {n}", f"#### x^2 = {n}", f"#### x > {n}", f"**{n}** or **{n}**")
@@ -185,12 +153,9 @@ def test_gsm8k_accepts_every_gold_answer_in_every_form() -> None:
 
 
 def test_gsm8k_rejects_near_misses() -> None:
-    rng, tried = random.Random(0), 0
-    for gold in GSM8K:
-        for miss in gsm8k_misses(gold, rng):
-            tried += 1
-            assert not is_number(miss, gold), (miss, gold)
-    assert tried > 500
+    rng = random.Random(0)
+    tried = [(miss, gold, is_number(miss, gold)) for gold in GSM8K for miss in gsm8k_misses(gold, rng)]
+    assert not [case for case in tried if case[2]] and len(tried) > 500
 
 
 def math_forms(gold: str) -> list[str]:
@@ -236,223 +201,9 @@ def test_math_accepts_every_gold_answer_in_every_form(without_math_verify: None)
 
 def test_math_rejects_near_misses() -> None:
     pytest.importorskip("math_verify")
-    rng, tried = random.Random(0), 0
-    for gold in MATH:
-        for miss in math_misses(gold, rng):
-            tried += 1
-            assert not accepts(f"\\boxed{{{miss}}}", gold), (miss, gold)
-    assert tried > 500
-
-
-EQUAL = [
-    ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt2}"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("2\\sqrt{3}", "\\sqrt{12}"),
-    ("\\frac{3\\pi}{4}", "\\frac{3}{4}\\pi"),
-]
-
-
-@pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_computer_algebra_compares_expressions(gold: str, answer: str) -> None:
-    pytest.importorskip("math_verify")
-    assert equivalent(answer, gold)
-    assert equivalent(gold, answer)
-
-
-@pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_without_math_verify_only_spelling_and_numbers_count(without_math_verify: None, gold: str, answer: str) -> None:
-    assert not equivalent(answer, gold)
-    assert equivalent(gold, gold)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        *(("even", "neve"), ("5", "6=5"), ("2", "x^2=2"), ("(3,4)", "3,4"), ("(3,4)", "[3,4]"), ("[1,2)", "[1,2]")),
-        *(
-            ("17", "17 or 17"),
-            ("17", "17, 17"),
-            ("17", "\\{17, 18\\}"),
-            ("x=5", "y=5"),
-            ("52_8", "52_7"),
-            ("5", "5x-x"),
-        ),
-        *(("\\frac{1}{3}", "0.333333"), ("\\pi", "3.14159"), ("\\pi", "3.141592654"), ("(1,2)", "(2,1)"), ("x", "y")),
-        *(
-            ("\\text{Evelyn}", "\\text{Carla}"),
-            ("1,2", "1"),
-            ("3", ""),
-            ("3", "}{3"),
-            ("3", "\\boxed{3"),
-            ("\\infty", "9"),
-        ),
-    ],
-)
-def test_similar_answers_are_wrong(gold: str, answer: str) -> None:
-    assert not equivalent(answer, gold)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        *(
-            ("x=5", "5"),
-            ("5", "x = 5"),
-            ("5", "f(x)=5"),
-            ("52_8", "52_{8}"),
-            ("\\text{(B)}", "B"),
-            ("\\text{even}", "Even"),
-            ("1,-2", "-2,1"),
-        ),
-        *(
-            ("(3,\\frac{\\pi}{2})", "\\left( 3, \\dfrac{\\pi}{2} \\right)"),
-            ("\\frac{1}{2}", "0.5"),
-            ("(1, 0.5)", "(1,\\frac12)"),
-        ),
-    ],
-)
-def test_other_spellings_are_right(without_math_verify: None, gold: str, answer: str) -> None:
-    assert equivalent(answer, gold)
-
-
-# Words, marks and bases that would change the value 13. math-verify drops most of them.
-NOT_THIRTEEN = [
-    *(f"13\\text{{ {word}}}" for word in ("million", "thousand", "dozen", "tens", "hundredths", "below zero", "to 1")),
-    *("13 billion", "13 below zero", "13 or more", "13 and a half", "13 minus one", "13 score", "13 out of twenty"),
-    *("13\\text{ and a half}", "\\text{not }13", "\\text{at least }13", "13\\mbox{ percent of }20", "13\\mathrm{k}"),
-    *("13_7", "13_{7}", "(13)_7", "{13}_7", "13\\text{ base seven}", "13:1", "1:13", "1 3", "1\\,3", "1\\text{ }3"),
-    *(
-        "13t",
-        "13 t",
-        "13c",
-        "13 xy",
-        "13ab",
-        "13 x",
-        "13'",
-        "13?",
-        "13\\ldots",
-        "13 \\ldots 5",
-        "13;2",
-        "13\\approx 14",
-    ),
-    *("13 1/2", "13\\,500", "12 + 2 = 13", "13 = 14", "14 = 13", "x^2 = 13", "2x = 13", "x > 13", "x = 13 or x = 5"),
-    *("**13** or **5**", "13,13", "13 or 13", "13 and", "13\\text{ negative}", "13 halves", "13\\text{ squared}"),
-]
-THIRTEEN = [
-    *(
-        "**13**",
-        "**13**.",
-        "$13$",
-        "{13}",
-        "\\mathbf{13}",
-        "\\boldsymbol{13}",
-        "\\textbf{13}",
-        "\\(13\\)",
-        "`13`",
-        "$$13$$",
-    ),
-    *(
-        "x = 13",
-        "x=13.0",
-        "AB = 13",
-        "\\theta = 13",
-        "f(3) = 13",
-        "\\angle ABC = 13^\\circ",
-        "\\text{Area} = 13",
-        "x_1 = 13",
-    ),
-    *("10 + 3 = 13", "x = 10 + 3 = 13", "26 / 2 = 13", "\\frac{26}{2} = 6.5 \\times 2 = 13", "13 = 13"),
-    *(
-        "13 apples",
-        "13\\text{ cm}^2",
-        "13 square feet",
-        "13\\text{ dollars per hour}",
-        "13 km/h",
-        "13 apples",
-        "13\\text{ m}",
-    ),
-    *("The answer is 13", "**Answer:** 13", "The final answer is $13$.", "Thus, the answer is 13 apples."),
-]
-
-
-@pytest.mark.parametrize("answer", NOT_THIRTEEN)
-def test_words_and_signs_that_change_the_value_are_not_dropped(answer: str) -> None:
-    assert not equivalent(answer, "13")
-    assert not math.same_number(answer, "13")
-
-
-@pytest.mark.parametrize("answer", THIRTEEN)
-def test_a_number_may_be_named_computed_bold_or_have_a_unit(answer: str) -> None:
-    assert math.same_number(answer, "13")
-    assert equivalent(answer, "13")
-
-
-@pytest.mark.parametrize(
-    ("gold", "right", "wrong"),
-    [
-        (
-            "58,500",
-            ["58\\,500", "58500", "58{,}500", "58,\\!500"],
-            ["58\\,50", "58 500", "58\\,5000", "5\\,8500", "58,50"],
-        ),
-        ("58500", ["\\$58\\,500", "58\\,500 \\text{ dollars}"], ["58500\\text{ and a half}", "58.500", "585\\,00"]),
-        (
-            "540",
-            ["538 + 2 = 540", "540 = 538 + 2", "x = 538 + 2 = 540"],
-            ["538 + 3 = 540", "540 = 541", "538 + 2 = 541 - 2"],
-        ),
-        (
-            "(5,\\infty)",
-            ["x > 5", "5 < x", "t>5"],
-            ["x \\ge 5", "x < 5", "x > 6", "5 > x", "x > 6 or x > 7", "[5,\\infty)"],
-        ),
-        (
-            "[-2,7]",
-            ["-2 \\le x \\le 7", "7 \\geq x \\geq -2", "x \\in [-2,7]"],
-            ["-2 < x \\le 7", "-2 \\le x \\le 8", "-2 \\le x \\ge 7"],
-        ),
-        ("-80\\leq g(x)\\leq 82", ["[-80,82]", "-80 ≤ g(x) ≤ 82"], ["-80 \\le h(x) \\le 82", "(-80,82)", "[-80,83]"]),
-        (
-            "(2,4)",
-            ["(a,b) = (2,4)", "(x, y) = (2, 4)"],
-            ["(a,b) = (4,2)", "(a,b) = [2,4]", "a = 2, b = 4", "a,b = 2,4"],
-        ),
-        (
-            "-2, 1",
-            ["x = -2 \\text{ or } x = 1", "x = 1, -2", "1 and -2", "x=1, x=-2"],
-            ["x = -2 \\text{ or } x = 2", "x = -2", "x = -2 or y = 1"],
-        ),
-        ("2, 3, \\text{ and } 4", ["2, 3, 4", "4, 3 and 2"], ["2, 3", "2, 3, 4, 5", "2 3 4", "234"]),
-        (
-            "(-\\infty,1)\\cup(3,\\infty)",
-            [
-                "(-\\infty,1) U (3,\\infty)",
-                "(-∞, 1) \u222a (3, ∞)",
-                "x < 1 \\text{ or } x > 3",
-                "(3,\\infty) \\cup (-\\infty,1)",
-            ],
-            ["(-\\infty,1] U (3,\\infty)", "(-\\infty,1)", "x < 1 or y > 3", "(-\\infty,1), (3,\\infty)"],
-        ),
-        ("\\frac{13}{4}", ["3 1/4", "3\\frac{1}{4}", "13/4"], ["1 3/4", "13/4_5", "1\\frac{3}{4}"]),
-        (
-            "25\\pi",
-            ["25\\pi\\text{ cm}^2", "25\\pi \\text{ square units}", "A = 25\\pi"],
-            ["25\\pi\\text{ thousand}", "25\\pi t", "25\\pi_7", "25\\pi 2"],
-        ),
-        (
-            "-\\frac{5}{3}",
-            ["-\\frac{5}{3}.", "-\\frac53"],
-            ["-\\frac{5}{3}.t", "-\\frac{5}{3}. + 1", "-\\frac{5}{3}. xy"],
-        ),
-        ("109,200,000", ["109200000"], ["109200000, 109200000", "109200000 or 109200000"]),
-        ("2:3", ["2 : 3"], ["2", "\\frac{2}{3}", "3:2"]),
-    ],
-)
-def test_answers_on_both_sides_of_the_line(gold: str, right: list[str], wrong: list[str]) -> None:
-    for answer in (gold, *right):
-        assert equivalent(answer, gold), answer
-    for answer in wrong:
-        assert not equivalent(answer, gold), answer
+    rng = random.Random(0)
+    tried = [(miss, gold, accepts(f"\\boxed{{{miss}}}", gold)) for gold in MATH for miss in math_misses(gold, rng)]
+    assert not [case for case in tried if case[2]] and len(tried) > 500
 
 
 HUGE = [
@@ -530,35 +281,17 @@ def test_odd_arithmetic_prints_no_warning(text: str) -> None:
         assert countdown.countdown_accuracy(None, [f"<answer>{text}</answer>"], [[1, 2]], [3]) == [0.0]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *(
-            "9^(9^9)",
-            "(9^9)^(9^9)",
-            "9^{9}!",
-            "99!!",
-            "((99)!)!",
-            "9E99999999",
-            "9^{99\\cdot 99}",
-            "2^{x}^{99}",
-            "9^9^9",
-        ),
-        *("\\sqrt{9}^{\\sqrt{99^9}}", "9^9!"),
-    ],
-)
-def test_powers_and_factorials_that_grow_fast_are_wrong_without_algebra(
-    monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    monkeypatch.setattr(math, "symbolically_equal", lambda gold, answer: pytest.fail("reached computer algebra"))
-    monkeypatch.setattr(math, "symbolic_available", lambda: True)
-    assert not equivalent(answer, "x+1")
+# fmt: off
+GROWING = [
+    "9^(9^9)", "(9^9)^(9^9)", "9^{9}!", "99!!", "((99)!)!", "9E99999999", "9^{99\\cdot 99}", "2^{x}^{99}", "9^9^9",
+    "\\sqrt{9}^{\\sqrt{99^9}}", "9^9!", "9^{9^{9}}", "9**9**9", "10^{1000000000}", "100000!", "2^{3^{4^{5}}}",
+    "{" * 150 + "}" * 150, "(" * 150,
+]
+# fmt: on
 
 
-@pytest.mark.parametrize(
-    "answer", ["9^{9^{9}}", "9**9**9", "10^{1000000000}", "100000!", "2^{3^{4^{5}}}", "{" * 150 + "}" * 150, "(" * 150]
-)
-def test_huge_powers_and_deep_nesting_are_wrong_without_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+@pytest.mark.parametrize("answer", GROWING)
+def test_what_grows_fast_or_nests_deep_is_wrong_without_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(math, "symbolically_equal", lambda gold, answer: pytest.fail("reached computer algebra"))
     monkeypatch.setattr(math, "symbolic_available", lambda: True)
     assert not equivalent(answer, "x+1")
@@ -597,15 +330,8 @@ TAGGED = "<reasoning>\n1 + 1\n= 2\n</reasoning>\n<answer>\n2\n</answer>"
     ],
 )
 def test_format_rewards_by_hand(text: str, values: tuple[float, ...]) -> None:
-    functions = (
-        formats.tag_format,
-        formats.xml_count,
-        formats.soft_format,
-        formats.strict_format,
-        formats.integer_answer,
-    )
-    got = [function(None, [text])[0] for function in functions]
-    assert got == pytest.approx(values)
+    names = ("tag_format", "xml_count", "soft_format", "strict_format", "integer_answer")
+    assert [getattr(formats, name)(None, [text])[0] for name in names] == pytest.approx(values)
 
 
 def test_d1s_boxed_format_has_the_four_values_of_its_paper() -> None:
@@ -613,60 +339,42 @@ def test_d1s_boxed_format_has_the_four_values_of_its_paper() -> None:
     assert formats.boxed_tag_format(None, texts) == [1.0, 0.75, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(
-    ("answer", "letter"),
-    [
-        *(("B", "B"), ("(B)", "B"), ("B.", "B"), ("B) a dog", "B"), ("B. A dog.", "B"), ("\\text{B}", "B")),
-        *(
-            ("**B**", "B"),
-            ("$B$", "B"),
-            ("Option B", "B"),
-            ("The answer is B", "B"),
-            ("**B.** A dog", "B"),
-            ("**(B)**", "B"),
-        ),
-        *(("The correct answer is (B).", "B"), ("\\mathbf{B}", "B"), ("answer: B) a dog", "B")),
-        *(("Option b", None), ("Option B or C", None), ("The answer is not B", None), ("**B** **A**", None)),
-        *(("$B$ a cat", None), ("Optional B", None), ("Not option B", None), ("Option D", None)),
-        *(("b", None), ("A or B", None), ("A B", None), ("D", None), ("B. a cat", None), ("a dog", None), ("", None)),
-    ],
-)
-def test_a_choice_is_one_letter(answer: str, letter: str | None) -> None:
-    assert choices.chosen_letter(f"<answer>{answer}</answer>", ["a cat", "a dog", "an owl"]) == letter
+CHOSEN = r"""
+B|(B)|B.|B) a dog|B. A dog.|\text{B}|**B**|$B$|Option B|The answer is B|**B.** A dog|**(B)**|The correct answer is (B).
+\mathbf{B}|answer: B) a dog
+"""
+NOT_CHOSEN = """
+Option b|Option B or C|The answer is not B|**B** **A**|$B$ a cat|Optional B|Not option B|Option D|b|A or B|A B|D
+B. a cat|a dog|
+"""
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("(30 + 93) - 100", 1.0),
-        ("30 + 93 - 100 = 23", 1.0),
-        ("93 - (100 - 30)", 1.0),
-        ("$30 + 93 - 100$", 1.0),
-        ("\\left(30 + 93\\right) - 100", 1.0),
-        ("23 = 30 + 93 - 100", 1.0),
-        ("**30 + 93 - 100**", 1.0),
-        ("\\(30 + 93 - 100 = 23\\)", 1.0),
-        ("30 + 93 - 100 = 23 = 23", 0.1),
-        ("24 = 30 + 93 - 100", 0.1),
-        ("23 = 23", 0.0),
-        ("[30, 93, 100]", 0.0),
-        ("f(30, 93, 100)", 0.0),
-        ("30 + 93 - 100 * 1.5", 0.0),
-        ("30 + 93 - 100 = 24", 0.1),
-        ("100 - 93 + 30", 0.1),
-        ("30 + 93", 0.0),
-        ("23", 0.0),
-        ("30 + 93 - 100 + 0", 0.0),
-        ("30 + 93 - 100 - 100 + 100", 0.0),
-        ("93 % 30 ** 100", 0.0),
-        ("__import__('os').getpid()", 0.0),
-    ],
-)
-def test_countdown_by_hand(expression: str, value: float) -> None:
+@pytest.mark.parametrize(("answers", "letter"), [(CHOSEN, "B"), (NOT_CHOSEN, None)])
+def test_a_choice_is_one_letter(answers: str, letter: str | None) -> None:
+    for answer in answers.strip().replace("\n", "|").split("|"):
+        assert choices.chosen_letter(f"<answer>{answer}</answer>", ["a cat", "a dog", "an owl"]) == letter, answer
+
+
+COUNTDOWN = {
+    1.0: r"""
+(30 + 93) - 100|30 + 93 - 100 = 23|93 - (100 - 30)|$30 + 93 - 100$|\left(30 + 93\right) - 100|23 = 30 + 93 - 100
+**30 + 93 - 100**|\(30 + 93 - 100 = 23\)
+""",
+    0.1: "30 + 93 - 100 = 23 = 23|24 = 30 + 93 - 100|30 + 93 - 100 = 24|100 - 93 + 30",
+    0.0: """
+23 = 23|[30, 93, 100]|f(30, 93, 100)|30 + 93 - 100 * 1.5|30 + 93|23|30 + 93 - 100 + 0|30 + 93 - 100 - 100 + 100
+93 % 30 ** 100|__import__('os').getpid()
+""",
+}
+
+
+@pytest.mark.parametrize("value", COUNTDOWN)
+def test_countdown_by_hand(value: float) -> None:
     columns: dict[str, Any] = {"numbers": [[30, 100, 93]], "target": [23]}
-    completion = [f"<answer>{expression}</answer>"]
-    assert countdown.countdown_partial(None, completion, **columns) == [value]
-    assert countdown.countdown_accuracy(None, completion, **columns) == [float(value == 1.0)]
+    for expression in COUNTDOWN[value].strip().replace("\n", "|").split("|"):
+        completion = [f"<answer>{expression}</answer>"]
+        assert countdown.countdown_partial(None, completion, **columns) == [value], expression
+        assert countdown.countdown_accuracy(None, completion, **columns) == [float(value == 1.0)]
 
 
 def test_sudoku_by_hand() -> None:
@@ -675,9 +383,8 @@ def test_sudoku_by_hand() -> None:
 
     def both(answer: str) -> tuple[float, float]:
         completion = [f"<answer>{answer}</answer>"]
-        return sudoku.sudoku_accuracy(None, completion, **columns)[0], sudoku.sudoku_cells(None, completion, **columns)[
-            0
-        ]
+        graders = (sudoku.sudoku_accuracy, sudoku.sudoku_cells)
+        return tuple(grader(None, completion, **columns)[0] for grader in graders)  # type: ignore[return-value]
 
     assert both(solution) == (1.0, 1.0)
     assert both("3142 2431\n4213 1324") == (1.0, 1.0)

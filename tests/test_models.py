@@ -42,9 +42,10 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def test_llada_equals_an_independent_forward(llada: Path) -> None:
-    ids = random_ids(3, 21)
-    close(load_model(llada)(ids), reference_logits(llada, ids))
+@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 1}])
+def test_llada_equals_an_independent_forward(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder, ids = write_llada(tmp_path / "llada", **changes), random_ids(3, 21)
+    close(load_model(folder)(ids), reference_logits(folder, ids))
 
 
 @torch.no_grad()
@@ -54,13 +55,6 @@ def test_dream_equals_an_independent_forward_shifted_by_one(dream: Path) -> None
     logits = load_model(dream)(ids)
     close(logits[:, 1:], expected[:, :-1])
     assert (logits[:, 1:] - expected[:, 1:]).abs().max() > 0.1
-
-
-@torch.no_grad()
-def test_grouped_query_attention_in_llada(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "gqa", n_kv_heads=1)
-    ids = random_ids(2, 9)
-    close(load_model(folder)(ids), reference_logits(folder, ids))
 
 
 @torch.no_grad()
@@ -133,18 +127,13 @@ def test_bfloat16_rotates_in_float32(checkpoint: Path, monkeypatch: pytest.Monke
 # Ids, tokenizers
 
 
-def test_token_ids_and_sizes(llada: Path, dream: Path) -> None:
-    model = load_model(llada)
-    assert (model.mask_id, model.eos_id, model.pad_id) == (259, 257, 257)
+def test_token_ids_and_sizes(llada: Path, dream: Path, tmp_path: Path) -> None:
+    """A config without ids leaves them to the tokenizer."""
+    bare = write_llada(tmp_path / "m", mask_token_id=None, eos_token_id=None, pad_token_id=None)
+    for folder, ids in ((llada, (259, 257, 257)), (dream, (262, 258, 258)), (bare, (259, 257, 257))):
+        model = load_model(folder)
+        assert (model.mask_id, model.eos_id, model.pad_id) == ids
     assert (model.vocab_size, model.max_length) == (264, MAX_LENGTH)
-    model = load_model(dream)
-    assert (model.mask_id, model.eos_id, model.pad_id) == (262, 258, 258)
-
-
-def test_ids_come_from_the_tokenizer_where_the_config_has_none(tmp_path: Path) -> None:
-    folder = write_llada(tmp_path / "m", mask_token_id=None, eos_token_id=None, pad_token_id=None)
-    model = load_model(folder)
-    assert (model.mask_id, model.eos_id, model.pad_id) == (259, 257, 257)
 
 
 def test_llada_tokenizer_gets_its_mask_token(llada: Path) -> None:
@@ -187,18 +176,16 @@ def test_saving_keeps_names_tensors_and_config(checkpoint: Path, tmp_path: Path,
 
 
 @torch.no_grad()
-def test_shards_give_the_same_model(llada: Path, llada_sharded: Path, tmp_path: Path) -> None:
+def test_shards_give_the_same_model_and_files_the_index_does_not_name_are_not_read(
+    llada: Path, llada_sharded: Path, tmp_path: Path
+) -> None:
     assert len(list(llada_sharded.glob("*.safetensors"))) == 3
+    save_file({"adapter": torch.zeros(1)}, llada_sharded / "adapter.safetensors")
     ids = random_ids(2, 9)
     model = load_model(llada_sharded)
     assert torch.equal(model(ids), load_model(llada)(ids))
     save_model(model, tmp_path / "saved")
     assert torch.equal(load_model(tmp_path / "saved")(ids), model(ids))
-
-
-def test_files_the_index_does_not_name_are_not_read(llada_sharded: Path) -> None:
-    save_file({"adapter": torch.zeros(1)}, llada_sharded / "adapter.safetensors")
-    load_model(llada_sharded)
 
 
 # Fresh models
@@ -219,15 +206,9 @@ def test_init_names_a_missing_field() -> None:
 # Errors
 
 
-def test_a_missing_folder(tmp_path: Path) -> None:
+def test_a_folder_or_config_that_is_missing(tmp_path: Path) -> None:
     fails(lambda: load_model(tmp_path / "nowhere"), str(tmp_path / "nowhere"))
-
-
-def test_a_hub_id_that_cannot_be_reached() -> None:
     fails(lambda: load_model("nobody/nothing-here"), "nobody/nothing-here", "hub")
-
-
-def test_a_folder_without_config(tmp_path: Path) -> None:
     fails(lambda: load_model(tmp_path), str(tmp_path / "config.json"))
 
 
@@ -260,20 +241,23 @@ def test_truncated_weights(checkpoint: Path, keep: int) -> None:
     fails(lambda: load_model(checkpoint), str(file))
 
 
-@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
-def test_tensors_that_do_not_match_the_config(llada: Path, change: str) -> None:
+UP = "model.transformer.blocks.1.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({UP: None}, UP),
+        ({UP.replace(".1.", ".7."): torch.zeros(2)}, "blocks.7"),
+        ({UP: torch.zeros(5, 5)}, "[5, 5]"),
+    ],
+    ids=["missing", "extra", "shape"],
+)
+def test_tensors_that_do_not_match_the_config(llada: Path, changes: dict[str, Any], said: str) -> None:
     file = llada / "model.safetensors"
-    weights = load_file(file)
-    name = "model.transformer.blocks.1.up_proj.weight"
-    if change == "missing":
-        del weights[name]
-    elif change == "extra":
-        weights["model.transformer.blocks.7.up_proj.weight"] = torch.zeros(2)
-    else:
-        weights[name] = torch.zeros(5, 5)
+    weights = {name: tensor for name, tensor in {**load_file(file), **changes}.items() if tensor is not None}
     save_file(weights, file)
-    words = {"missing": name, "extra": "blocks.7", "shape": "[5, 5]"}
-    fails(lambda: load_model(llada), str(llada), words[change])
+    fails(lambda: load_model(llada), str(llada), said)
 
 
 def test_a_missing_shard(llada_sharded: Path) -> None:

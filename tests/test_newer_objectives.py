@@ -29,8 +29,7 @@ from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.step_views import shared_by_state, step_views
-from lfpo.objectives.views import Views
+from lfpo.objectives.step_views import shared_by_state, step_means, step_views
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
@@ -48,28 +47,14 @@ def masks(*states: list[str]) -> torch.Tensor:
     return torch.tensor([[[x == "_" for x in state] for state in row] for row in states])
 
 
-# Of the first rollout, tokens a, b, e; of the second, b, e and an e after its EOS.
-COUPLED = {
-    "current": {"_be": "211 111 111", "a__": "111 121 112", "___": "121 112 112"},
-    "old": {"_be": "112 111 111", "a__": "111 121 211", "___": "121 112 211"},
-}
-COUPLED["base"] = COUPLED["old"]
-
-
-def rldf_case(**knobs: Any) -> tuple[RLDF, Views]:
-    """States a__ and ___ of the first rollout, ___ and _ee of the second."""
-    objective = RLDF(states=2, threshold=0.4, beta=0.0, **knobs)
-    return objective, objective.state_views(rollouts(["abe", "bee"], ["012", "100"]), torch.tensor([[1, 0], [0, 1]]))
-
-
-RLDF_CURRENT = {"___": "211 121 112", "a__": "111 112 114", "_ee": "131 111 111"}
-
-
 def test_rldf_of_several_passes_by_hand():
-    """The old policy is sure of b in ___ alone. Ratios 2, clipped, and 1 in the first's ___; 1.2 in _ee; else 1."""
-    objective, views = rldf_case(num_iterations=2)
+    """States a__ and ___ of the first rollout, ___ and _ee of the second. The old policy is sure of b in ___ alone.
+    Ratios 2, clipped, and 1 in the first's ___; 1.2 in _ee; else 1."""
+    objective = RLDF(states=2, threshold=0.4, beta=0.0, num_iterations=2)
+    views = objective.state_views(rollouts(["abe", "bee"], ["012", "100"]), torch.tensor([[1, 0], [0, 1]]))
+    current = {"___": "211 121 112", "a__": "111 112 114", "_ee": "131 111 111"}
     old = {"___": "112 121 211", "a__": "111 112 111", "_ee": "121 111 111"}
-    loss = loss_of(objective, views, GOOD_BAD, current=RLDF_CURRENT, old=old)
+    loss = loss_of(objective, views, GOOD_BAD, current=current, old=old)
     assert loss == pytest.approx(((-1 + 0.5) / 2 + (-1.2 - 1 + 0.6) / 3) / 2, rel=1e-6)
 
 
@@ -174,8 +159,8 @@ def test_states_never_show_an_end_that_was_not_placed_yet():
 def test_means_of_steps_by_hand():
     t = rollouts(["abea", "baab"], ["1013", "0-20"])
     values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
-    assert [m.tolist() for m in t.step_means(values)] == [[2.0, 2.5], [2.5, 2.0]]
-    assert [m.tolist() for m in t.step_means(values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
+    assert [m.tolist() for m in step_means(t, values)] == [[2.0, 2.5], [2.5, 2.0]]
+    assert [m.tolist() for m in step_means(t, values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
 
 
 def weigh_in_ranks() -> None:
@@ -264,9 +249,7 @@ class Wanting(Objective):
 def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
     sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8)
     left_to_right = SamplerConfig(gen_length=8, block_length=1, temperature=1.0).for_length(8)
-    with pytest.raises(
-        UserError, match=r"JustGRPO needs tokens revealed one at a time from left to right .*block_length"
-    ):
+    with pytest.raises(UserError, match=r"JustGRPO needs tokens revealed one at a time from left .*block_length"):
         check_rollouts(JustGRPO(), sampler)
     with pytest.raises(UserError, match="Wanting needs 'logits', which this engine does not give"):
         check_rollouts(Wanting(), left_to_right, {"reveal_step"})
@@ -295,13 +278,8 @@ def test_justgrpo_by_hand():
     t = rollouts(["abe", "bee", "aaa"], block_length=1)
     signal = torch.tensor([1.0, -0.5, 0.0], dtype=torch.float64)
     objective = JustGRPO(epsilon=0.2)
-    current = {
-        "___": "211 111 111",
-        "a__": "111 121 111",
-        "ab_": "111 111 211",
-        "b__": "111 112 111",
-        "be_": "111 111 112",
-    }
+    current = {"___": "211 111 111", "a__": "111 121 111", "ab_": "111 111 211"}
+    current |= {"b__": "111 112 111", "be_": "111 111 112"}
     old = {"___": "121 111 111", "a__": "111 121 111", "ab_": "111 111 112", "b__": "111 121 111", "be_": "111 111 112"}
     loss = loss_of(objective, objective.views(t, signal, [0, 1, 2], 0), signal, current=current, old=old)
     # Ratios 2, 1, 1/2 of the good; 1/2, 2, 1 of the bad, with its last token after EOS.

@@ -1,4 +1,4 @@
-"""Training with every objective: gradients of split batches, whole runs, an objective from outside the package."""
+"""Training with every objective: gradients of split batches, whole runs on one rank and two, one from outside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+import tiny
+from lfpo.cli.command_line import main
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
@@ -18,6 +21,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
+from test_distributed import ARGUMENTS, assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics
 
 
@@ -127,3 +131,40 @@ def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Pa
         expected = sorted(zip(torch.cat([t.prompt_ids, t.tokens], dim=1).tolist(), signal.tolist(), strict=True))
         first, second, third, fourth = steps[4 * n : 4 * n + 4]  # two passes of two blocks
         assert sorted(first + second) == sorted(third + fourth) == expected
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
+
+
+# One of each kind in `make test`; in `make test-long` those that need other ranks' numbers or whole sequences.
+QUICK, LONG = (
+    ("lfpo", "mdpo"),
+    ("agrpo", "bgpo", "egspo", "espo", "rejection", "rldf", "stable_drl", "trace_rl"),
+)
+
+
+def assert_ranks_do_not_matter(name: str, start: Path, tmp_path: Path, **changes: float) -> None:
+    """Two ranks with FSDP and LoRA start a run and one process ends it: metrics are those of one process alone."""
+    settings = yaml.safe_dump({"name": name, **SMALL_RUNS.get(name, {}), **changes}, default_flow_style=True)
+    given = ["--objective", settings.strip(), "--lora", "{r: 2, lora_alpha: 4}", "--prompts_per_iteration", "2"]
+    # Two blocks of two rollouts, and two of one, which leave a rank without any.
+    given += ["--num_generations", "3", "--optimizer_steps_per_iteration", "4"]
+    # Steps of 1e-2 are so long that the last bits of a gradient decide which token a rollout draws.
+    given += ["--learning_rate", "1e-3", "--eval_size", "1"]
+    if name == "justgrpo":
+        given += ["--sampler.block_length", "1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    alone = [*ARGUMENTS, "--model", str(start), *given, "--max_steps", "2", "--output_dir"]
+    assert main([*alone, str(whole)]) == 0
+    process = run(parts, start, 2, *given, "--max_steps", "1", "--fsdp", "true")
+    assert process.returncode == 0, process.stderr
+    assert main([*alone, str(parts), "--resume"]) == 0
+    assert all(row["grad_norm"] > 0 for row in metrics(whole)[1:])
+    assert_same_run(whole, parts)
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.long) for n in LONG)])
+def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, start: Path, tmp_path: Path):
+    assert_ranks_do_not_matter(name, start, tmp_path)

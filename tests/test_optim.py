@@ -15,12 +15,12 @@ from safetensors import safe_open
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import SMALL, build_adamw, lr_at, moment_bytes
-from lfpo.train.optimizer_state import TABLES
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config
+from small_runs import whole_and_resumed
 from test_distributed import assert_same_run, run
 from tiny import optimiser_settings, random_ids
 
@@ -70,15 +70,10 @@ def test_eight_bits_take_nearly_the_same_steps(llada: Path):
 @needs_it
 def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
     small: dict[str, Any] = {"optim": "adamw_8bit"}
-    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=3, **small))
-    whole.train()
-    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **small)).train()
-    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=3, **small))
-    resumed.train(resume=True)
-    start = load_model(llada).state_dict()
+    whole, resumed = whole_and_resumed(tmp_path, llada, 3, **small)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name])
-    assert not torch.equal(start["backbone.lm_head.weight"], whole.model.head_weight)
+    assert not torch.equal(load_model(llada).head_weight, whole.model.head_weight)
     saved = latest_checkpoint(tmp_path / "whole")
     assert saved is not None
     with safe_open(saved / "optimizer" / "optimizer.safetensors", framework="pt") as file:
@@ -93,12 +88,8 @@ def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
 
 @needs_it
 def test_adapters_too(llada: Path, tmp_path: Path):
-    settings: dict[str, Any] = {"optim": "adamw_8bit", "lora": {"r": 128, "lora_alpha": 128}}
-    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
-    whole.train()
-    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **settings)).train()
-    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=2, **settings))
-    resumed.train(resume=True)
+    lora = {"r": 128, "lora_alpha": 128}
+    whole, resumed = whole_and_resumed(tmp_path, llada, 2, optim="adamw_8bit", lora=lora)
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.lora import attach, factors
@@ -20,7 +20,6 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import replay
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from merge_error import adapted, errors
 from small_runs import choice_config
@@ -78,6 +77,10 @@ def test_layers_are_loaded_and_released(llada: Path):
         assert torch.equal(p, before[name])
 
 
+def matrix_dtypes(policy: MaskedDiffusionLM) -> set[torch.dtype]:
+    return {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2}
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("lora", [False, True])
 def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path):
@@ -92,7 +95,7 @@ def test_weights_cast_once_give_what_autocast_gives(lora: bool, checkpoint: Path
     assert 1e-3 < (narrow - wide).abs().median() < 0.1
     stored = [addresses(layer) for layer in layers(policy)]
     with sampling(policy, cast=True, move_to_device=not lora):
-        assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
+        assert matrix_dtypes(policy) == {torch.bfloat16}
         copied = [addresses(layer) for layer in layers(policy)]
         assert torch.equal(policy.hidden(IDS), narrow)
         assert [addresses(layer) for layer in layers(policy)] == copied  # the forward loaded nothing
@@ -134,18 +137,14 @@ def test_the_head_is_not_rounded(llada: Path):
         assert model.head(hidden).dtype == torch.bfloat16  # inside autocast it would be
 
 
-def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    return choice_config(folder, model, **{"ema_decay": 0.5, **settings})
-
-
 @pytest.mark.parametrize("objective", ["lfpo", "diffu_grpo"])  # diffu_grpo also has a base policy
 def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, tmp_path: Path):
-    settings: dict[str, Any] = {"objective": {"name": objective}, "optimizer_steps_per_iteration": 1}
-    near = LFPOTrainer(args=config(tmp_path / "near", llada, max_steps=2, **settings))
+    settings: dict[str, Any] = {"objective": {"name": objective}, "optimizer_steps_per_iteration": 1, "ema_decay": 0.5}
+    near = LFPOTrainer(args=choice_config(tmp_path / "near", llada, max_steps=2, **settings))
     near.train()
     settings["offload_reference"] = True
-    LFPOTrainer(args=config(tmp_path / "far", llada, max_steps=1, **settings)).train()
-    far = LFPOTrainer(args=config(tmp_path / "far", llada, max_steps=2, **settings))
+    LFPOTrainer(args=choice_config(tmp_path / "far", llada, max_steps=1, **settings)).train()
+    far = LFPOTrainer(args=choice_config(tmp_path / "far", llada, max_steps=2, **settings))
     far.train(resume=True)
     assert all(layer._forward_pre_hooks for layer in layers(far.reference))
     assert not any(layer._forward_pre_hooks for layer in layers(far.model))
@@ -153,12 +152,6 @@ def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, 
         for a, b in zip(policy.parameters(), far.policies[name].parameters(), strict=True):
             assert torch.equal(a, b)
     assert not torch.equal(near.model.head_weight, near.reference.head_weight)
-
-
-def test_settings_it_does_not_go_with():
-    for other in ({"lora": {"r": 2}}, {"fsdp": True}, {"rollout_compile": True}):
-        with pytest.raises(ValueError, match=f"'offload_reference' does not work with '{next(iter(other))}'"):
-            LFPOConfig(output_dir="x", offload_reference=True, **other)
 
 
 def with_adapter(checkpoint: Path, dtype: torch.dtype = torch.float64) -> MaskedDiffusionLM:
@@ -177,12 +170,14 @@ def test_a_merged_adapter_gives_the_same_and_is_taken_out_again(checkpoint: Path
     separate, current = policy.hidden(IDS), other.hidden(IDS)
     before = {name: p.clone() for name, p in policy.backbone.named_parameters()}
     assert not torch.allclose(separate, current)
-    with sampling(policy, cast=False, move_to_device=False, merge=True):
+    with suppress(ZeroDivisionError), sampling(policy, cast=False, move_to_device=False, merge=True):
         assert not [n for n, _ in policy.backbone.named_parameters() if "lora_" in n]
         torch.testing.assert_close(policy.hidden(IDS), separate, rtol=0, atol=2e-5)  # factors are float32
+        raise ZeroDivisionError  # it is taken out after an error, too
     after = dict(policy.backbone.named_parameters())
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], p) for name, p in before.items())
+    assert policy.adapter == OLD
     assert torch.equal(policy.hidden(IDS), separate)
     assert torch.equal(other.hidden(IDS), current)
 
@@ -194,37 +189,10 @@ def test_a_merged_adapter_is_rounded_once_under_autocast(checkpoint: Path):
     policy.autocast = True
     separate = policy.hidden(IDS)
     with sampling(policy, cast=True, move_to_device=False, merge=True):
-        assert {p.dtype for p in policy.backbone.model.layers.parameters() if p.ndim == 2} == {torch.bfloat16}
+        assert matrix_dtypes(policy) == {torch.bfloat16}
         merged = policy.hidden(IDS)
     errors = [float((x - wide).norm() / wide.norm()) for x in (merged, separate)]
     assert errors[0] < 2 * errors[1]
-
-
-def test_an_adapter_is_taken_out_after_an_error(checkpoint: Path):
-    policy = with_adapter(checkpoint)
-    names = [n for n, _ in policy.backbone.named_parameters()]
-    with pytest.raises(ZeroDivisionError), sampling(policy, cast=False, move_to_device=False, merge=True):
-        raise ZeroDivisionError
-    assert [n for n, _ in policy.backbone.named_parameters()] == names
-    assert policy.adapter == OLD
-
-
-@torch.no_grad()
-def kernels(policy: MaskedDiffusionLM) -> int:
-    """Operations of a forward that compute something."""
-
-    class Counter(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            views = isinstance(result, torch.Tensor) and (result._is_view() or function.is_view)
-            self.count += not views
-            return result
-
-    with Counter() as counter:
-        policy.hidden(IDS)
-    return counter.count
 
 
 def test_merging_in_bfloat16_costs_no_accuracy():

@@ -15,33 +15,23 @@ from transformers import PreTrainedTokenizerFast
 
 import lfpo.models.tensor_files
 import tiny
-from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, save_model
 from lfpo.models.layouts import LAYOUTS
 from processes import run_lfpo
 
 ROOT = Path(__file__).parents[1]
+# fmt: off
 NARROW: dict[str, dict[str, Any]] = {
     "llada-8b": {"d_model": 32, "n_layers": 2, "n_heads": 4, "mlp_hidden_size": 64},
-    "dream-7b": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-    },
+    "dream-7b": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                 "intermediate_size": 64},
 }
 SPECIAL = {
-    "llada-8b": {
-        "<|startoftext|>": 126080,
-        "<|endoftext|>": 126081,
-        "<|mdm_mask|>": 126336,
-        "<|start_header_id|>": 126346,
-        "<|end_header_id|>": 126347,
-        "<|eot_id|>": 126348,
-    },
+    "llada-8b": {"<|startoftext|>": 126080, "<|endoftext|>": 126081, "<|mdm_mask|>": 126336,
+                 "<|start_header_id|>": 126346, "<|end_header_id|>": 126347, "<|eot_id|>": 126348},
     "dream-7b": {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<|mask|>": 151666},
 }
+# fmt: on
 TEMPLATE = {
     "llada-8b": "{{ '<|startoftext|>' }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
     "{{ m['content'] }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -100,35 +90,30 @@ def write_gsm8k(folder: Path) -> str:
     return f"gsm8k@{folder}"
 
 
-def check(run: Path, keys: set[str], config: dict[str, Any]) -> None:
+def trains(layout: str, recipe: Path, ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
     """Two iterations with a gradient, and a model that loads under the published names."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = write_checkpoint(layout, folder / "start", monkeypatch)
+    place = ["--model", str(folder / "start"), "--task", write_gsm8k(folder / "gsm8k"), "--output_dir"]
+    ended = run_lfpo("train", str(recipe), *place, str(folder / "run"), *ARGUMENTS, *more, ranks=ranks)
+    assert ended.returncode == 0, ended.stderr
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["grad_norm"] > 0 for row in rows[1:])
-    saved = tiny.read_weights(run / "model")
-    assert set(saved) == keys
-    model = load_model(run / "model")
+    assert set(tiny.read_weights(folder / "run" / "model")) == keys
+    model, config = load_model(folder / "run" / "model"), LAYOUTS[layout]
     assert (model.vocab_size, model.mask_id) == (config["vocab_size"], config["mask_token_id"])
 
 
 @pytest.mark.long
 def test_the_paper_s_gsm8k_recipe_trains_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    keys = write_checkpoint("llada-8b", tmp_path / "llada", monkeypatch)
-    recipe, task = str(ROOT / "recipes/paper/llada-8b-gsm8k.yaml"), write_gsm8k(tmp_path / "gsm8k")
-    place = ["--model", str(tmp_path / "llada"), "--task", task, "--output_dir", str(tmp_path / "run")]
-    assert main(["train", recipe, *place, *ARGUMENTS, "--lora", "{r: 4, lora_alpha: 8}", "--dtype", "bfloat16"]) == 0
-    check(tmp_path / "run", keys, LAYOUTS["llada-8b"])
+    recipe = ROOT / "recipes/paper/llada-8b-gsm8k.yaml"
+    trains("llada-8b", recipe, 1, tmp_path, monkeypatch, "--lora", "{r: 4, lora_alpha: 8}", "--dtype", "bfloat16")
 
 
 @pytest.mark.long
 def test_a_dream_layout_trains_split_over_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    keys = write_checkpoint("dream-7b", tmp_path / "dream", monkeypatch)
     recipe = tmp_path / "recipe.yaml"
     parts = ["models/diffucoder-7b", "algorithms/lfpo", "protocols/paper", "tasks/gsm8k"]
     recipe.write_text(f"include: {json.dumps([str(ROOT / 'recipes' / p) for p in parts])}\n")
-    task = write_gsm8k(tmp_path / "gsm8k")
-    place = ["--model", str(tmp_path / "dream"), "--task", task, "--output_dir", str(tmp_path / "run")]
-    ended = run_lfpo("train", str(recipe), *place, *ARGUMENTS, "--fsdp", "true", ranks=2)
-    assert ended.returncode == 0, ended.stderr
-    check(tmp_path / "run", keys, LAYOUTS["dream-7b"])
+    trains("dream-7b", recipe, 2, tmp_path, monkeypatch, "--fsdp", "true")
     assert (tmp_path / "run" / "model" / "model.safetensors.index.json").is_file()

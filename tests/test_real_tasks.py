@@ -6,8 +6,8 @@ import gzip
 import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +45,25 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+class Hub:
+    """Stands in for the datasets library. rows: what it gives of a configuration and a split, or an error."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.rows: Any = lambda config, split: []
+
+    def load_dataset(self, path: str, config: str | None, *, split: str, revision: str | None) -> Any:
+        self.asked.append((path, config, split, revision))
+        return self.rows(config, split)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub()
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    return hub
 
 
 @pytest.fixture
@@ -143,24 +162,18 @@ def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -
     assert {task.row("train", i)["answer"] for i in range(20)} == {"1", "2", "3"}
 
 
-def test_a_folder_with_one_split_leaves_the_other_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def load_dataset(path: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, str]]:
-        asked.append(split)
-        return [{"question": f"{split}?", "answer": "#### 7"}]
-
-    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+def test_a_folder_with_one_split_leaves_the_other_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+    hub.rows = lambda config, split: [{"question": f"{split}?", "answer": "#### 7"}]
     row = {"question": "1?", "answer": "#### 1"}
     write_jsonl(tmp_path / "a" / "train.jsonl", [row])
     write_jsonl(tmp_path / "b" / "test.jsonl", [row])
     only_train, only_test = data_task(f"gsm8k@{tmp_path / 'a'}"), data_task(f"gsm8k@{tmp_path / 'b'}")
     assert only_train.row("train", 0)["question"] == "1?"
-    assert not asked  # training on local rows does not load the test split
+    assert not hub.asked  # training on local rows does not load the test split
     assert only_train.row("test", 0)["question"] == "test?"
     assert only_test.row("test", 0)["question"] == "1?"
     assert only_test.row("train", 0)["question"] == "train?"
-    assert asked == ["test", "train"]
+    assert [split for _, _, split, _ in hub.asked] == ["test", "train"]
 
 
 def test_sudoku_is_split_by_solution(here: None) -> None:
@@ -222,50 +235,44 @@ def test_the_same_rows_load_from_every_kind_of_file(tmp_path: Path) -> None:
         data_task(f"piqa@{tmp_path / 'cut.jsonl.gz'}").row("test", 0)
 
 
+GOOD: dict[str, dict[str, Any]] = {
+    "gsm8k": {"question": "1?", "answer": "#### 1"},
+    "math": {"problem": "1?", "answer": "1"},
+    "d1_countdown": {"input": "1,2,3", "output": "6"},
+    "d1_sudoku": {"Puzzle": "0" * 16, "Solution": "1234341221434321"},
+    "hellaswag": {"ctx": "a", "endings": ["b", "c"], "label": "1"},
+    "winogrande": {"sentence": "_ is", "option1": "a", "option2": "b", "answer": "1"},
+    "piqa": PIQA[0],
+    "gpqa": GPQA[0],
+}
+
+
 @pytest.mark.parametrize(
     ("name", "line", "said"),
     [
-        ("gsm8k", {"question": "1?"}, "test.jsonl:2: field 'answer' is missing (found: question)"),
-        ("gsm8k", {"question": "1?", "answer": "5"}, "test.jsonl:2: field 'answer' must be a solution that ends with"),
-        ("gsm8k", {"question": " ", "answer": "#### 5"}, "test.jsonl:2: field 'question' must be text"),
-        ("math", {"problem": "1?"}, "test.jsonl:2: field 'answer' is missing"),
-        (
-            "math",
-            {"problem": "1?", "solution": "5"},
-            "test.jsonl:2: field 'solution' must be a solution with its answer",
-        ),
-        ("d1_countdown", {"input": "1,2,3"}, "test.jsonl:2: field 'output' is missing"),
-        ("d1_countdown", {"input": "1,2,x", "output": "3"}, "test.jsonl:2: field 'input' must be whole numbers"),
-        ("d1_sudoku", {"Puzzle": "0"}, "test.jsonl:2: field 'Solution' is missing"),
-        (
-            "d1_sudoku",
-            {"Puzzle": "0" * 16, "Solution": "1" * 16},
-            "test.jsonl:2: field 'Solution' must be a valid grid",
-        ),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "test.jsonl:2: field 'label' must be a whole"),
-        ("hellaswag", {"ctx": "a", "endings": "b", "label": "0"}, "test.jsonl:2: field 'endings' must be a list"),
-        ("winogrande", {"sentence": "a"}, "test.jsonl:2: field 'sentence' must be a sentence with a blank"),
-        ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": -1}, "test.jsonl:2: field 'label' must be a whole"),
-        ("gpqa", {"Question": "a"}, "test.jsonl:2: field '"),
+        ("gsm8k", {"question": "1?"}, "'answer' is missing (found: question)"),
+        ("gsm8k", {"question": "1?", "answer": "5"}, "'answer' must be a solution that ends with"),
+        ("gsm8k", {"question": " ", "answer": "#### 5"}, "'question' must be text"),
+        ("math", {"problem": "1?"}, "'answer' is missing"),
+        ("math", {"problem": "1?", "solution": "5"}, "'solution' must be a solution with its answer"),
+        ("d1_countdown", {"input": "1,2,3"}, "'output' is missing"),
+        ("d1_countdown", {"input": "1,2,x", "output": "3"}, "'input' must be whole numbers"),
+        ("d1_sudoku", {"Puzzle": "0"}, "'Solution' is missing"),
+        ("d1_sudoku", {"Puzzle": "0" * 16, "Solution": "1" * 16}, "'Solution' must be a valid grid"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "'label' must be a whole"),
+        ("hellaswag", {"ctx": "a", "endings": "b", "label": "0"}, "'endings' must be a list"),
+        ("winogrande", {"sentence": "a"}, "'sentence' must be a sentence with a blank"),
+        ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": -1}, "'label' must be a whole"),
+        ("gpqa", {"Question": "a"}, "'"),
     ],
 )
 def test_a_wrong_row_is_named_by_file_line_and_field(
     tmp_path: Path, name: str, line: dict[str, Any], said: str
 ) -> None:
-    good: dict[str, dict[str, Any]] = {
-        "gsm8k": {"question": "1?", "answer": "#### 1"},
-        "math": {"problem": "1?", "answer": "1"},
-        "d1_countdown": {"input": "1,2,3", "output": "6"},
-        "d1_sudoku": {"Puzzle": "0" * 16, "Solution": "1234341221434321"},
-        "hellaswag": {"ctx": "a", "endings": ["b", "c"], "label": "1"},
-        "winogrande": {"sentence": "_ is", "option1": "a", "option2": "b", "answer": "1"},
-        "piqa": PIQA[0],
-        "gpqa": GPQA[0],
-    }
-    file = write_jsonl(tmp_path / "test.jsonl", [good[name], line])
+    file = write_jsonl(tmp_path / "test.jsonl", [GOOD[name], line])
     with pytest.raises(UserError) as error:
         data_task(f"{name}@{file}").row("test", 0)
-    assert said in str(error.value)
+    assert f"test.jsonl:2: field {said}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -306,11 +313,11 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
             data_task(f"gsm8k@{tmp_path / name}").row("test", 0)
 
 
-def test_a_gated_data_set_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **options: Any) -> None:
+def test_a_gated_data_set_says_how_to_get_access(hub: Hub) -> None:
+    def refuse(config: str | None, split: str) -> None:
         raise FileNotFoundError("Dataset 'Idavidrein/gpqa' is a gated dataset\non the Hub.")
 
-    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=refuse))
+    hub.rows = refuse
     with pytest.raises(
         UserError, match=r"is a gated dataset on the Hub\); accept its terms .* `hf auth login`, or use"
     ):
@@ -318,26 +325,20 @@ def test_a_gated_data_set_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_datasets_library_is_needed_for_the_hub_only(monkeypatch: pytest.MonkeyPatch, here: None) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert data_task("gsm8k@gsm8k").row("test", 0)
     with pytest.raises(UserError, match="needs the datasets library"):
         data_task("gsm8k").row("test", 0)
 
 
-def test_hub_rows_of_several_configurations_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def load_dataset(path: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, str]]:
-        asked.append((path, config, split, revision))
-        row = {"problem": f"{config}, {split}?", "level": "1", "type": "x", "solution": "\\boxed{1}"}
-        return [row, {}] if config == "geometry" else [row]
-
-    monkeypatch.setitem(__import__("sys").modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+def test_hub_rows_of_several_configurations_are_joined(hub: Hub) -> None:
+    row = {"problem": "1?", "level": "1", "type": "x", "solution": "\\boxed{1}"}
+    hub.rows = lambda config, split: [row, {}] if config == "geometry" else [row]
     with pytest.raises(
         UserError, match=r"EleutherAI/hendrycks_math \(geometry\), test: row 2: field 'problem' is missing"
     ):
         data_task("math").row("test", 0)
-    assert len(asked) == 7 and {call[2] for call in asked} == {"test"}
+    assert len(hub.asked) == 7 and {call[2] for call in hub.asked} == {"test"}
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in (RECIPES / "tasks").glob("*.yaml")))
@@ -352,15 +353,8 @@ def test_task_recipes_compose_with_a_model_an_algorithm_and_a_protocol(tmp_path:
 
 
 def test_a_correct_solution_has_the_published_total_reward(here: None) -> None:
-    wanted = {
-        "gsm8k-d1": 4.0,
-        "gsm8k-mmada": 2.5,
-        "gsm8k-agrpo": 4.0,
-        "math500-d1": 3.0,
-        "d1_countdown-d1": 1.0,
-        "d1_sudoku-d1": 1.0,
-    }
-    for recipe, value in wanted.items():
+    wanted = {"gsm8k-d1": 4.0, "gsm8k-mmada": 2.5, "gsm8k-agrpo": 4.0, "math500-d1": 3.0}
+    for recipe, value in (wanted | {"d1_countdown-d1": 1.0, "d1_sudoku-d1": 1.0}).items():
         values = load_yaml(RECIPES / "tasks" / f"{recipe}.yaml")
         functions = [resolve(path, {}, kind="reward function") for path in values["reward_funcs"]]
         weights = values.get("reward_weights", [1.0] * len(functions))
@@ -384,12 +378,11 @@ def short_problems(folder: Path) -> Path:
 def test_a_folder_with_only_training_rows_trains_without_evaluation(
     tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     folder = short_problems(tmp_path / "data")
     (folder / "test.jsonl").unlink()
-    (metrics,) = trained_on_rows(
-        llada, f"gsm8k@{folder}", tmp_path / "run", max_steps=1, num_generations=2, eval_size=0
-    )
+    sizes = {"max_steps": 1, "num_generations": 2, "eval_size": 0}
+    (metrics,) = trained_on_rows(llada, f"gsm8k@{folder}", tmp_path / "run", **sizes)
     assert "rewards/number_accuracy/mean" in metrics
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lfpo.base.config import PARTS, RECIPES, build, load_yaml, recipe_names
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
 from lfpo.cli.settings import demo_config
@@ -28,19 +27,6 @@ def test_parts_are_not_listed_as_runs():
     parts = set(recipe_names(parts=True)) - names
     assert {name.partition("/")[0] for name in parts} == set(PARTS)
     assert len(parts) + len(names) == len(list(RECIPES.rglob("*.yaml")))
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("paper/llada-8b-gms8k", "paper/llada-8b-gsm8k"),
-        ("llada-8b-gsmk8", "llada-8b-gsm8k"),
-        ("algorithm/spg", "algorithms/spg"),
-    ],
-)
-def test_the_nearest_name_is_sought_among_all_recipes(typed: str, meant: str):
-    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
-        load_yaml(typed)
 
 
 def test_the_tables_hold_every_recipe_and_fit_80_columns(

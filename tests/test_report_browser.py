@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from browser import Page, browser
+from lfpo.base.config import build
 from lfpo.report import write_report
 from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
@@ -25,22 +27,26 @@ def running() -> Iterator[Any]:
         yield found
 
 
+@contextmanager
+def opened_page(running: Any, url: str | Path, **context: Any) -> Iterator[Page]:
+    """An open page that must have no errors at the end."""
+    with Page(running, url, **context) as opened:
+        yield opened
+        assert opened.errors == []
+
+
+def panel(page: Any, heading: str, kind: str = "section.panel") -> Any:
+    """The part of a page with this heading."""
+    return page.locator(kind, has=page.get_by_role("heading", name=heading))
+
+
 @pytest.fixture(scope="module")
 def real(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a real, short run on Sudoku, as training left it."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    config = LFPOConfig(
-        output_dir=str(folder),
-        task="sudoku",
-        max_steps=2,
-        prompts_per_iteration=4,
-        num_generations=4,
-        optimizer_steps_per_iteration=1,
-        eval_size=6,
-        eval_steps=1,
-        threads=1,
-    )
-    LFPOTrainer(args=config).train()
+    sizes = {"max_steps": 2, "prompts_per_iteration": 4, "num_generations": 4, "optimizer_steps_per_iteration": 1}
+    sizes |= {"eval_size": 6, "eval_steps": 1, "threads": 1}
+    LFPOTrainer(args=build(LFPOConfig, {"output_dir": str(folder), "task": "sudoku", **sizes})).train()
     return folder / "report.html"
 
 
@@ -59,19 +65,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_real_run_opens_without_errors_and_without_network(running: Any, real: Path):
-    with Page(running, real) as opened:
+    with opened_page(running, real) as opened:
         assert opened.page.title() == "lfpo on sudoku: lfpo report"
-        for name in (
-            "Watch it denoise",
-            "Learning",
-            "How straight the path is",
-            "Training signal",
-            "What an iteration learned from",
-        ):
+        learned = ["How straight the path is", "Training signal", "What an iteration learned from"]
+        for name in ["Watch it denoise", "Learning", *learned]:
             assert opened.page.get_by_role("heading", name=name, exact=True).is_visible()
         assert opened.page.locator(".chart:visible svg path.line").count() >= 8
         assert "2 of 2 iterations" in opened.texts("header.top")[0]
-        assert opened.errors == []
         assert all(r.startswith(("file:", "data:")) for r in opened.requests)
 
 
@@ -79,13 +79,13 @@ def test_notes_of_a_run_are_shown_as_text(running: Any, tmp_path: Path):
     run = Run(write_run(tmp_path / "run", ["text"]))
     run.add_note(2, "groups_agree", "all groups agree <b>here</b>")
     run.add_note(3, "groups_agree", "after the last line of metrics")
-    with Page(running, write_report(run)) as opened:
+    with opened_page(running, write_report(run)) as opened:
         assert opened.texts(".notes li") == ["Iteration 2: all groups agree <b>here</b>"]
 
 
 @pytest.mark.long
 def test_the_player_plays_scrubs_and_takes_keys(running: Any, real: Path):
-    with Page(running, real) as opened:
+    with opened_page(running, real) as opened:
         page = opened.page
         page.select_option(".player .control:has-text('Sampler') select", "greedy")
         masked, slider = page.locator(".cell.masked"), page.locator(".player input[type=range]")
@@ -119,7 +119,6 @@ def test_the_player_plays_scrubs_and_takes_keys(running: Any, real: Path):
         assert masked.count() == 0
         page.select_option(".player .control:has-text('Colour by') select", "confidence")
         assert page.locator(".cell[class*=sure]").count() == 32
-        assert opened.errors == []
 
 
 def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_path: Path):
@@ -130,10 +129,9 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
     (folder / "eval").mkdir()
     write_rows(folder / "eval/step-0.jsonl", rows)
     config = folder / "config.yaml"
-    config.write_text(
-        config.read_text().replace("task: null", "task: d1_sudoku").replace("data_file: rows.jsonl\n", "")
-    )
-    with Page(running, write_report(Run(folder))) as opened:
+    text = config.read_text().replace("task: null", "task: d1_sudoku").replace("data_file: rows.jsonl\n", "")
+    config.write_text(text)
+    with opened_page(running, write_report(Run(folder))) as opened:
         slider = opened.page.locator(".player input[type=range]")
         clashes = opened.page.locator(".cell.clash:not(.masked)")
         assert opened.page.locator(".cell.given").count() == 4
@@ -144,17 +142,16 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
 
 @pytest.mark.long
 def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
-    with Page(running, real) as opened:
+    with opened_page(running, real) as opened:
         page = opened.page
-        section = page.locator("section.panel", has=page.get_by_role("heading", name="What an iteration learned from"))
+        section = panel(page, "What an iteration learned from")
         slider = section.locator("input[type=range]")
         rows = "section.group tbody tr"
         for step in (2, 1):
             slider.fill(str(step - 1))
             assert f"iteration {step}" in section.inner_text()
-            assert (
-                sum(int(t) for t in page.locator(".bars text.count-of").all_text_contents()) == 2 * 16
-            )  # two histograms
+            counts = page.locator(".bars text.count-of").all_text_contents()
+            assert sum(map(int, counts)) == 2 * 16  # two histograms
             assert re.fullmatch(r"[0-4] of 4 right", opened.texts(".group .chip")[0])
             times = [int(t[2:] or 1) for t in opened.texts(f"{rows} td:nth-child(3)")]
             assert sum(times) == 16  # 4 prompts x 4 rollouts, equal ones in one row
@@ -163,22 +160,19 @@ def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
         assert rewards == sorted(rewards, reverse=True)
         text = opened.texts(".group:first-child tbody td pre")[0]
         page.get_by_label("Filter").fill(text)
-        assert all(
-            text in "".join(opened.texts(f".group:nth-child({n + 1}) pre"))
-            for n in range(section.locator(".group").count())
-        )
+        for n in range(section.locator(".group").count()):
+            assert text in "".join(opened.texts(f".group:nth-child({n + 1}) pre"))
         section.locator("tbody button").first.click()
         assert page.locator(".pane").count() == 1
         assert "reward" in page.locator(".pane h3").inner_text()
         assert page.locator(".scene").bounding_box()["width"] - page.locator(".progress").bounding_box()["width"] < 600
         page.get_by_role("button", name="Back to before and after").click()
         assert page.locator(".pane").count() == 2
-        assert opened.errors == []
 
 
 def test_differences_within_a_group_are_marked(running: Any, measured: Path):
     """By hand: a longest common subsequence of a b c d e and a c x e is a c e."""
-    with Page(running, measured) as opened:
+    with opened_page(running, measured) as opened:
         code = "([a, b]) => differing([...a], [...b])"
         assert opened.page.evaluate(code, ["abcde", "acxe"]) == [False, True, False, True, False]
         assert opened.page.evaluate(code, ["same", "same"]) == [False] * 4
@@ -187,7 +181,7 @@ def test_differences_within_a_group_are_marked(running: Any, measured: Path):
 
 @pytest.mark.long
 def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: Path):
-    with Page(running, real) as opened:
+    with opened_page(running, real) as opened:
         page = opened.page
         page.select_option(".player .control:has-text('Sampler') select", "greedy")
         shade = page.locator(".cell").first.evaluate("(e) => getComputedStyle(e).backgroundColor")
@@ -215,26 +209,24 @@ def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: 
         animation.close()
         assert len(set(seen)) == 2  # masked at first, then revealed
         assert max(abs(a - b) for a, b in zip(seen[-1], picture.getpixel(at), strict=True)) < 8
-        assert opened.errors == []
         assert page.locator(".cell.masked").count() == 0  # back where it was
 
 
 def test_a_comparison_shows_its_curves_and_its_table(running: Any, tmp_path: Path):
-    with Page(running, _comparison(tmp_path)) as opened:
+    with opened_page(running, _comparison(tmp_path)) as opened:
         front, work = opened.page.locator("figure.chart").all()
         assert front.locator("text.named").all_text_contents() == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
         assert work.locator("path.line").count() == 4
         assert "lfpo 93 %" in work.locator(".legend li").all_inner_texts()
         assert opened.texts(".result th[scope=row]") == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
-        assert opened.errors == []
 
 
 def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
-    with Page(running, measured) as opened:
-        panel = opened.page.locator("section", has=opened.page.get_by_role("heading", name="How the policy changes"))
+    with opened_page(running, measured) as opened:
+        policy = panel(opened.page, "How the policy changes")
         legends = {
             figure.locator("h3").inner_text(): figure.locator(".legend").inner_text().split("\n")
-            for figure in panel.locator("figure.chart:visible").all()
+            for figure in policy.locator("figure.chart:visible").all()
         }
         assert legends == {
             "KL to theta_old (nats)": ["KL 0.004"],
@@ -245,19 +237,15 @@ def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
             "Clipped ratios": ["ratios 0 %"],
             "Saturated negatives": ["targets 12.5 %"],
         }
-        target = panel.locator("figure.chart", has=opened.page.get_by_role("heading", name="Probability of target"))
+        target = panel(opened.page, "Probability of target", "figure.chart")
         assert target.locator("path.line[stroke-dasharray]").count() == 2
         assert target.locator("path.line:not([stroke-dasharray])").count() == 2
-        saturated = panel.locator("figure.chart", has=opened.page.get_by_role("heading", name="Saturated")).locator(
-            "svg[tabindex]"
-        )
-        saturated.press("ArrowRight")
-        assert "iteration 2" in panel.inner_text()  # the value of iteration 1 is null
-        assert opened.errors == []
+        panel(opened.page, "Saturated", "figure.chart").locator("svg[tabindex]").press("ArrowRight")
+        assert "iteration 2" in policy.inner_text()  # the value of iteration 1 is null
 
 
 def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: Any, measured: Path):
-    with Page(running, measured) as opened:
+    with opened_page(running, measured) as opened:
         code = """([y, from, share]) => {
             const axis = yAxis([{ y }], from ?? undefined);
             return ticks(axis.bottom, axis.top, axis.step).map((t) => reading(t, share, axis.step));
@@ -274,51 +262,45 @@ def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: A
 
 @pytest.mark.long
 def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: Any, measured: Path, tmp_path: Path):
-    with Page(running, measured) as opened:
+    with opened_page(running, measured) as opened:
         assert opened.page.locator(".line.faint").count() == 0
         x, y = opened.page.evaluate("averaged({ x: [...Array(150).keys()], y: Array(150).fill(2) })")
         assert x[:2] == [0.5, 2.5]
         assert (len(x), set(y)) == (75, {2})
     path = write_report(Run(write_run(tmp_path / "run", ["text"], steps=160, policy=True)))
-    with Page(running, path) as opened:
-        target = opened.page.locator(
-            "figure.chart", has=opened.page.get_by_role("heading", name="Probability of target")
-        )
+    with opened_page(running, path) as opened:
+        target = panel(opened.page, "Probability of target", "figure.chart")
         points = [line.get_attribute("d").count("L") + 1 for line in target.locator("path.line").all()]
         # The dashed lines have means only. The first iteration has no bad rollouts.
         assert sorted(points) == [75, 75, 75, 75, 159, 160]
-        assert opened.errors == []
 
 
-@pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
-def test_a_phone_has_no_sideways_scroll(kind: str, running: Any, request: pytest.FixtureRequest, tmp_path: Path):
-    path = _comparison(tmp_path) if kind == "comparison" else request.getfixturevalue(kind)
-    with Page(running, path, width=390) as opened:
+@pytest.fixture(params=["real", "written", "measured", "comparison"])
+def any_page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return _comparison(tmp_path) if request.param == "comparison" else request.getfixturevalue(request.param)
+
+
+def test_a_phone_has_no_sideways_scroll(running: Any, any_page: Path):
+    with opened_page(running, any_page, width=390) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
-        assert opened.errors == []
 
 
-@pytest.mark.parametrize("kind", ["real", "written", "measured", "comparison"])
 @pytest.mark.long
-def test_axe_finds_nothing_serious(kind: str, running: Any, request: pytest.FixtureRequest, tmp_path: Path):
+def test_axe_finds_nothing_serious(running: Any, any_page: Path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -e '.[dev]'").Axe()
-    path = _comparison(tmp_path) if kind == "comparison" else request.getfixturevalue(kind)
     # The page's own policy would keep axe's script out too.
-    with Page(running, path, color_scheme="light", reduced_motion="reduce", bypass_csp=True) as opened:
+    with opened_page(running, any_page, color_scheme="light", reduced_motion="reduce", bypass_csp=True) as opened:
         opened.page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         found = axe.run(opened.page).response["violations"]
         opened.page.emulate_media(color_scheme="dark")  # the colours change, and nothing else
-        found += axe.run(opened.page, options={"runOnly": ["cat.color"], "resultTypes": ["violations"]}).response[
-            "violations"
-        ]
-        serious = [
-            (v["id"], n["html"][:200]) for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]
-        ]
-        assert serious == []
+        colours = {"runOnly": ["cat.color"], "resultTypes": ["violations"]}
+        found += axe.run(opened.page, options=colours).response["violations"]
+        serious = [v for v in found if v["impact"] in ("serious", "critical")]
+        assert [(v["id"], n["html"][:200]) for v in serious for n in v["nodes"]] == []
 
 
 def test_hostile_and_broken_completions_are_shown_as_text(running: Any, written: Path):
-    with Page(running, written) as opened:
+    with opened_page(running, written) as opened:
         page = opened.page
         shown = "\n".join(opened.texts(".completions pre"))
         assert HOSTILE in shown
@@ -327,11 +309,10 @@ def test_hostile_and_broken_completions_are_shown_as_text(running: Any, written:
             page.locator(".player").press("n")
         assert page.evaluate("window.owned") is None
         assert page.locator("main script, main img").count() == 0
-        assert opened.errors == []
 
 
 def test_code_is_highlighted_where_its_tokens_are(running: Any, written: Path):
-    with Page(running, written) as opened:
+    with opened_page(running, written) as opened:
         page = opened.page
         page.locator(".player").focus()
         for _ in range(3):  # whichever problem it opened on, one of the three is the code
@@ -353,18 +334,17 @@ def test_an_edited_token_is_shown_as_it_was_held(running: Any, tmp_path: Path):
     edits = {"0": [[0, 1, "x", 0.5], [3, 2, "a", 0.9]], "2": [[2, 3, "z", 0.5], [4, 4, "q", 0.6], [6, 5, "c", 0.9]]}
     (folder / "eval").mkdir()
     write_rows(folder / "eval/step-0.jsonl", [{**row, "edits": edits, "scheduled_steps": 7, "nfe": 7}])
-    with Page(running, write_report(Run(folder))) as opened:
+    with opened_page(running, write_report(Run(folder))) as opened:
         slider = opened.page.locator(".player input[type=range]")
         for clock, text, fresh in ((3, "xbz", 1), (4, "abz", 1), (5, "abq", 1), (6, "abq", 0), (7, "abc", 0)):
             slider.fill(str(clock))
             assert "".join(opened.texts(".tokens .token:not(.masked)")) == text
             assert opened.page.locator(".token.fresh").count() == fresh
         assert "step 5" in str(opened.page.locator(".token").nth(2).get_attribute("title"))
-        assert opened.errors == []
 
 
 def test_the_theme_can_be_chosen_and_print_is_whole(running: Any, real: Path):
-    with Page(running, real, color_scheme="light") as opened:
+    with opened_page(running, real, color_scheme="light") as opened:
         page = opened.page
         ground = "getComputedStyle(document.documentElement).backgroundColor"
         light = page.evaluate(ground)
@@ -396,7 +376,7 @@ def _comparison(folder: Path) -> Path:
 @pytest.mark.long
 def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
     folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
-    with served(folder) as server, Page(running, server.address) as opened:
+    with served(folder) as server, opened_page(running, server.address) as opened:
         page = opened.page
         assert page.locator(".chip.live").count() == 1
         page.get_by_label("Filter").fill("text")
@@ -408,4 +388,3 @@ def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
         assert "brand new" in opened.texts(".completions pre")
         assert page.locator("body").get_attribute("data-kept") == "same page"
         assert page.locator(".player input[type=range]").input_value() == "0"  # the player keeps its step
-        assert opened.errors == []

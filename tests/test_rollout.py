@@ -19,8 +19,8 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, cheapest_pieces, pieces
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
-from lfpo.rollout.reveal.rules import best, origin_steps
+from lfpo.rollout.reveal.dream import origin_steps
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step, best
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
@@ -39,11 +39,10 @@ def model(checkpoint: Path) -> MaskedDiffusionLM:
 
 
 @pytest.mark.parametrize(
-    ("steps", "block", "cfg"), [(16, 16, 0.0), (16, 4, 0.0), (4, 16, 0.0), (12, 8, 0.0), (64, 8, 0.0), (16, 8, 1.5)]
+    ("steps", "block", "cfg"), [(16, 16, 0.0), (16, 4, 0.0), (4, 16, 0.0), (6, 8, 0.0), (64, 8, 0.0), (16, 8, 1.5)]
 )
 def test_greedy_tokens_equal_the_published_procedure(model: MaskedDiffusionLM, steps: int, block: int, cfg: float):
-    if steps == 12:
-        steps = 6  # 3 steps for 8 tokens: uneven counts
+    """Six steps in two blocks are three for 8 tokens: uneven counts."""
     sampler = SamplerConfig(gen_length=16, block_length=block, steps=steps, cfg_scale=cfg)
     batch = rollout(model, PROMPTS, sampler, [0] * 4)
     for row, prompt in enumerate(PROMPTS):
@@ -121,17 +120,22 @@ def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, sett
         assert_same_rows(alone, together, [row])
 
 
-@pytest.mark.parametrize("steps", [8, 5, 24, 1])
-@pytest.mark.parametrize(
-    "settings", [{"alg": "maskgit_plus"}, {"alg": "topk_margin"}, {"alg": "entropy"}, {"alg": "entropy", "top_k": 3}]
-)
-def test_dreams_samplers_equal_the_published_procedure(dream: Path, settings: dict, steps: int):
-    model = load_model(dream, dtype=torch.float64)
+def assert_published(model: MaskedDiffusionLM, steps: int, settings: dict[str, Any]) -> Trajectory:
+    """Tokens and reveal steps are those of Dream's procedure."""
     batch = rollout(model, PROMPTS, SamplerConfig(gen_length=8, steps=steps, **settings), [0] * 4)
     for row in (0, 3):
         tokens, reveal = dream_generate(model, PROMPTS[row], steps=steps, gen_length=8, **settings)
         assert batch.tokens[row].tolist() == tokens
         assert batch.reveal_step[row].tolist() == reveal
+    return batch
+
+
+@pytest.mark.parametrize("steps", [8, 5, 24, 1])
+@pytest.mark.parametrize(
+    "settings", [{"alg": "maskgit_plus"}, {"alg": "topk_margin"}, {"alg": "entropy"}, {"alg": "entropy", "top_k": 3}]
+)
+def test_dreams_samplers_equal_the_published_procedure(dream: Path, settings: dict, steps: int):
+    batch = assert_published(load_model(dream, dtype=torch.float64), steps, settings)
     assert batch.scheduled_steps.tolist() == [steps] * 4
     assert batch.nfe.tolist() == [len(set(row)) for row in batch.reveal_step.tolist()]
 
@@ -142,12 +146,8 @@ def test_positions_with_a_nucleus_of_one_token_tie_and_go_from_the_left(dream: P
     """Their scores are exactly 1 (entropy: the same number), however sure the model is."""
     model = load_model(dream, dtype=torch.float64)
     model.backbone.lm_head.weight.data *= 20
-    batch = rollout(model, PROMPTS, SamplerConfig(gen_length=8, steps=steps, alg=alg, top_p=0.8), [0] * 4)
+    batch = assert_published(model, steps, {"alg": alg, "top_p": 0.8})
     assert ((batch.confidence > 0.8) & (batch.confidence < 1)).sum() >= 8  # nuclei of one token, not ties by confidence
-    for row in (0, 3):
-        tokens, reveal = dream_generate(model, PROMPTS[row], steps=steps, gen_length=8, alg=alg, top_p=0.8)
-        assert batch.tokens[row].tolist() == tokens
-        assert batch.reveal_step[row].tolist() == reveal
 
 
 @pytest.mark.parametrize(("steps", "eps"), [(6, 1e-3), (40, 0.2)])
@@ -371,27 +371,31 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     assert (plain.scheduled_steps.tolist(), plain.nfe.tolist()) == ([8], [4])
 
 
-def test_threshold_factor_and_entropy_bound_set_the_pace_by_hand(llada: Path):
-    base = load_model(llada)
-    model = Scripted(base, [5, 6, 7, 8], [0.8, 0.7, 0.76, 0.4])
-    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, threshold=0.75), [0])
-    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
-    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [3]
-    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, factor=1.0), [0])
-    # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
-    assert result.reveal_step.tolist() == [[0, 1, 0, 2]]
-    # Risks 0.2, 0.3, 0.24, 0.6: the first and the third add up to at most 1/2, then the second alone.
-    budget = SamplerConfig(gen_length=4, rule="tau_budget", threshold=0.5)
-    assert rollout(model, [[1, 2]], budget, [0]).reveal_step.tolist() == [[0, 1, 0, 2]]
-    model = Scripted(base, [5, 6, 7, 8], [0.3, 0.8, 0.5, 0.6])
-    leftmost = SamplerConfig(gen_length=4, rule="threshold_leftmost", threshold=0.75)
-    assert rollout(model, [[1, 2]], leftmost, [0]).reveal_step.tolist() == [[1, 0, 2, 3]]
-    # Entropies over the 264 tokens: 0.11 for 0.99, 0.48 for 0.95, 0.88 for 0.9.
-    model = Scripted(base, [5, 6, 7], [0.9, 0.99, 0.95])
-    for bound, expected in ((0.6, [0, 0, 0]), (0.5, [1, 0, 0]), (0.1, [2, 0, 1])):
-        result = rollout(model, [[1, 2]], SamplerConfig(gen_length=3, entropy_bound=bound), [0])
-        assert result.reveal_step.tolist() == [expected]
-        assert result.scheduled_steps.tolist() == result.nfe.tolist() == [max(expected) + 1]
+FOUR, OTHER = [0.8, 0.7, 0.76, 0.4], [0.3, 0.8, 0.5, 0.6]
+ENTROPIES = [0.9, 0.99, 0.95]  # over the 264 tokens: 0.88, 0.11, 0.48
+
+
+@pytest.mark.parametrize(
+    ("sure", "settings", "reveal"),
+    [
+        (FOUR, {"threshold": 0.75}, [0, 1, 0, 2]),
+        # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
+        (FOUR, {"factor": 1.0}, [0, 1, 0, 2]),
+        # Risks 0.2, 0.3, 0.24, 0.6: the first and the third add up to at most 1/2, then the second alone.
+        (FOUR, {"rule": "tau_budget", "threshold": 0.5}, [0, 1, 0, 2]),
+        (OTHER, {"rule": "threshold_leftmost", "threshold": 0.75}, [1, 0, 2, 3]),
+        (ENTROPIES, {"entropy_bound": 0.6}, [0, 0, 0]),
+        (ENTROPIES, {"entropy_bound": 0.5}, [1, 0, 0]),
+        (ENTROPIES, {"entropy_bound": 0.1}, [2, 0, 1]),
+    ],
+)
+def test_rules_without_a_schedule_set_the_pace_by_hand(
+    llada: Path, sure: list[float], settings: dict[str, Any], reveal: list[int]
+):
+    model = Scripted(load_model(llada), [5, 6, 7, 8][: len(sure)], sure)
+    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=len(sure), **settings), [0])
+    assert result.reveal_step.tolist() == [reveal]
+    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [max(reveal) + 1]
 
 
 def blocks_of_code(section: str) -> list[str]:
@@ -454,21 +458,17 @@ def reveal_all(step: Step) -> Reveal:
     return Reveal(torch.ones_like(step.eligible))
 
 
-def test_only_eligible_positions_are_revealed(llada: Path):
-    model = Scripted(load_model(llada), [5, 6, 7, 8], [0.6, 0.95, 0.9, 0.5])
-    sampler = SamplerConfig(gen_length=4, block_length=2, rule="test_rollout:reveal_all")
-    result = rollout(model, [[1, 2]], sampler, [0])
-    assert result.tokens.tolist() == [[5, 6, 7, 8]]
-    assert result.reveal_step.tolist() == [[0, 0, 1, 1]]
-
-
 def reveal_never(step: Step) -> Reveal:
     return Reveal(torch.zeros_like(step.eligible))
 
 
-def test_a_rule_that_reveals_nothing_is_an_error(llada: Path):
+def test_only_eligible_positions_are_revealed_and_a_rule_that_reveals_nothing_is_an_error(llada: Path):
+    model = Scripted(load_model(llada), [5, 6, 7, 8], [0.6, 0.95, 0.9, 0.5])
+    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=4, block_length=2, rule="test_rollout:reveal_all"), [0])
+    assert result.tokens.tolist() == [[5, 6, 7, 8]]
+    assert result.reveal_step.tolist() == [[0, 0, 1, 1]]
     with pytest.raises(UserError, match="'test_rollout:reveal_never': no row was finished in 5 forwards"):
-        rollout(load_model(llada), PROMPTS, SamplerConfig(gen_length=4, rule="test_rollout:reveal_never"), [0] * 4)
+        rollout(model, [[1, 2]], SamplerConfig(gen_length=4, rule="test_rollout:reveal_never"), [0])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import errno
-import marshal
 import multiprocessing
 import os
 import signal
@@ -11,7 +9,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +17,7 @@ from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch, rungs
 from lfpo.rewards.sandbox.job import encode_job
 from lfpo.rewards.scoring import RewardFailed
+from sandbox_cases import remains
 
 LIMITS = Limits(seconds=30)
 DOUBLE = "def double(x):\n    return x * 2\n"
@@ -36,17 +34,18 @@ def sandbox():
 
 
 def test_tests_pass_or_fail_one_by_one(sandbox):
-    verdict = sandbox.judge(
-        Job(DOUBLE, tests=["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"])
-    )
+    tests = ["assert double(1) == 2", "assert double(1) == 3", "assert double(1, 2)"]
+    verdict = sandbox.judge(Job(DOUBLE, tests=tests))
     assert verdict.tests == (True, False, False) and verdict.reason == "test 1: AssertionError"
 
 
-def test_passes_before_a_hang_count():
+def test_passes_before_a_hang_count_and_the_verdict_comes_soon_after_the_time_limit():
     program = "def f(x):\n    while x == 2: pass\n    return x\n"
     tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
+    begin = time.monotonic()
     verdict = Sandbox(limits=Limits(seconds=2), unsafe="root").judge(Job(program, tests=tests))
     assert verdict.tests == (True, False, False) and verdict.reason == "not done after 2 s"
+    assert time.monotonic() - begin < 12
 
 
 @pytest.mark.parametrize(
@@ -72,29 +71,6 @@ def test_objects_of_the_program_can_be_passed_back_and_their_plain_attributes_re
     tests.append("assert pair(1).issubset({1})")
     job = Job(program, tests=tests, functions=["total", "pair"])
     assert sandbox.judge(job).tests == (True, True, False)
-
-
-def test_exceptions_of_the_program_can_be_expected(sandbox):
-    program = "def f(x):\n    if x: raise ValueError('no')\n    raise SystemExit\n"
-    test = "try:\n    f({})\n    assert False, 'nothing raised'\nexcept {}:\n    pass"
-    tests = [test.format(1, "ValueError"), test.format(1, "KeyError"), test.format(0, "Exception")]
-    assert sandbox.judge(Job(program, tests=tests)).tests == (True, False, False)
-
-
-def test_a_stop_iteration_of_the_program_does_not_end_an_iteration_of_the_test(sandbox):
-    test = "assert all(map(lambda x: f(x) == x, [1, 2]))"
-    assert not sandbox.judge(Job("def f(x): raise StopIteration", tests=[test])).passed
-    assert sandbox.judge(Job("def f(x): return x", tests=[test])).passed
-
-
-def test_the_program_cannot_replace_names_that_the_tests_trust(sandbox):
-    """Neither built-in functions, nor modules, nor helpers of the test come from the program."""
-    liar = "import math\nclass math:\n    isclose = staticmethod(lambda *a: True)\ndef abs(x): return 0\n"
-    liar += "def helper(x): return 1\ndef f(x): return 7\n"
-    tests = ["assert math.isclose(f(1), 1.0)", "assert abs(f(1) - 1) < 0.1", "assert helper(f(1)) == 1"]
-    setup = "def helper(x): return x\n"
-    assert sandbox.judge(Job(liar, tests=tests, setup=setup)).tests == (False, False, False)
-    assert sandbox.judge(Job("def f(x): return 1", tests=tests, setup=setup)).passed
 
 
 def test_unittest_classes_count_by_method(sandbox):
@@ -130,11 +106,7 @@ LIES = "import os\nfor fd in range(64):\n    try: os.write(fd, {})\n    except O
         ("def double(x): return 4", (True, False), "test 1: __test__.TestCases.test_b: AssertionError: Tuples differ"),
         ("import sys\nsys.exit()", (False, False), "the program does not load: SystemExit"),
         ("import os\ndef double(x): os._exit(0)", (False, False), "the judging process died"),
-        (
-            "import unittest\ndef double(x): raise unittest.SkipTest",
-            (False, False),
-            "test 0: skipped",
-        ),
+        ("import unittest\ndef double(x): raise unittest.SkipTest", (False, False), "test 0: skipped"),
         (LIES.format("bytes([0, 0, 0, 99]) * 99") + DOUBLE, (False, False), "the program wrote a report of its own"),
         ("while True: pass", (False, False), "not done after 1 s"),
     ],
@@ -273,32 +245,17 @@ def test_confined_processes_and_files_end_when_the_training_process_is_killed(ru
     host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
     host.start()
     until = time.monotonic() + 30
-    while len(processes_with(tag)) < 4 and time.monotonic() < until:
+    while len(remains(tag)) < 4 and time.monotonic() < until:
         time.sleep(0.1)
-    assert len(processes_with(tag)) >= 4
+    assert len(remains(tag)) >= 4
     host.kill()
     host.join()
-    while processes_with(tag) and time.monotonic() < until:
+    while remains(tag) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not processes_with(tag)
+    assert not remains(tag)
     while list(tmp_path.iterdir()) and time.monotonic() < until:
         time.sleep(0.1)
     assert not list(tmp_path.iterdir())
-
-
-def processes_with(tag: int) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # the process has ended
-            if marshal.dumps(tag).hex()[2:].encode() in path.read_bytes():
-                found.append(path.parent.name)
-    return found
-
-
-def test_a_verdict_comes_soon_after_its_time_limit():
-    begin = time.monotonic()
-    verdict = Sandbox(limits=Limits(seconds=1), unsafe="root").judge(Job("while True: pass", tests=["assert f()"]))
-    assert not verdict.passed and time.monotonic() - begin < 10
 
 
 SPIN = """
@@ -331,15 +288,12 @@ def test_processes_of_one_job_take_no_time_from_another(rung):
     sandbox = Sandbox(rung, Limits(seconds=15), workers=2, unsafe="root")
     cores = len(os.sched_getaffinity(0))
     tests = [
+        "assert f() == 1",
         f"assert cores() in {{{cores // 2}, {cores - cores // 2}}}",
         "assert leave() == cores()",
-        "assert f() == 1",
     ]
-    honest = Job(BUSY, tests=tests, functions=["f", "cores", "leave"])
-    assert [verdict.tests for verdict in sandbox.run([Job(SPIN, tests=["assert f() == 1"]), honest])] == [
-        (True,),
-        (True,) * 3,
-    ]
+    jobs = [Job(SPIN, tests=tests[:1]), Job(BUSY, tests=tests, functions=["f", "cores", "leave"])]
+    assert [verdict.tests for verdict in sandbox.run(jobs)] == [(True,), (True,) * 3]
     assert set(sandbox._free.get()).isdisjoint(sandbox._free.get())
 
 
@@ -396,15 +350,12 @@ def test_bare_limits_need_the_unsafe_flag_and_for_root_its_own(monkeypatch, user
         Sandbox("chroot")
 
 
-def test_a_job_without_tests_is_a_user_error():
+def test_jobs_without_tests_or_workers_are_user_errors_and_wrong_tests_are_not_judged(sandbox):
     with pytest.raises(UserError, match="a sandbox job needs tests"):
         Job("x")
-
-
-def test_wrong_tests_are_not_judged_and_wrong_workers_are_user_errors(sandbox):
-    assert "test 0 of f is not Python" in sandbox.judge(Job("x", "f", tests=["assert ("])).needs
     with pytest.raises(UserError, match="at least one worker"):
         Sandbox(workers=0, unsafe="root")
+    assert "test 0 of f is not Python" in sandbox.judge(Job("x", "f", tests=["assert ("])).needs
 
 
 # Rewards

@@ -81,34 +81,25 @@ def test_wrong_return_values_are_user_errors_that_name_the_function(value, named
     assert "my_reward" in str(caught.value)
 
 
-def test_a_function_that_raises_does_not_affect_the_others():
+def fails_with(error: BaseException):
     def broken(prompts, completions):
-        raise KeyError("x")
+        raise error
 
-    def fine(prompts, completions):
-        return [1.0, 2.0]
-
-    rewards = call(broken, fine)
-    assert rewards.reward_B.tolist() == [1.0, 2.0]
-    assert rewards.parts == {"broken": [None, None], "fine": [1.0, 2.0]}
-    assert rewards.failed.keys() == {"broken"}
-    assert re.fullmatch(r"KeyError: 'x' \(test_scoring.py:\d+\)", rewards.failed["broken"])
+    return broken
 
 
-def test_a_function_that_exits_does_not_end_the_run():
-    def exits(prompts, completions):
-        raise SystemExit(2)
-
-    rewards = call(exits)
-    assert rewards.parts == {"exits": [None, None]} and rewards.failed["exits"].startswith("SystemExit: 2 (")
+def test_a_function_that_raises_or_exits_does_not_affect_the_others():
+    for error, said in ((KeyError("x"), "KeyError: 'x'"), (SystemExit(2), "SystemExit: 2")):
+        rewards = call(fails_with(error), lambda prompts, completions: [1.0, 2.0])
+        assert rewards.reward_B.tolist() == [1.0, 2.0]
+        assert rewards.parts == {"broken": [None, None], "<lambda>": [1.0, 2.0]}
+        assert rewards.failed.keys() == {"broken"}
+        assert re.fullmatch(re.escape(said) + r" \(test_scoring.py:\d+\)", rewards.failed["broken"])
 
 
 def test_a_user_error_of_the_function_is_raised():
-    def strict(prompts, completions):
-        raise UserError("row 3: no tests")
-
     with pytest.raises(UserError, match="row 3"):
-        call(strict)
+        call(fails_with(UserError("row 3: no tests")))
 
 
 def timed(function, timeout: float):
@@ -119,9 +110,11 @@ def timed(function, timeout: float):
     return rewards, time.monotonic() - started
 
 
-def test_time_is_limited():
+def test_time_is_limited_also_where_the_function_catches_all_exceptions():
     def sleeps(prompts, completions):
-        time.sleep(60)
+        for _ in completions:
+            with contextlib.suppress(Exception):
+                time.sleep(60)
 
     rewards, seconds = timed(sleeps, 0.2)
     assert rewards.failed == {"sleeps": "it ran for more than 0.2 s"}
@@ -130,25 +123,11 @@ def test_time_is_limited():
     assert timed(lambda prompts, completions: [1.0, 2.0], 30.0)[0].reward_B.tolist() == [1.0, 2.0]
 
 
-def test_a_function_that_catches_all_exceptions_is_interrupted():
-    def stubborn(prompts, completions):
-        for _ in completions:
-            with contextlib.suppress(Exception):
-                time.sleep(60)
-
-    rewards, seconds = timed(stubborn, 0.2)
-    assert rewards.failed and seconds < 20
-
-
 def test_a_subprocess_that_the_function_waits_for_is_killed(tmp_path):
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
     def waits(prompts, completions):
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)",
-            ]
-        )
+        subprocess.run([sys.executable, "-c", code])
 
     rewards, seconds = timed(waits, 2.0)
     assert rewards.failed and seconds < 30

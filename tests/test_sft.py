@@ -74,6 +74,10 @@ def test_max_grad_norm_0_scales_no_gradient(tmp_path: Path) -> None:
     assert free[0]["grad_norm"] == narrow[0]["grad_norm"] > 1e-3  # the norm before clipping
 
 
+def gradient_of(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
 def examples(sizes: list[tuple[int, int]]) -> list[Example]:
     g = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(0, 256, (n,), generator=g).tolist()  # noqa: E731
@@ -87,7 +91,7 @@ def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None
     for update_tokens in (10_000, 60, 1):
         model = load_model(write(tmp_path / str(update_tokens)), dtype=torch.float64)
         loss = accumulate_sft_gradients(model, dict(enumerate(batch)), 7, update_tokens, generator(1, "t"))
-        found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+        found.append((loss, gradient_of(model)))
     (loss, gradient), *others = found
     assert gradient.norm() > 0.1
     for other_loss, other in others:
@@ -99,13 +103,13 @@ def test_the_shares_of_several_processes_add_up_to_the_whole_batch(llada: Path) 
     model = load_model(llada, dtype=torch.float64)
     batch = dict(enumerate(examples([(3, 8), (9, 8), (1, 4), (5, 16), (5, 8)])))
     whole = accumulate_sft_gradients(model, batch, 5, 100, generator(1, "t"))
-    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    expected = gradient_of(model)
     model.zero_grad()
     parts = 0.0
     for rank in range(2):
         share = {i: e for i, e in batch.items() if i % 2 == rank}
         parts += accumulate_sft_gradients(model, share, 5, 100, generator(1, "t"))
-    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    found = gradient_of(model)
     assert parts == pytest.approx(whole, rel=1e-12)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 

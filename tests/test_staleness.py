@@ -21,8 +21,9 @@ from lfpo.models.roles import OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join, part
+from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.runs.stopping import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
@@ -83,13 +84,8 @@ def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("old_policy", ["reference", "sampler"])
 def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {
-        "old_policy": old_policy,
-        "ema_decay": 0.5,
-        "optimizer_steps_per_iteration": 1,
-        "objective": AS_PUBLISHED,
-    }
-    trainer = trainer_of(llada, tmp_path, "run", 2, **changes)
+    changes = {"old_policy": old_policy, "ema_decay": 0.5, "objective": AS_PUBLISHED}
+    trainer = trainer_of(llada, tmp_path, "run", 2, optimizer_steps_per_iteration=1, **changes)
     weights, theta, seen = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
 
     def collected(*args: Any, **settings: Any) -> Batch:
@@ -172,14 +168,11 @@ def test_a_stop_while_a_batch_is_scored_keeps_the_batch(llada: Path, tmp_path: P
     broken = trainer_of(llada, tmp_path, "run", 1, stopping, **changes)
     with pytest.raises(Stopped, match="step-2"):
         broken.train()
-    assert sorted(p.name for p in (tmp_path / "run/checkpoints/step-2/queue").glob("batch*")) == [
-        "batch-2.safetensors",
-        "batch-3.safetensors",
-    ]
+    queue = (tmp_path / "run/checkpoints/step-2/queue").glob("batch*")
+    assert sorted(p.name for p in queue) == ["batch-2.safetensors", "batch-3.safetensors"]
     trainer_of(llada, tmp_path, "run", 1, **changes).train(resume=True)
-    assert [{k: v for k, v in row.items() if "stopping" not in k} for row in without_times(metrics(tmp_path / "run"))][
-        2:
-    ] == without_times(metrics(tmp_path / "whole"))[2:]
+    found, expected = (without_times(metrics(tmp_path / name))[2:] for name in ("run", "whole"))
+    assert [{k: v for k, v in row.items() if "stopping" not in k} for row in found] == expected
 
 
 def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Path):
@@ -188,38 +181,42 @@ def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Pa
     assert [m.get("engine/staleness") for m in metrics(tmp_path / "run")] == [None, None, 0, 1, 2]
 
 
-def test_a_checkpoint_without_earlier_weights_is_one_sentence(llada: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kept", "changes", "said"),
+    [
+        (2, {"old_policy": "sampler"}, r"rollouts of the policy after 1 iterations, and not its weights; resume with"),
+        (1, {"prompts_per_iteration": 3}, r"rollouts for iteration 2 of other prompts.* resume with the data"),
+        (1, {"num_generations": 64}, r"rollouts for iteration \d of other prompts"),
+    ],
+)
+def test_a_checkpoint_whose_rollouts_cannot_be_used_is_one_sentence(
+    kept: int, changes: dict[str, Any], said: str, llada: Path, tmp_path: Path
+):
     trainer_of(llada, tmp_path, "run", 1, max_steps=3).train()
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-3")
-    with pytest.raises(UserError, match=r"rollouts of the policy after 1 iterations, and not its weights; resume with"):
-        trainer_of(llada, tmp_path, "run", 1, max_steps=3, old_policy="sampler").train(resume=True)
+    for step in range(kept + 1, 4):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
+    with pytest.raises(UserError, match=said):
+        trainer_of(llada, tmp_path, "run", 1, max_steps=3, **changes).train(resume=True)
 
 
 @pytest.mark.long
-def test_two_ranks_train_as_one_and_resume_on_one(llada: Path, tmp_path: Path):
-    steps = ("--max_steps", "3", "--engine.max_staleness", "1", "--eval_steps", "0")
-    for name, ranks in (("one", 1), ("two", 2)):
-        process = run(tmp_path / name, llada, ranks, *steps)
+@pytest.mark.parametrize(
+    ("staleness", "split", "resumed", "more"),
+    [("1", "false", 1, ()), ("2", "true", 2, ("--old_policy", "sampler", "--save_total_limit", "4"))],
+)
+def test_two_ranks_train_as_one_and_resume_from_a_checkpoint_with_a_queue(
+    staleness: str, split: str, resumed: int, more: tuple[str, ...], llada: Path, tmp_path: Path
+):
+    """With `old_policy: sampler` the ranks keep the versions that the loss needs."""
+    last = 2 + int(staleness)
+    steps = ("--max_steps", str(last), "--engine.max_staleness", staleness, "--eval_steps", "0", *more)
+    for name, ranks, fsdp in (("one", 1, "false"), ("two", 2, split)):
+        process = run(tmp_path / name, llada, ranks, *steps, "--fsdp", fsdp)
         assert process.returncode == 0, process.stderr
     assert_same_run(tmp_path / "one", tmp_path / "two")
-    shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-3")
-    process = run(tmp_path / "two", llada, 1, *steps, "--resume")
-    assert process.returncode == 0 and "step-2" in process.stdout, process.stderr
-    assert_same_run(tmp_path / "one", tmp_path / "two")
-
-
-@pytest.mark.long
-def test_ranks_keep_the_versions_that_the_loss_needs(llada: Path, tmp_path: Path):
-    """Two ranks, resumed in the middle, are one process that was never stopped."""
-    steps = ("--max_steps", "4", "--engine.max_staleness", "2", "--eval_steps", "0", "--old_policy", "sampler")
-    keep = ("--save_total_limit", "4")
-    for name, ranks, split in (("one", 1, "false"), ("two", 2, "true")):
-        process = run(tmp_path / name, llada, ranks, *steps, *keep, "--fsdp", split)
-        assert process.returncode == 0, process.stderr
-    assert_same_run(tmp_path / "one", tmp_path / "two")
-    for step in (3, 4):
+    for step in range(3, last + 1):
         shutil.rmtree(tmp_path / "two" / "checkpoints" / f"step-{step}")
-    process = run(tmp_path / "two", llada, 2, *steps, *keep, "--fsdp", "true", "--resume")
+    process = run(tmp_path / "two", llada, resumed, *steps, "--fsdp", split, "--resume")
     assert process.returncode == 0 and "step-2" in process.stdout, process.stderr
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
@@ -231,16 +228,6 @@ def test_part_undoes_join(llada: Path):
     whole = join(parts, model.pad_id)
     assert same(part(whole, 0, 4), parts[0])
     assert same(part(whole, 4, 4), parts[1])
-
-
-def test_a_checkpoint_of_other_prompts_is_one_sentence(llada: Path, tmp_path: Path):
-    trainer_of(llada, tmp_path, "run", 1, max_steps=3).train()
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
-    with pytest.raises(UserError, match=r"rollouts for iteration 2 of other prompts.* resume with the data"):
-        trainer_of(llada, tmp_path, "run", 1, max_steps=3, prompts_per_iteration=3).train(resume=True)
-    with pytest.raises(UserError, match=r"rollouts for iteration \d of other prompts"):
-        trainer_of(llada, tmp_path, "run", 1, max_steps=3, num_generations=64).train(resume=True)
 
 
 def without_submit(args: LFPOConfig) -> Any:

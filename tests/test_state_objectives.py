@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
 from test_train import ROWS, config, metrics
-
-LN2 = log(2)
-HALF = 0.5 + LN2 - 1  # k3 where the other policy gives a token half the probability
 
 
 def with_predictions(t: Trajectory, steps: list[int], texts: list[list[str]], confidence: list[list[float]]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig
 from processes import start, start_lfpo
 from small_runs import choice_config
+from test_train import metrics, without_times
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +34,19 @@ def config(folder: Path, model: Path) -> LFPOConfig:
     return choice_config(folder, model, max_steps=3, eval_samplers=samplers, eval_steps=1, save_steps=100)
 
 
-def without_times(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-
-
 @pytest.fixture(scope="module")
 def unbroken(model: Path) -> Path:
     folder = model.parent / "unbroken"
     LFPOTrainer(args=config(folder, model)).train()
-    assert all(row["grad_norm"] > 0 for row in without_times(folder)[1:])
+    assert all(row["grad_norm"] > 0 for row in metrics(folder)[1:])
     return folder
 
 
 def same(a: Path, b: Path) -> bool:
     weights = [load_model(folder / "model").state_dict() for folder in (a, b)]
-    return without_times(a) == without_times(b) and all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
+    return without_times(metrics(a)) == without_times(metrics(b)) and all(
+        torch.equal(v, weights[1][k]) for k, v in weights[0].items()
+    )
 
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:

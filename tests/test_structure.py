@@ -34,19 +34,13 @@ def by_hand(real: list[int], doubled: bool) -> list[list[bool]]:
     blocks = [(i - first) // BLOCK for i in range(length)]
     tokens = [(half, blocks[i], bool(real[i])) for half in ("noised", "clean") for i in range(length)]
     tokens = tokens if doubled else tokens[length:]
-    return [
-        [
-            bool(
-                key_real
-                and (
-                    (key == "clean" and (key_block < block or (half == "clean" and key_block == block)))
-                    or (key == half == "noised" and key_block == block)
-                )
-            )
-            for key, key_block, key_real in tokens
-        ]
-        for half, block, _ in tokens
-    ]
+
+    def sees(half: str, block: int, key: str, key_block: int) -> bool:
+        if key == "clean":
+            return key_block < block or (half == "clean" and key_block == block)
+        return half == "noised" and key_block == block
+
+    return [[there and sees(half, block, key, at) for key, at, there in tokens] for half, block, _ in tokens]
 
 
 @pytest.mark.parametrize("doubled", [False, True])

@@ -96,19 +96,11 @@ HOSTILE = [
     "\ud800",
     "9**9**9",
     "__import__('os').system('touch PWNED')",
-    "(" * 10_000 + "1" + ")" * 10_000,
-    "####" * 10_000,
-    "#### " + "9" * 5_000,
-    "#### " + "9" * 1_000_000,
-    "#### 1" + " " * 1_000_000 + "x",
-    "1" * 1_000_000,
-    "A" * 1_000_000,
-    " " * 1_000_000,
-    "-" * 1_000_000,
-    "x" * 1_000_000,
     "lambda: 1",
     "<|endoftext|>",
 ]
+HOSTILE += ["(" * 10_000 + "1" + ")" * 10_000, "####" * 10_000, "#### " + "9" * 5_000, "#### " + "9" * 1_000_000]
+HOSTILE += ["#### 1" + " " * 1_000_000 + "x", *(character * 1_000_000 for character in "1A -x")]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -122,52 +114,41 @@ def test_verifiers_reject_hostile_text_quickly(name: str, tmp_path: Path, monkey
     assert not any(tmp_path.iterdir())
 
 
-SUDOKU = {"puzzle": "1_3434121_434_21", "solution": "1234341221434321"}
+SOLUTION = "1234341221434321"
+TEN: dict[str, Any] = {"numbers": [2, 3, 4], "target": 10}
+LINE = {"coefficients": [0, 3, 1]}
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "text", "verdict"),
+    ("name", "row", "right", "wrong"),
     [
-        ("sudoku", SUDOKU, "1234341221434321", True),
-        ("sudoku", SUDOKU, " 1234341221434321\n", True),
-        ("sudoku", SUDOKU, "1234341221434312", False),
-        ("sudoku", SUDOKU, "12343412214343211", False),
-        ("sudoku", SUDOKU, "1234 3412 2143 4321", False),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4", True),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "(4 + 3*2)", True),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "3*2+5", False),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "10", False),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4+0", False),
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 # =10", True),  # a comment is ignored
-        ("countdown", {"numbers": [2, 3, 4], "target": 10}, "2*3+4 = 10", False),
-        ("countdown", {"numbers": [3, 3, 4], "target": 10}, "3+4+3", True),
-        ("countdown", {"numbers": [3, 3, 4], "target": 7}, "3+4", False),
-        ("words", {"answer": 12}, "10+2=12\n#### 12", True),
-        ("words", {"answer": 12}, "####12 \n", True),
-        ("words", {"answer": -3}, "#### -3", True),
-        ("words", {"answer": 12}, "12", False),
-        ("words", {"answer": 12}, "#### 12.", True),
-        ("words", {"answer": 12}, "#### 120", False),
-        ("words", {"answer": 12}, "#### 11\n#### 12", True),
-        ("words", {"answer": 12}, "#### 12\n#### 11", False),
-        ("words", {"answer": 12}, "#### 12 or 13", False),
-        ("expression", {"coefficients": [0, 3, 1]}, "3*x+1", True),
-        ("expression", {"coefficients": [0, 3, 1]}, "x+x+x+1", True),
-        ("expression", {"coefficients": [0, 3, 1]}, "3*x+2", False),
-        ("expression", {"coefficients": [0, 3, 1]}, "4", False),
-        ("expression", {"coefficients": [0, 1, 0]}, "x/1", True),
-        ("expression", {"coefficients": [1, 0, 0]}, "x**2", True),
-        ("expression", {"coefficients": [1, 0, 0]}, "abs(x)*x", False),
-        ("expression", {"coefficients": [0, 3, 1]}, "3*y+1", False),
-        ("choice", {"answer": "A"}, "A", True),
-        ("choice", {"answer": "A"}, "A\n", True),
-        ("choice", {"answer": "A"}, "B", False),
-        ("choice", {"answer": "A"}, "AB", False),
-        ("choice", {"answer": "A"}, "a", False),
+        (
+            "sudoku",
+            {"puzzle": "1_3434121_434_21", "solution": SOLUTION},
+            [SOLUTION, f" {SOLUTION}\n"],
+            ["1234341221434312", "12343412214343211", "1234 3412 2143 4321"],
+        ),
+        # A comment is ignored.
+        ("countdown", TEN, ["2*3+4", "(4 + 3*2)", "2*3+4 # =10"], ["3*2+5", "10", "2*3+4+0", "2*3+4 = 10"]),
+        ("countdown", {"numbers": [3, 3, 4], "target": 10}, ["3+4+3"], ["3+4"]),
+        ("countdown", {"numbers": [3, 3, 4], "target": 7}, [], ["3+4"]),
+        ("words", {"answer": -3}, ["#### -3"], []),
+        (
+            "words",
+            {"answer": 12},
+            ["10+2=12\n#### 12", "####12 \n", "#### 12.", "#### 11\n#### 12"],
+            ["12", "#### 120", "#### 12\n#### 11", "#### 12 or 13"],
+        ),
+        ("expression", LINE, ["3*x+1", "x+x+x+1"], ["3*x+2", "4", "3*y+1"]),
+        ("expression", {"coefficients": [0, 1, 0]}, ["x/1"], []),
+        ("expression", {"coefficients": [1, 0, 0]}, ["x**2"], ["abs(x)*x"]),
+        ("choice", {"answer": "A"}, ["A", "A\n"], ["B", "AB", "a"]),
     ],
 )
-def test_verdicts(name: str, row: dict, text: str, verdict: bool) -> None:
-    assert get_task(name).correct(text, row) is verdict
+def test_verdicts(name: str, row: dict, right: list[str], wrong: list[str]) -> None:
+    task = get_task(name)
+    assert [text for text in right if not task.correct(text, row)] == []
+    assert [text for text in wrong if task.correct(text, row)] == []
 
 
 def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +198,8 @@ def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:
 
 
 def test_the_reward_has_trls_signature() -> None:
-    task = get_task("choice")
-    columns: dict[str, list[Any]] = {"answer": ["A", "B", "B"], "a": [1, 2, 3], "b": [4, 5, 6]}
-    assert task.reward_functions[0](["p"] * 3, ["A", "A", "B"], **columns) == [1.0, 0.0, 1.0]
+    found = get_task("choice").reward_functions[0](["p"] * 3, ["A", "A", "B"], answer=["A", "B", "B"], other=[1, 2, 3])
+    assert found == [1.0, 0.0, 1.0]
 
 
 def test_a_dotted_path_is_a_task_too() -> None:
@@ -234,6 +214,11 @@ def test_a_dotted_path_is_a_task_too() -> None:
         ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
         ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
         ("lfpo.prompts.tasks.sudoku:grids", "expected a Task"),
+        (
+            "gsm8k@nowhere/validation",
+            "validation: no such file or folder",
+        ),  # only generated tasks have one of their own
+        ("words@there", "reads no files; leave out '@there', or write 'words@validation'"),
     ],
 )
 def test_names_that_are_not_a_task(name: str, part: str) -> None:
@@ -271,6 +256,7 @@ def test_successors_fill_their_length_and_fail_at_the_last_item(name: str) -> No
 @pytest.mark.parametrize("name", ["words", "sudoku", "countdown", "choice"])
 def test_a_task_in_validation_is_tested_on_solutions_it_does_not_train_on(name: str) -> None:
     task, validating = get_task(name), get_task(f"{name}@validation")
+    assert validating.name == f"{name}@validation"
     trained = {validating.solution_key(validating.row("train", i)) for i in range(150)}
     held_out = {validating.solution_key(row) for row in validating.test_rows(100)}
     assert len(held_out) > 5 and not trained & held_out
@@ -282,10 +268,6 @@ def test_a_task_in_validation_is_tested_on_solutions_it_does_not_train_on(name: 
     assert {task.solution_key(row) for row, kept in zip(own, same, strict=True) if not kept}.isdisjoint(trained)
 
 
-def test_a_task_in_validation_says_so() -> None:
-    assert get_task("words@validation").name == "words@validation"
-
-
 def test_a_split_without_solutions_is_an_error_and_no_endless_search() -> None:
     words = get_task("words")
     assert isinstance(words, Task)
@@ -295,23 +277,10 @@ def test_a_split_without_solutions_is_an_error_and_no_endless_search() -> None:
         one.row("test", 0)
 
 
-def test_only_generated_tasks_have_a_validation_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="validation: no such file or folder"):
-        get_task(f"gsm8k@{tmp_path}/validation")
-    with pytest.raises(UserError, match="reads no files; leave out '@there', or write 'words@validation'"):
-        get_task("words@there")
-
-
 def test_a_length_that_is_no_whole_number_of_items_is_refused() -> None:
-    assert task_texts(4) == ("a0\n", "a01;")
+    task = successor_task(4)
+    row = next(r for r in (task.sample(random.Random(s)) for s in range(1000)) if r["digits"] == "0")
+    assert (row["prompt"], task.demonstrate(row, random.Random(0), 1.0)) == ("a0\n", "a01;")
     for length in (6, 0, 132):
         with pytest.raises(ValueError, match=f"gen_length {length} must be a multiple of 4"):
             successor_task(length)
-
-
-def task_texts(length: int) -> tuple[str, str]:
-    """The prompt and right answer of a successor problem whose digits are all 0."""
-    row = {"digits": "0" * (length // 4)}
-    task = successor_task(length)
-    prompt = next(r for r in (task.sample(random.Random(s)) for s in range(1000)) if r["digits"] == row["digits"])
-    return prompt["prompt"], task.demonstrate(row, random.Random(0), 1.0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import tiny
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
@@ -97,9 +96,8 @@ def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path)
 def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
     results = []
     for i, tokens in enumerate((16, 4096)):
-        args = config(
-            tmp_path, output_dir=str(tmp_path / str(i)), max_steps=1, update_tokens=tokens, rollout_tokens=tokens
-        )
+        budget = {"update_tokens": tokens, "rollout_tokens": tokens}
+        args = config(tmp_path, output_dir=str(tmp_path / str(i)), max_steps=1, **budget)
         LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS).train()
         results.append(metrics(tmp_path / str(i)))
     for a, b in zip(*results, strict=True):
@@ -117,9 +115,8 @@ def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_
     rows = [{"prompt": [{"role": "user", "content": "hi"}]}]
     tokenizer = load_tokenizer(llada)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}?{% endfor %}"
-    LFPOTrainer(
-        load_model(llada), look, args=config(tmp_path, max_steps=1), train_dataset=rows, tokenizer=tokenizer
-    ).train()
+    args = config(tmp_path, max_steps=1)
+    LFPOTrainer(load_model(llada), look, args=args, train_dataset=rows, tokenizer=tokenizer).train()
     assert seen[0][0] == rows[0]["prompt"]
     assert seen[0][1][0]["role"] == "assistant"
 
@@ -152,23 +149,15 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
 
 
 def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="needs reward_funcs"):
-        LFPOTrainer(str(llada), args=config(tmp_path), train_dataset=ROWS)
-    with pytest.raises(UserError, match="nothing to train on"):
-        LFPOTrainer(str(llada), args=config(tmp_path))
-    with pytest.raises(UserError, match="train_dataset\\[1\\]"):
-        LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=[*ROWS[:1], {"text": "x"}])
-    with pytest.raises(UserError, match="without its tokenizer"):
-        LFPOTrainer(load_model(llada), first_letter, args=config(tmp_path), train_dataset=ROWS)
-    with pytest.raises(UserError, match="reward_weights"):
-        LFPOTrainer(str(llada), first_letter, args=config(tmp_path, reward_weights=[1.0, 2.0]), train_dataset=ROWS)
-    long = [{"prompt": "x" * 600, "want": "x"}]
-    with pytest.raises(UserError, match="context"):
-        LFPOTrainer(str(llada), first_letter, args=config(tmp_path), train_dataset=long).train()
-
-
-def test_mixed_columns_are_told(tmp_path: Path):
-    rows = [{"prompt": "a", "want": "a"}, {"prompt": "b"}]
-    path = tiny.write_llada(tmp_path / "model")
-    with pytest.raises(UserError, match="columns"):
-        LFPOTrainer(str(path), first_letter, args=config(tmp_path), train_dataset=rows).train()
+    long, mixed = [{"prompt": "x" * 600, "want": "x"}], [{"prompt": "a", "want": "a"}, {"prompt": "b"}]
+    for model, rewards, rows, changes, said in (
+        (str(llada), None, ROWS, {}, "needs reward_funcs"),
+        (str(llada), None, None, {}, "nothing to train on"),
+        (str(llada), first_letter, [*ROWS[:1], {"text": "x"}], {}, r"train_dataset\[1\]"),
+        (load_model(llada), first_letter, ROWS, {}, "without its tokenizer"),
+        (str(llada), first_letter, ROWS, {"reward_weights": [1.0, 2.0]}, "reward_weights"),
+        (str(llada), first_letter, long, {}, "context"),
+        (str(llada), first_letter, mixed, {}, "columns"),
+    ):
+        with pytest.raises(UserError, match=said):
+            LFPOTrainer(model, rewards, args=config(tmp_path, **changes), train_dataset=rows).train()

@@ -1,21 +1,195 @@
-"""Every mistake is one sentence with exit code 2, and leaves nothing behind."""
+"""Every mistake is one sentence with exit code 2, leaves nothing behind, and is found without torch where torch is not
+needed to see it."""
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import importlib
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-import wrong_inputs
+from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.objectives import OBJECTIVES, all_settings, make_objective, settings
+from lfpo.train.config import LFPOConfig
+
+TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
+TRAIN += " --optimizer_steps_per_iteration 1 --eval_size 2"
+ROWS = TRAIN.replace("--task choice", "--sampler.gen_length 8")
+API = "from lfpo import LFPOConfig, LFPOTrainer\nfrom rw import ok\n"
+
+# Command -> a part of its sentence. These are found without torch.
+COMMANDS = {
+    # Commands, files, keys
+    "trian demo": "unknown command 'trian'; did you mean 'train'",
+    "train sudokoo": "did you mean 'sudoku'",
+    "plan nope": "no such file; `lfpo recipes` lists",
+    "train nothing.yaml": "'nothing.yaml': no such file",
+    "train llada-8b-gms8k": "did you mean 'llada-8b-gsm8k'",
+    "train broken.yaml": "broken.yaml: not readable as YAML",
+    "train twice.yaml": "key 'max_steps' is given twice",
+    "train list.yaml": "expected `key: value` lines, found list",
+    "train loop.yaml": "includes itself",
+    "train demo oops": "argument 'oops': expected --key value",
+    "train sudoku --learning_rat 1": "did you mean 'learning_rate'",
+    "train sudoku --output_dir": "output_dir: expected text, found True; a key without a value means True",
+    "train sudoku --max_steps many": "max_steps: expected a whole number, found 'many'",
+    "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
+    "train sudoku --lr 1 --learning_rate 1": "mean the same",
+    "train sudoku --max_grad_norm -1": "max_grad_norm -1.0 must not be negative",
+    "train sudoku --adam_beta1 1": "adam_beta1 1.0 must be at least 0 and below 1",
+    "train sudoku --eval_samplers {a/b:{}}": "the name 'a/b' must be text without '/'",
+    "eval --task sudoku --threads -1": "threads -1 must not be negative",
+    "train sudoku --threads -1": "threads -1 must not be negative",
+    "sft --model embedded --tasks.words 1 --output_dir new --learning_rate .nan": "learning_rate nan must be positive",
+    "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
+    "train sudoku --learning_rate -1": "learning_rate -1.0 must be positive",
+    "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
+    "'threshold', only with low_confidence_dynamic; leave it out",
+    "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (
+        "editing_threshold 0.5 is for models that attend block by block (LLaDA2.1); this model has full attention"
+    ),
+    "train sudoku --sampler.num_to_transfer 2": "'num_to_transfer' is LLaDA2.1's name for the tokens that a forward",
+    "train sudoku --sampler.step 3": "sampler: unknown key 'step'; did you mean 'steps'",
+    "train sudoku --sampler 3": "sampler: expected",
+    "train sudoku --sampler.temperature 0": "temperature 0 makes all rollouts of a prompt the same",
+    "train sudoku --sampler.top_p 2": "top_p 2.0 must be",
+    "train sudoku --sampler.alg entropy --sampler.threshold 0.9": "alg and threshold each select a reveal rule",
+    "train sudoku --sampler.rule nothing": "unknown rule 'nothing'",
+    "train sudoku --eval_samplers.greedy.stps 4": "did you mean 'steps'",
+    "train sudoku --objective.name lfop": "unknown objective 'lfop'; did you mean 'lfpo'",
+    "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
+    "train sudoku --objective.bta 1": "objective: unknown key 'bta'; did you mean 'beta'",
+    "train sudoku --objective.beta -1": "beta -1.0 must be positive",
+    "train sudoku --objective.reading mirrored": "'reading: mirrored' was removed",
+    "train sudoku --lora.rank 4": "lora: unknown key 'rank'",
+    "train sudoku --dtype bfloat16": "'dtype' bfloat16 needs 'lora'",
+    "train sudoku --offload_reference true --lora.r 2": "'offload_reference' does not work with 'lora'",
+    "train sudoku --offload_reference true --fsdp true": "'offload_reference' does not work with 'fsdp'",
+    "train sudoku --offload_reference true --rollout_compile true": "does not work with 'rollout_compile'",
+    "train sudoku --report_to wand": "'report_to' 'wand' is not one of",
+    "train sudoku --stop_on groups_agre": "did you mean 'groups_agree'",
+    "train sudoku --resume maybe": "--resume takes no value",
+    # Tasks, models, folders
+    "train sudoku --task sudoko": "did you mean 'sudoku'",
+    "train sudoku --task gsm8k@nowhere": "nowhere: no such file or folder",
+    "train sudoku --data_file rows.jsonl": "give one of 'task', 'data_file' and 'dataset_name'",
+    "train --output_dir out": "nothing to train on",
+    "train sudoku --model ./nowhere": "'./nowhere': no such folder",
+    "train sudoku --num_generations 2 --prompts_per_iteration 1": "splits 2 rollouts",
+    "train sudoku --output_dir full": "not empty and holds no run",
+    "train sudoku --output_dir old": "holds another run",
+    "train choice --output_dir old --resume": "continue that run with `lfpo train old/config.yaml --resume`",
+    "train sudoku --output_dir old --resume --sampler.gen_length 32": "sampler.gen_length None, not 32",
+    "sft --output_dir old --model embedded --tasks.words 1 --resume": "holds a run of `lfpo train`, not of `lfpo sft`",
+    # Rows and reward functions
+    f"{ROWS} --data_file nowhere.jsonl --reward_funcs rw.ok": "nowhere.jsonl: no such file",
+    f"{ROWS} --data_file broken.jsonl --reward_funcs rw.ok": "broken.jsonl:2: not valid JSON",
+    f"{ROWS} --data_file empty.jsonl --reward_funcs rw.ok": "empty.jsonl: no rows",
+    f"{ROWS} --data_file rows.jsonl": "needs 'reward_funcs'",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.five": "found 'rw.five', which is 5",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs nomod.ok": "there is no module 'nomod'; put nomod.py into this",
+    f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
+    # Other commands
+    "eval --task sudoku --n_samples 4": "n_samples 4 at temperature 0 gives the same completion 4 times",
+    "eval --task sudoku --output good.jsonl": "give a folder, or a file whose name ends in .json",
+    "eval --task sudoku --protocol papr": "did you mean 'paper'",
+    "sample --task sudoku --index -1": "index -1 must not be negative",
+    "sample": "give either 'prompt' or 'task'",
+    "compare compare --objectives lfop": "did you mean 'lfpo'",
+    "report nowhere": "nowhere",
+    "plan sudoku --gpuss 2": "did you mean 'gpus'",
+    "recipes all": "takes no arguments, found 'all'",
+    "doctor now": "takes no arguments, found 'now'",
+    "train sudoku --objective.name egspo --objective.epsilon_ 3": "unknown key 'epsilon_'; did you mean 'epsilon'",
+    "train sudoku --sampler.alg entropi": "sampler: alg: 'entropi' is not valid; did you mean 'entropy'",
+    "demo --max_steps many": "lfpo demo: max_steps: expected a whole number, found 'many'",
+    "sft --output_dir out --model embedded --tasks.wrods 1": "unknown task 'wrods'; did you mean 'words'",
+    "eval --task sudoku --sampler.steps x": "sampler: steps: expected a whole number, found 'x'",
+    "eval --task sudoku --sampler.block_length 5": "block_length 5 does not divide gen_length 16",
+    "sample --task sudoku --sampler.block_length 5": "block_length 5 does not divide gen_length 16",
+    "export no-such-folder": "model 'no-such-folder': no such folder",
+    "push no-such-folder a/b": "model 'no-such-folder': no such folder",
+    "plan sudoku --objective.bta 2": "objective: unknown key 'bta'; did you mean 'beta'",
+    "watch no-such-folder --prot 3": "unknown key 'prot'; did you mean 'port'",
+    "plan sudoku --update_token 3": "unknown key 'update_token'; did you mean 'update_tokens'",
+    "train paper/llada-8b-gms8k": "did you mean 'paper/llada-8b-gsm8k'",
+    "train algorithm/spg": "did you mean 'algorithms/spg'",
+}
+NEED_TORCH = {
+    "plan --model llada-9b": "llada-8b",
+    "plan --gpus 0": "gpus 0 must be at least 1",
+    "plan --gpus 12": "multiple of gpus_per_machine 8",
+    "train sudoku --model finished": "its model is in finished/model",
+    f"{ROWS} --data_file uneven.jsonl --reward_funcs rw.ok": "uneven.jsonl:2: the columns are answr, prompt",
+    f"{ROWS} --data_file long.jsonl --reward_funcs rw.ok": "long.jsonl:3: prompt",
+    f"{ROWS} --data_file long.jsonl.gz --reward_funcs rw.ok": "or set filter_overlong_prompts",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.short": "'short': returned 1 rewards for 4 completions",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.number": "'number': returned float, expected a list of numbers",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok,rw.nan": "'nan': reward 0 is nan",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
+    f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
+    f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
+    f"{TRAIN} --model embedded-block --padding_free true": "'padding_free' is for models with full attention",
+    f"{TRAIN} --lora.experts true": "this model has no experts",
+    f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
+}
+
+# Python code -> a part of the sentence of its UserError.
+CODE = {
+    "LFPOConfig(output_dir='out', max_steps='5')": "LFPOConfig: max_steps: expected a whole number, found '5'",
+    "LFPOConfig(output_dir='out', sampler={'stps': 3})": "LFPOConfig: sampler: unknown key 'stps'",
+    "LFPOConfig(output_dir='out', stop_on='never')": "'never' is no rule",
+    "LFPOTrainer(args={'output_dir': 'out'})": "args: expected an LFPOConfig, found dict",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out', task='choice'), reward_funcs=5)": "reward_funcs: expected functions",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "could not load the train",
+    "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset=[3])": "train_dataset[0]",
+}
+
+
+def write_files(folder: Path) -> None:
+    """The files that the commands speak of."""
+    row = '{"prompt": "a\\n", "answer": "b"}\n'
+    long = 2 * row + json.dumps({"prompt": "1" * 900, "answer": "b"}) + "\n"
+    files = {
+        "broken.yaml": "output_dir: [out\n",
+        "twice.yaml": "output_dir: out\nmax_steps: 3\nmax_steps: 4\n",
+        "list.yaml": "- output_dir\n",
+        "loop.yaml": "include: [loop.yaml]\n",
+        "rows.jsonl": 2 * row,
+        "broken.jsonl": row + '{"prompt": \n',
+        "empty.jsonl": "",
+        "uneven.jsonl": row + '{"prompt": "a", "answr": "b"}\n',
+        "long.jsonl": long,
+        "full/thesis.txt": "precious",
+        "old/config.yaml": "output_dir: old\ntask: sudoku\nsampler: {gen_length: null}\n",
+        "finished/model/config.json": "{}",
+        "old/run.json": '{"kind": "train"}\n',
+        "rw.py": (
+            "five = 5\n"
+            "def ok(prompts, completions, **columns): return [1.0] * len(prompts)\n"
+            "def short(prompts, completions, **columns): return [1.0]\n"
+            "def number(prompts, completions, **columns): return 1.0\n"
+            "def nan(prompts, completions, **columns): return [float('nan')] * len(prompts)\n"
+        ),
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
-    wrong_inputs.write_files(folder)
+    write_files(folder)
     return folder
 
 
@@ -23,7 +197,10 @@ def contents(folder: Path) -> list[str]:
     return sorted(str(p) for p in folder.rglob("*") if "__pycache__" not in p.parts)
 
 
-@pytest.mark.parametrize("command", wrong_inputs.COMMANDS)
+ALL = COMMANDS | NEED_TORCH
+
+
+@pytest.mark.parametrize("command", ALL)
 def test_a_wrong_command_is_one_sentence(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,15 +209,83 @@ def test_a_wrong_command_is_one_sentence(
     before = contents(folder)
     assert main(command.split()) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and wrong_inputs.COMMANDS[command] in lines[0], lines
+    assert len(lines) == 1 and lines[0].startswith("error: ") and ALL[command] in lines[0], lines
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("code", wrong_inputs.CODE)
+@pytest.mark.parametrize("code", CODE)
 def test_wrong_code_is_one_sentence(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises((UserError, ValueError)) as caught:
-        exec(wrong_inputs.API + code)
-    assert wrong_inputs.CODE[code] in str(caught.value) and "\n" not in str(caught.value)
+        exec(API + code)
+    assert CODE[code] in str(caught.value) and "\n" not in str(caught.value)
     assert not os.path.exists("out")
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "safetensors", "tokenizers", "numpy"):
+            raise ImportError(f"{name} is not needed to find a wrong key")
+
+sys.meta_path.insert(0, Blocked())
+from lfpo.cli import main
+
+for command in sys.stdin.read().splitlines():
+    assert main(command.split()) == 2, command
+"""
+
+
+def test_a_mistake_in_any_key_is_found_without_torch(folder: Path) -> None:
+    before = contents(folder)
+    given = {"cwd": folder, "input": "\n".join(COMMANDS), "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], **given)  # type: ignore[call-overload]
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stderr.splitlines()) == len(COMMANDS)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_knobs_that_are_checked_are_those_of_the_objective(name: str) -> None:
+    module, _, attribute = OBJECTIVES[name].partition(":")
+    real = getattr(importlib.import_module(module), attribute)
+    assert issubclass(real, getattr(settings, attribute))
+    assert dataclasses.fields(real) == dataclasses.fields(getattr(settings, attribute))
+    assert "__post_init__" not in vars(real)
+
+
+def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_knobs.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine:\n"
+        "    scale: float = 1.0\n"
+        "    needs_base = True\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    all_settings({"name": "own_knobs:Mine", "scal": 3})
+    made = make_objective({"name": "own_knobs:Mine", "scale": 3})
+    # What it leaves out has the values of every objective.
+    assert made.needs_base and made.reads_old and made.needs == set() and made.at_progress(0.5) is made
+    assert type(made).__name__ == "Mine"
+    with pytest.raises(UserError, match="did you mean 'scale'"):
+        make_objective({"name": "own_knobs:Mine", "scal": 1})
+    with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
+        all_settings({"name": "nobodys:Mine"})
+    for check in (all_settings, make_objective):
+        with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):
+            check({"name": "lfop"})
+        with pytest.raises(UserError, match=r"'dtree_rpo' was moved out of the package, to examples/objectives"):
+            check({"name": "dtree_rpo"})
+
+
+def test_settings_of_earlier_versions_are_told_or_left_out() -> None:
+    old = {"output_dir": "x", "refill": 0, "tree": [], "objective": {"name": "lfpo"}}
+    assert build(LFPOConfig, old) == LFPOConfig("x")
+    with pytest.raises(UserError, match="config: 'refill: 2' was removed, because it gained nothing"):
+        build(LFPOConfig, {**old, "refill": 2})
+    with pytest.raises(UserError, match=r"'tree: \[4, 4\]' was removed; give it as a knob"):
+        build(LFPOConfig, {**old, "tree": [4, 4]})

@@ -52,20 +52,21 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
     g = torch.Generator().manual_seed(1)
     vocab = config["embedding_size"]
     kv = D * config["n_kv_heads"] // HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (D,),
+        "ff_norm": (D,),
+        "q_proj": (D, D),
+        "k_proj": (kv, D),
+        "v_proj": (kv, D),
+        "attn_out": (D, D),
+        "ff_proj": (MLP, D),
+        "up_proj": (MLP, D),
+        "ff_out": (D, MLP),
+    }
     weights: Weights = {"model.transformer.wte.weight": _randn(g, vocab, D, std=1.0)}
     for n in range(LAYERS):
-        block = f"model.transformer.blocks.{n}"
-        weights |= {
-            f"{block}.attn_norm.weight": 1 + _randn(g, D),
-            f"{block}.ff_norm.weight": 1 + _randn(g, D),
-            f"{block}.q_proj.weight": _randn(g, D, D),
-            f"{block}.k_proj.weight": _randn(g, kv, D),
-            f"{block}.v_proj.weight": _randn(g, kv, D),
-            f"{block}.attn_out.weight": _randn(g, D, D),
-            f"{block}.ff_proj.weight": _randn(g, MLP, D),
-            f"{block}.up_proj.weight": _randn(g, MLP, D),
-            f"{block}.ff_out.weight": _randn(g, D, MLP),
-        }
+        for name, shape in shapes.items():
+            weights[f"model.transformer.blocks.{n}.{name}.weight"] = ("norm" in name) + _randn(g, *shape)
     weights["model.transformer.ln_f.weight"] = 1 + _randn(g, D)
     if not config["weight_tying"]:
         weights["model.transformer.ff_out.weight"] = _randn(g, vocab, D)
@@ -74,23 +75,15 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
     return folder
 
 
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+
 def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int = 256, **named: str) -> None:
     """A byte-level tokenizer of the first `characters` bytes, without merges, then the `special` tokens.
 
     named: bos_token and eos_token.
     """
-    added = [
-        {
-            "id": characters + i,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for i, token in enumerate(special)
-    ]
+    added = [{"id": characters + i, "content": token, **FLAGS} for i, token in enumerate(special)]
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -102,10 +95,7 @@ def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int =
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
             "fuse_unk": False,
             "byte_fallback": False,
             "vocab": {c: b for b, c in enumerate(byte_alphabet()[:characters])},
@@ -144,23 +134,24 @@ def write_dream(folder: Path, **changes: Any) -> Path:
     _dump(folder / "config.json", config)
     g = torch.Generator().manual_seed(2)
     vocab, kv = config["vocab_size"], D * DREAM_KV_HEADS // HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (D,),
+        "post_attention_layernorm.weight": (D,),
+        "self_attn.q_proj.weight": (D, D),
+        "self_attn.q_proj.bias": (D,),
+        "self_attn.k_proj.weight": (kv, D),
+        "self_attn.k_proj.bias": (kv,),
+        "self_attn.v_proj.weight": (kv, D),
+        "self_attn.v_proj.bias": (kv,),
+        "self_attn.o_proj.weight": (D, D),
+        "mlp.gate_proj.weight": (MLP, D),
+        "mlp.up_proj.weight": (MLP, D),
+        "mlp.down_proj.weight": (D, MLP),
+    }
     weights: Weights = {"model.embed_tokens.weight": _randn(g, vocab, D, std=1.0)}
     for n in range(LAYERS):
-        layer = f"model.layers.{n}"
-        weights |= {
-            f"{layer}.input_layernorm.weight": 1 + _randn(g, D),
-            f"{layer}.post_attention_layernorm.weight": 1 + _randn(g, D),
-            f"{layer}.self_attn.q_proj.weight": _randn(g, D, D),
-            f"{layer}.self_attn.q_proj.bias": _randn(g, D),
-            f"{layer}.self_attn.k_proj.weight": _randn(g, kv, D),
-            f"{layer}.self_attn.k_proj.bias": _randn(g, kv),
-            f"{layer}.self_attn.v_proj.weight": _randn(g, kv, D),
-            f"{layer}.self_attn.v_proj.bias": _randn(g, kv),
-            f"{layer}.self_attn.o_proj.weight": _randn(g, D, D),
-            f"{layer}.mlp.gate_proj.weight": _randn(g, MLP, D),
-            f"{layer}.mlp.up_proj.weight": _randn(g, MLP, D),
-            f"{layer}.mlp.down_proj.weight": _randn(g, D, MLP),
-        }
+        for name, shape in shapes.items():
+            weights[f"model.layers.{n}.{name}"] = ("norm" in name) + _randn(g, *shape)
     weights["model.norm.weight"] = 1 + _randn(g, D)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = _randn(g, vocab, D)
@@ -168,9 +159,8 @@ def write_dream(folder: Path, **changes: Any) -> Path:
     alphabet = byte_alphabet()
     _dump(folder / "vocab.json", {**{c: b for b, c in enumerate(alphabet)}, "ab": 256, "Ġab": 257})
     (folder / "merges.txt").write_text("#version: 0.2\na b\nĠ ab\n", encoding="utf-8")
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     settings = {
-        "added_tokens_decoder": {str(258 + i): {"content": t, **flags} for i, t in enumerate(DREAM_SPECIAL)},
+        "added_tokens_decoder": {str(258 + i): {"content": t, **FLAGS} for i, t in enumerate(DREAM_SPECIAL)},
         "additional_special_tokens": ["<|beginoftext|>", "<|mask|>"],
         "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
         "bos_token": "<|beginoftext|>",

@@ -22,13 +22,9 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 def timed(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
     """The result of `work` and its wall time in seconds, until the device has finished too."""
-    _synchronize(device)
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+    wait()
     started = time.perf_counter()
     result = work()
-    _synchronize(device)
+    wait()
     return result, time.perf_counter() - started
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -54,8 +54,7 @@ def _short(value: Any) -> str:
     """A default value for the help text; of nested settings only those that differ from their class's defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = type(value)()
-        changed = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
-        return _short(changed)
+        value = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
     return str(value)

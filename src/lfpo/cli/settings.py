@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -44,8 +45,6 @@ class SampleConfig:
 
 def demo_config(arguments: list[str]) -> LFPOConfig:
     """The recipe `demo` with the keys of the command line, into a new folder under runs/."""
-    number = 1
-    while Path(f"runs/demo-{number}").exists():
-        number += 1
-    values = merge(load_yaml("demo"), {"output_dir": f"runs/demo-{number}"})
+    folder = next(name for number in itertools.count(1) if not Path(name := f"runs/demo-{number}").exists())
+    values = merge(load_yaml("demo"), {"output_dir": folder})
     return build(LFPOConfig, merge(values, parse_overrides(arguments, text_keys(LFPOConfig))), "lfpo demo")

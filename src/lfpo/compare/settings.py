@@ -19,13 +19,8 @@ BASE = "base"
 # forward reveals one token.
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.998)
 # Keys that the comparison sets itself, with the setting that decides them.
-DECIDED = {
-    "objective": "objectives",
-    "seed": "seeds",
-    "eval_size": "problems",
-    "threads": "threads",
-    "output_dir": "output_dir",
-}
+DECIDED = {"objective": "objectives", "seed": "seeds", "eval_size": "problems"}
+DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 # Keys of a training configuration that do not change a result beyond rounding.
 NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "padding_free", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
@@ -87,9 +82,8 @@ class CompareConfig:
 
     @staticmethod
     def _check_keys(where: str, keys: dict[str, Any]) -> None:
-        for key in DECIDED:
-            if key in keys:
-                raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
+        for key in filter(keys.__contains__, DECIDED):
+            raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
 
 
 def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
