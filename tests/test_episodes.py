@@ -29,7 +29,7 @@ from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import rollout_records
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.plan.estimate import Estimate
-from lfpo.train.preflight import check_groups
+from lfpo.train.setup import samplers
 from test_distributed import assert_same_run
 from test_distributed import run as run_distributed
 from test_train import config, metrics, without_times
@@ -274,7 +274,7 @@ def test_an_objective_that_joins_a_prompts_rows_in_its_loss_is_refused(tmp_path:
     with pytest.raises(
         UserError, match="objective Whole needs rollouts of one row each, which an environment does not"
     ):
-        check_groups(Whole(), args, 0)
+        samplers(args, list_source(ROWS, [], seed=0), Whole(), None)
 
 
 def test_the_plan_counts_every_turn_as_a_rollout(llada: Path, tmp_path: Path):

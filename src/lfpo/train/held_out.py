@@ -7,16 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
-<<<<<<< HEAD
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
-=======
->>>>>>> main
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
 from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import completion_record
+from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 
 if TYPE_CHECKING:
@@ -32,26 +30,24 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
     the run: the completions of the first KEPT problems, and of the others the verdict. A collective: each rank samples
     its share, and all return the same.
     """
-<<<<<<< HEAD
-    if trainer.environment is not None:
-        return _played(trainer, trainer.environment, name, sampler, progress)
-    source, tokenizer, rows = trainer.source, trainer.tokenizer, trainer.source.eval_rows
-    correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
-    progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
-=======
     source, progress = trainer.source, context.progress
     rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
     if not rows:
         return {}
->>>>>>> main
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     trainer.engine.update(f"theta after {step}", trainer.model)
+    environment = trainer.environment
     how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
     for name, sampler in trainer.eval_samplers.items():
+        if environment is not None:
+            found, played = _played(trainer, environment, name, sampler, progress)
+            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+            records += [{"sampler": name, **record} for record in played]
+            continue
         progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
         result = evaluate(trainer.engine, trainer.model, trainer.tokenizer, rows, correct_all, sampler, **how)
         found = {"steps": result.mean_steps, "nfe": result.mean_nfe}
@@ -75,7 +71,7 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 def _played(
     trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, progress: Progress
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """`held_out` of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
+    """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, mine = trainer.model, trainer.tokenizer, distributed.share(len(trainer.source.eval_rows))
     rows = [trainer.source.eval_rows[i] for i in mine]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)

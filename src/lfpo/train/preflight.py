@@ -39,16 +39,8 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     and a few lines that say what will run and what was found. A collective. Raises UserError."""
     args, model, reference = trainer.args, trainer.model, trainer.reference
     checked, longest, out = check_prompts(trainer)
-<<<<<<< HEAD
-    if out:
-        source = source.without(out)
-    failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
-=======
     source = trainer.source.without(out) if out else trainer.source
-    failed = distributed.together(
-        lambda: check_rewards(source, trainer.tokenizer, trainer.reward_weights, args) if not distributed.rank() else []
-    )[0]
->>>>>>> main
+    failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     needed, free = distributed.together(
@@ -58,16 +50,12 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
-<<<<<<< HEAD
     rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
-    names = ", ".join(map(reward_name, rewarding))
-=======
-    names, plan = ", ".join(map(reward_name, source.reward_functions)), ""
+    names, plan = ", ".join(map(reward_name, rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
->>>>>>> main
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
@@ -80,24 +68,6 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
 
 
-<<<<<<< HEAD
-def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> None:
-    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0, or
-    needs more of them than an environment gives.
-
-    predictions: kept predictions of each rollout.
-    """
-    if args.environment is not None and (predictions or objective.whole_groups):
-        what = "rewards of predictions within a rollout" if predictions else "rollouts of one row each"
-        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
-    n, prompts = args.num_generations, args.prompts_per_iteration
-    reward_R = torch.zeros(prompts * n, dtype=torch.float64)
-    predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
-    signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
-
-
-=======
->>>>>>> main
 def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     """Encode every training and held-out prompt; of a task that generates its prompts, those of the first iteration.
 

@@ -23,13 +23,8 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
-<<<<<<< HEAD
-from lfpo.rollout.engine import AsyncEngine, Request
-from lfpo.rollout.episodes import Environment
-from lfpo.rollout.queue import RolloutQueue
-=======
 from lfpo.rollout.engine import Request
->>>>>>> main
+from lfpo.rollout.episodes import Environment
 from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
@@ -175,17 +170,16 @@ class LFPOTrainer(Trainer):
 
     def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
         """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+        kind = "reward function" if self.environment is None else "environment"
         failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
         for name, times in failing.items():
             if times == 1:
                 context.note(
-                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
-                raise CannotGoOn(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
-                )
+                raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
 
     def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
         """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""
@@ -222,19 +216,3 @@ class LFPOTrainer(Trainer):
             self.average.swap()
             self.average = None
         return self.model
-<<<<<<< HEAD
-
-    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
-        kind = "reward function" if self.environment is None else "environment"
-        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
-        for name, times in failing.items():
-            if times == 1:
-                context.note(
-                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
-                    "its rewards of that batch count as None"
-                )
-            if times >= MAX_FAILED:
-                raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
-=======
->>>>>>> main
