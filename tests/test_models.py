@@ -43,7 +43,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 1}])
-def test_llada_equals_an_independent_forward(changes: dict[str, int], tmp_path: Path) -> None:
+def test_llada_equals_an_independent_forward(changes: dict[str, Any], tmp_path: Path) -> None:
     folder, ids = write_llada(tmp_path / "llada", **changes), random_ids(3, 21)
     close(load_model(folder)(ids), reference_logits(folder, ids))
 

@@ -62,7 +62,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub()
-    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", hub)
     return hub
 
 
