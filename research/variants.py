@@ -12,11 +12,11 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.advantages import group_means
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
-from lfpo.objectives.dtm import DTM
+from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.lfpo import LFPO
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.ops.fused import mixture_sum, rectified_sum
+from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.unigrpo import UniGRPO
@@ -137,7 +137,7 @@ class Weighted:
 
 
 @dataclass(frozen=True)
-class WeightedUniGRPO(Weighted, UniGRPO):
+class WeightedUniGRPO(Weighted, UniGRPO):  # type: ignore[misc]
     baseline: float = 1.0
     p_old: bool = False
 

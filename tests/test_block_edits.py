@@ -19,7 +19,7 @@ from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts, views_of
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.step_views import step_views
+from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.views import Views, replay
 from lfpo.report.replay import playable
 from lfpo.rollout.denoise import rollout
@@ -126,7 +126,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
     assert by_hand.lengths.tolist() == [5]  # position 5 stands after the EOS
     assert by_hand.distinct_steps()[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert by_hand.distinct_steps(after_eos=True)[0].tolist() == [0, 1, 2, 3, 4, 5, 6]
-    means = by_hand.step_means(by_hand.with_edits("entropy"))[0].tolist()
+    means = step_means(by_hand, by_hand.with_edits("entropy"))[0].tolist()
     assert means == [1, 2, 10, 25, 3.5, (5 + 40) / 2]
     rounds = by_hand.in_rounds()
     assert rounds.reveal_step.tolist() == [[0, 1, 0, 0, 1, 1]]

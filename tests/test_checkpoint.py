@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
-from lfpo.train.checkpoint import latest_checkpoint, load_state, load_weights, save_checkpoint, verify
+from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_weights, save_checkpoint, verify
 from lfpo.train.optim import build_adamw
-from lfpo.train.optimizer_state import load_optimizer
 from tiny import LLADA_CONFIG, optimiser_settings, random_ids, write_llada
 
 
@@ -75,7 +75,7 @@ def test_a_restored_run_takes_the_same_next_step(trainee: Trainee, run: Path, ll
         trainee.train(step)
         other.train(step)
     assert same(trainee.model, other.model)
-    assert load_state(path) == {"step": 2, "rows": 4}
+    assert read_json(path / "state.json") == {"step": 2, "rows": 4}
 
 
 def test_an_optimizer_that_has_not_stepped_yet(llada: Path, run: Path) -> None:

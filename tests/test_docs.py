@@ -137,10 +137,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (
         "lfpo.cli.commands.check_source",
         "lfpo.cli.commands.check_inputs",  # the pages' models and data are not here
-        "lfpo.train.inputs.check_train",
-        "lfpo.train.inputs.check_sft",
+        "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
-        "lfpo.train.inputs.check_dpo",
         "lfpo.train.dpo.train_dpo",
         "lfpo.eval.command.run_eval",
         "lfpo.cli.sample.run_sample",

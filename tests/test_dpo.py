@@ -196,7 +196,7 @@ def test_a_wrong_row_is_one_sentence_with_its_line(
         ({"dtype": "bfloat16"}, "'dtype' bfloat16 needs 'lora'"),
         ({"mc_samples": 0}, "mc_samples 0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must not be negative"),
-        ({"adam_beta1": 1.0}, "'adam_beta1' 1.0 must be at least 0 and below 1"),
+        ({"adam_beta1": 1.0}, "adam_beta1 1.0 must be at least 0 and below 1"),
         ({"data_file": None, "eval_file": None, "tasks": {"words": 0.0}}, "the share 0.0 of 'words' must be positive"),
     ],
 )

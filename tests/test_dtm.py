@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from letters import rollouts
-from lfpo.objectives.dtm import DTM
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, mixture_sum
+from lfpo.objectives.dtm import DTM, mixture_sum
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
 from lfpo.objectives.views import noised
 from test_objectives import loss_of
 

@@ -116,7 +116,7 @@ def test_an_engine_of_ones_own_and_what_it_lacks(llada: Path):
         ({"name": "ray", "workers": 0}, "workers 0 must be at least 1"),
         ({"reward_workers": -1}, "reward_workers -1 must not be negative"),
         ({"address": "auto"}, "'address' is for the engine 'ray'"),
-        ({"name": "ray", "unit_timeout": -1.0}, "'unit_timeout' -1.0 must be seconds"),
+        ({"name": "ray", "unit_timeout": -1.0}, "unit_timeout -1.0 must be seconds"),
         ({"name": "ray", "wrokers": 2}, "wrokers"),
     ],
 )
@@ -295,7 +295,7 @@ def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pyte
     assert [sorted(number for number, _ in dispatcher.results(job)) for job in jobs] == [[0, 1], [0, 1]]
     assert [job.weights for job in jobs] == [None, None]
     assert dispatcher.metrics()["engine/worker_0/rollouts"] == 4
-    assert dispatcher.open_units() == 0
+    assert dispatcher.metrics()["engine/units_open"] == 0
     # What ends the thread is raised where a result is asked for.
     job = dispatcher.submit(2, None, units)
     monkeypatch.setattr(Ray, "get", staticmethod(lambda task: 1 / 0))

@@ -24,7 +24,7 @@ from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.settings import LoraSettings
 from lfpo.objectives import make_objective
-from lfpo.objectives.router_balance import watched_routers
+from lfpo.objectives.measures import watched_routers
 from lfpo.rollout.denoise import rollout
 from lfpo.train.algorithm import accumulate_gradients, ema_update
 from lfpo.train.flops import forward_flops

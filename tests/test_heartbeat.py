@@ -224,7 +224,7 @@ def test_every_collective_counts_and_limits_hold_while_watched(group: Heartbeat)
             (lambda: distributed.gather_to_first(1), 1),
             (lambda: distributed.sum_number(1.0), 1),
             (lambda: distributed.sum_gradients([weight]), 2),  # first whether any rank has a gradient
-            (lambda: distributed.all_gather_tensor(torch.ones(2)), 2),  # first the sizes
+            (lambda: distributed.all_gather_tensor(torch.ones(2)), 1),
         ):
             before = group.collectives
             collective()

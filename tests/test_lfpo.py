@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from benchmarks.rectified import rectified_loss
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.models.roles import OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from small_runs import AS_PUBLISHED, rolled, step_of
 

@@ -87,7 +87,9 @@ def test_no_policy_runs_for_a_measure(name: str, llada: Path, monkeypatch: pytes
     used = []
     for measured in (True, False):
         if not measured:
-            monkeypatch.setattr(f"lfpo.objectives.{name}.measure_targets", lambda *_, **__: {})
+            for module in (name, "policy_gradient"):  # where its loss may stand
+                path = f"lfpo.objectives.{module}.measure_targets"
+                monkeypatch.setattr(path, lambda *_, **__: {}, raising=module != name)
         predictions = Predictions(views, models)
         objective.loss(predictions, signal)
         used.append(predictions.used)

@@ -29,7 +29,7 @@ from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.step_views import shared_by_state, step_views
+from lfpo.objectives.step_views import shared_by_state, step_means, step_views
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
@@ -159,8 +159,8 @@ def test_states_never_show_an_end_that_was_not_placed_yet():
 def test_means_of_steps_by_hand():
     t = rollouts(["abea", "baab"], ["1013", "0-20"])
     values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
-    assert [m.tolist() for m in t.step_means(values)] == [[2.0, 2.5], [2.5, 2.0]]
-    assert [m.tolist() for m in t.step_means(values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
+    assert [m.tolist() for m in step_means(t, values)] == [[2.0, 2.5], [2.5, 2.0]]
+    assert [m.tolist() for m in step_means(t, values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
 
 
 def weigh_in_ranks() -> None:

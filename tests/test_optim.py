@@ -15,10 +15,9 @@ from safetensors import safe_open
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import SMALL, build_adamw, lr_at, moment_bytes
-from lfpo.train.optimizer_state import TABLES
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config
 from small_runs import whole_and_resumed

@@ -12,7 +12,7 @@ from dtree_rpo import DTreeRPO
 from torch.nn import functional as F
 
 import peers
-from lfpo.objectives.agrpo import AGRPO
+from lfpo.objectives.agrpo import AGRPO, logp_as_drawn
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
@@ -169,16 +169,14 @@ def test_agrpo(monkeypatch):
         for k, ids in enumerate(row):
             kept[b, k, ids] = True
 
-    class Recorded(Predictions):
+    def recorded(predictions: Predictions, policy: str) -> torch.Tensor:
         """Old log-probabilities and kept tokens as the golden file recorded them, not recomputed."""
+        place = (predictions.views.row[predictions.view_T], predictions.column_T - 5)
+        monkeypatch.setattr("lfpo.objectives.agrpo.kept_tokens", lambda *_: kept[place])
+        old = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
+        return old if policy == "old" else logp_as_drawn(predictions, policy)
 
-        def logp(self, policy="current", sampler=None, *, temperature=1.0):
-            place = (self.views.row[self.view_T], self.column_T - 5)
-            monkeypatch.setattr("lfpo.objectives.predictions.kept_tokens", lambda *_: kept[place])
-            recorded = torch.tensor(golden["old_logps"], dtype=torch.float64)[place]
-            return recorded if policy == "old" else super().logp(policy, sampler, temperature=temperature)
-
-    monkeypatch.setattr("lfpo.train.algorithm.Predictions", Recorded)
+    monkeypatch.setattr("lfpo.objectives.agrpo.logp_as_drawn", recorded)
     probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
     weight = 1 / 4 / probability[rows, steps.flatten()] / 2
     views = step_views(t, rows, steps.flatten(), weight_S=weight.double())

@@ -19,8 +19,8 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, cheapest_pieces, pieces
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
-from lfpo.rollout.reveal.rules import best, origin_steps
+from lfpo.rollout.reveal.dream import origin_steps
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step, best
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate

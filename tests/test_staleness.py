@@ -21,8 +21,9 @@ from lfpo.models.roles import OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join, part
+from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.runs.stopping import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint

@@ -16,13 +16,12 @@ from gpu.memory import peak
 from lfpo.models import load_model, save_model
 from lfpo.models.four_bit import BYTES_PER_WEIGHT
 from lfpo.models.head import CAST_ELEMENTS, logits, product
-from lfpo.models.key_map import checkpoint_shapes, pieces
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.loading import family_of
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths
-from lfpo.models.weights import state_shapes
+from lfpo.models.weights import checkpoint_shapes, pieces, state_shapes
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config, model_shape, skeleton

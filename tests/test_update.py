@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.rectified import rectified_loss
 from lfpo.base.batching import fill_by_tokens, left_pad
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout

@@ -44,7 +44,7 @@ COMMANDS = {
     "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
     "train sudoku --max_grad_norm -1": "max_grad_norm -1.0 must not be negative",
-    "train sudoku --adam_beta1 1": "'adam_beta1' 1.0 must be at least 0 and below 1",
+    "train sudoku --adam_beta1 1": "adam_beta1 1.0 must be at least 0 and below 1",
     "train sudoku --eval_samplers {a/b:{}}": "the name 'a/b' must be text without '/'",
     "eval --task sudoku --threads -1": "threads -1 must not be negative",
     "train sudoku --threads -1": "threads -1 must not be negative",

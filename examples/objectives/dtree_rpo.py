@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative, positive
+from lfpo.base.checks import Count, NotNegative, Positive, Share
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.advantages import check_groups, group_sizes
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.settings import Clip
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES, LocalEngine, Request, run_unit
@@ -42,7 +42,7 @@ from lfpo.train.engines import local_engine
 
 
 @dataclass(frozen=True)
-class DTreeRPO(Objective):
+class DTreeRPO(Clip):
     """The mean over edges of the mean, over the tokens that the edge reveals, of PPO's clipped loss plus beta times k3
     to the base policy, plus lambda D. Tokens are scored in the edge's first state, up to the first EOS of its last.
 
@@ -62,29 +62,21 @@ class DTreeRPO(Objective):
     """
 
     tree: list[int] = field(default_factory=lambda: [4, 4])
-    num_iterations: int = 12
-    epsilon: float = 0.4
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    lambda_max: float = 3e-3
-    growth: float = 2.0
-    tau_max: float = 2.0
-    decay: float = 0.7
-    progress: float | None = None
+    num_iterations: Count = 12
+    epsilon: NotNegative = 0.4
+    beta: NotNegative = 0.01
+    lambda_max: NotNegative = 3e-3
+    growth: Positive = 2.0
+    tau_max: Positive = 2.0
+    decay: NotNegative = 0.7
+    progress: Share | None = None
     needs = frozenset({"reveal_step", "tree", "full_attention"})
     whole_groups = True
 
     def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta", "lambda_max", "decay")
-        positive(self, "growth", "tau_max")
-        in_unit_interval(self, "progress")
+        super().__post_init__()
         if not self.tree or min(self.tree) < 1:
             raise ValueError(f"tree {self.tree} must be a list of branchings, each at least 1")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
 
     def at_progress(self, share: float) -> DTreeRPO:
         return self if self.progress is not None else dataclasses.replace(self, progress=share)

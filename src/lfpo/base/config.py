@@ -121,18 +121,17 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
     later value replaces an earlier one, `--a '{c: 1}'` all that `--a.b` gave.
     """
     result: dict[str, Any] = {}
-    i = 0
-    while i < len(arguments):
-        argument = arguments[i]
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
         if not argument.startswith("--") or argument == "--":
             raise UserError(f"argument {argument!r}: expected --key value")
         name, equals, text = argument[2:].partition("=")
         key = name.replace("-", "_")
-        follows = i + 1 < len(arguments) and not arguments[i + 1].startswith("--")
+        given = bool(equals or (rest and not rest[0].startswith("--")))
         if not equals:
-            text = arguments[i + 1] if follows else "true"
-            i += follows
-        as_typed = key in texts and text != "null" and bool(equals or follows)
+            text = rest.pop(0) if given else "true"
+        as_typed = given and key in texts and text != "null"
         node = result
         *parents, leaf = key.split(".")
         for parent in parents:
@@ -140,7 +139,6 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
             if not isinstance(node, dict):
                 raise UserError(f"--{name}: {parent!r} was already given a plain value")
         node[leaf] = text if as_typed else _typed(text)
-        i += 1
     return result
 
 
@@ -150,14 +148,12 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     Where both hold a mapping with a `name` and the names differ, the override's replaces the base's, so that the knobs
     of one objective are not passed to another. An empty mapping replaces too: `--eval_samplers {}` leaves none.
     """
-    result = dict(base)
+    result = base | override
     for name, value in override.items():
-        old = result.get(name)
+        old = base.get(name)
         if isinstance(old, dict) and isinstance(value, dict) and value:
             renamed = "name" in old and value.get("name", old["name"]) != old["name"]
             result[name] = value if renamed else merge(old, value)
-        else:
-            result[name] = value
     return result
 
 
@@ -195,11 +191,9 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         else:
             arguments[name] = _convert(value, hints[name], f"{where}: {given}")
     for name, field in fields.items():
-        if name in arguments:
-            continue
         if defaults is not None:
-            arguments[name] = getattr(defaults, name)
-        elif _default(field) is dataclasses.MISSING:
+            arguments.setdefault(name, getattr(defaults, name))
+        elif name not in arguments and _default(field) is dataclasses.MISSING:
             raise UserError(f"{where}: key {name!r} is missing")
     try:
         return cls(**arguments)
@@ -225,36 +219,33 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
-    origin = typing.get_origin(hint)
+    origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (typing.Union, types.UnionType):
-        return _convert_union(value, hint, where)
+        if value is None and type(None) in inner:
+            return None
+        for option in (option for option in inner if option is not type(None)):
+            try:
+                return _convert(value, option, where)
+            except UserError as error:
+                errors.append(error)
+        raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
     if origin is typing.Literal:
-        if value not in typing.get_args(hint):
-            raise UserError(f"{where}: {value!r} is not valid{nearest(value, typing.get_args(hint))}")
+        if value not in inner:
+            raise UserError(f"{where}: {value!r} is not valid{nearest(value, inner)}")
         return value
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, dict):
-            return build(hint, value, where)
-        if isinstance(value, hint):
-            return value
-        raise _wrong(value, hint, where)
     if origin is list:
-        return [
-            _convert(v, typing.get_args(hint)[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))
-        ]
-    if origin is dict or hint is dict:
-        if not isinstance(value, dict):
-            raise _wrong(value, hint, where)
-        item = typing.get_args(hint)[1] if origin is dict else Any
-        return {k: _convert(v, item, f"{where}.{k}") for k, v in value.items()}
+        return [_convert(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
+    if isinstance(value, dict) and (origin or hint) is dict:
+        return {k: _convert(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, dict) and dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, where)
     if hint is Any:
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    if number and (hint is str or (hint is float and isinstance(value, int))):
+        return hint(value)  # as text such as a folder called 2024
+    if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # such as a folder called 2024
     raise _wrong(value, hint, where)
 
 
@@ -263,24 +254,11 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     if isinstance(value, str):
-        items = [item.strip() for item in value.split(",")]
-        return items if typing.get_args(hint) == (str,) else [_typed(item) for item in items]
+        read = str if typing.get_args(hint) == (str,) else _typed
+        return [read(item.strip()) for item in value.split(",")]
     if value is None or isinstance(value, dict | bool):
         raise _wrong(value, hint, where)
     return [value]
-
-
-def _convert_union(value: Any, hint: Any, where: str) -> Any:
-    options = [option for option in typing.get_args(hint) if option is not type(None)]
-    if value is None and len(options) < len(typing.get_args(hint)):
-        return None
-    errors = []
-    for option in options:
-        try:
-            return _convert(value, option, where)
-        except UserError as error:
-            errors.append(error)
-    raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "key: value pairs"}

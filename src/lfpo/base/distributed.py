@@ -38,7 +38,7 @@ LOST_RANK = re.compile(
 # Seconds by which torch's watchdog is later than `progress_timeout` under NCCL: it ends the process without a name.
 AFTER = 60.0
 
-_at_work = False
+at_work = False  # whether there are several ranks and `begin_work` was called
 _groups: list[Any] = []  # process groups beside the one of all ranks
 _heart: Heartbeat | None = None
 
@@ -124,21 +124,10 @@ def mesh(shards: int = 0) -> DeviceMesh:
     return found
 
 
-def launched() -> bool:
-    """Whether torchrun started this process. That may be a restart: torchrun's count of restarts does not tell, since
-    it counts the failures of one machine and a failure restarts the ranks of all."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def begin_work() -> None:
     """From here on ranks work on different rows and may fail alone, so every rank prints its own errors."""
-    global _at_work
-    _at_work = world() > 1
-
-
-def at_work() -> bool:
-    """Whether there are several ranks and `begin_work` was called."""
-    return _at_work
+    global at_work
+    at_work = world() > 1
 
 
 @contextmanager
@@ -157,9 +146,9 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     # In gloo a late collective raises. In NCCL it runs on the GPU, and the main thread waits where nothing can be
     # raised, so the heartbeat's thread ends the process.
     nccl = dist.get_backend() == "nccl"
+    limit = timedelta(seconds=progress_timeout + AFTER * nccl if progress_timeout else FOREVER)
     for group in (dist.group.WORLD, *_groups):
-        limit = progress_timeout + AFTER * nccl if progress_timeout else FOREVER
-        group.set_timeout(timedelta(seconds=limit))
+        group.set_timeout(limit)
     before, heart.timeout = heart.timeout, rank_timeout
     heart.patience = progress_timeout if nccl else 0.0
     try:
@@ -210,14 +199,14 @@ def share(n: int) -> list[int]:
 
 def together(action: Callable[[], T]) -> list[T]:
     """What `action` returned on each rank, by rank. A UserError on one rank is raised on all: none is left waiting."""
-    outcome: tuple[T | None, str | None]
+    outcome: tuple[Any, str]
     try:
-        outcome = action(), None
+        outcome = action(), ""
     except UserError as error:
         outcome = None, str(error)
     outcomes = gather(outcome)
     for _, message in outcomes:
-        if message is not None:
+        if message:
             raise UserError(message)
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
@@ -232,17 +221,15 @@ def barrier() -> None:
 def each_writes(work: Callable[[], T]) -> T:
     """Write this rank's part of the files. If a rank cannot write, all ranks stop: the lowest such rank raises its
     error, the others exit silently with code 2."""
-    failure: Exception | None = None
     try:
         result = work()
-    except (OSError, SafetensorError) as error:
-        failure = error
-    failed = gather(failure is not None)
-    if not any(failed):
-        return result
-    if failure is not None and failed.index(True) == rank():
-        raise failure
-    raise SystemExit(2)
+    except (OSError, SafetensorError):
+        if gather(True).index(True) == rank():
+            raise
+        raise SystemExit(2) from None
+    if any(gather(False)):
+        raise SystemExit(2)
+    return result
 
 
 def by_first(work: Callable[[], object]) -> None:
@@ -255,51 +242,30 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def sum_tensor(x: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of a float64 tensor of the same shape on every rank, on the device of `x`; `x` is not
-    changed."""
-    if not dist.is_initialized():
-        return x
-    total = x.to(_collective_device(), copy=True)
-    _count()
-    dist.all_reduce(total)
-    return total.to(x.device)
-
-
 def sum_number(value: float) -> float:
     """The sum of a number over ranks, in float64."""
-    return float(sum_tensor(torch.tensor(value, dtype=torch.float64)))
+    if not dist.is_initialized():
+        return float(value)
+    total = torch.tensor(value, dtype=torch.float64, device=_collective_device())
+    _count()
+    dist.all_reduce(total)
+    return float(total)
 
 
 def means_over_ranks(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Sum over count of each [sum, count], over all ranks; names that count nothing are left out. A collective."""
     ranks = gather({name: tuple(value) for name, value in sums.items()})
-    means = {}
-    for name in sorted({name for part in ranks for name in part}):
-        total, count = (sum(part[name][i] for part in ranks if name in part) for i in (0, 1))
-        if count:
-            means[name] = total / count
-    return means
+    names = sorted({name for part in ranks for name in part})
+    totals = {name: [sum(pair) for pair in zip(*(p[name] for p in ranks if name in p), strict=True)] for name in names}
+    return {name: total / count for name, (total, count) in totals.items() if count}
 
 
 def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
-    """Every rank's `x`, concatenated along dimension 0 in the order of ranks, on the device of `x`.
+    """Every rank's `x`, concatenated along dimension 0 in the order of ranks, on the device of `x`. For small tensors.
 
     The first dimension may differ between ranks and may be 0; dtype and the other dimensions must be the same.
     """
-    if not dist.is_initialized():
-        return x
-    own = _collective_device()
-    sizes = [torch.zeros(1, dtype=torch.int64, device=own) for _ in range(world())]
-    _count()
-    dist.all_gather(sizes, torch.tensor([len(x)], device=own))
-    lengths = torch.cat(sizes).tolist()
-    padded = x.new_zeros((max(lengths), *x.shape[1:]), device=own)  # all_gather takes equal shapes only
-    padded[: len(x)] = x
-    parts = [torch.empty_like(padded) for _ in lengths]
-    _count()
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]).to(x.device)
+    return torch.cat(gather(x.cpu())).to(x.device) if dist.is_initialized() else x
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:

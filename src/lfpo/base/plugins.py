@@ -22,7 +22,8 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | 
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, and something that it imports does not
-        what_to_do = _in_place(name, known, error.name)
+        put = f"; put {error.name.replace('.', '/')}.py into this folder, or its folder into PYTHONPATH"
+        what_to_do = nearest(name, known, put)
         raise UserError(f"{kind} {name!r}: there is no module {error.name!r}{what_to_do}") from error
     except AttributeError as error:
         raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
@@ -46,9 +47,3 @@ def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]
     if "" not in sys.path:
         sys.path.insert(0, "")  # find a user's module in the current folder
     return module, attribute
-
-
-def _in_place(name: str, known: Mapping[str, str], module: str) -> str:
-    """What to do about a module that does not exist: take the known name that looks like it, or add the file."""
-    file = f"{module.replace('.', '/')}.py"
-    return nearest(name, known, f"; put {file} into this folder, or its folder into PYTHONPATH")

@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         rank = int(os.environ.get("RANK", "0"))
         # Before the ranks do different things they fail alike, so only rank 0 prints.
-        if rank == 0 or _at_work():
+        # torch, which takes seconds to load, may not be loaded yet.
+        if rank == 0 or getattr(sys.modules.get("lfpo.base.distributed"), "at_work", False):
             print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return 2
     except ProcessLost as lost:
@@ -76,12 +77,6 @@ def main(arguments: list[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(str(stop) or "interrupted", file=sys.stderr)
         return 128 + number  # as a shell reports a process that a signal ended
-
-
-def _at_work() -> bool:
-    """Whether the ranks have begun to do different things. Does not import torch."""
-    module = sys.modules.get("lfpo.base.distributed")
-    return module is not None and module.at_work()
 
 
 def _nobody_reads() -> bool:

@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from lfpo.rollout.sampler import SamplerConfig
 
 
+def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
+    """The checked configuration of a training command, and the flags that were given of `flags` and --resume."""
+    from lfpo.train.inputs import check_run
+
+    config, given = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
+    check_run(config, command, resume="resume" in given)
+    return config, given
+
+
 def train(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
-    from lfpo.train.inputs import check_train
 
-    config, flags = configure(LFPOConfig, rest, takes_file=True, command="train", flags=("resume", "dry_run"))
-    check_train(config, resume="resume" in flags)
+    config, flags = _trained(LFPOConfig, rest, "train", "dry_run")
     from lfpo.base import distributed
     from lfpo.report import write_report
     from lfpo.train.rl import LFPOTrainer
@@ -53,11 +60,9 @@ def _memory_explained(config: Any) -> Iterator[None]:
 
 
 def sft(rest: list[str]) -> None:
-    from lfpo.train.inputs import check_sft
     from lfpo.train.sft_config import SFTConfig
 
-    config, flags = configure(SFTConfig, rest, takes_file=True, command="sft", flags=("resume",))
-    check_sft(config, resume="resume" in flags)
+    config, flags = _trained(SFTConfig, rest, "sft")
     from lfpo.train.sft import train_sft
 
     with _memory_explained(config):
@@ -66,10 +71,8 @@ def sft(rest: list[str]) -> None:
 
 def dpo(rest: list[str]) -> None:
     from lfpo.train.dpo_config import DPOConfig
-    from lfpo.train.inputs import check_dpo
 
-    config, flags = configure(DPOConfig, rest, takes_file=True, command="dpo", flags=("resume",))
-    check_dpo(config, resume="resume" in flags)
+    config, flags = _trained(DPOConfig, rest, "dpo")
     from lfpo.train.dpo import train_dpo
 
     with _memory_explained(config):
@@ -102,9 +105,7 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(EvalConfig, "eval", takes_file=False))
-        raise SystemExit(0)
+    _help(rest, describe(EvalConfig, "eval", takes_file=False))
     config = configure(parse_overrides(rest, text_keys(EvalConfig)))
     check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
@@ -128,9 +129,7 @@ def lm_eval(rest: list[str]) -> None:
 def compare(rest: list[str]) -> None:
     from lfpo.compare.settings import CompareConfig, pick_objectives
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(CompareConfig, "compare", takes_file=True))
-        return
+    _help(rest, describe(CompareConfig, "compare", takes_file=True))
     values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest, text_keys(CompareConfig))
     if isinstance(overrides.get("objectives"), str | list):
@@ -197,9 +196,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
-    if {"-h", "--help"} & set(rest):
-        print(describe(PlanConfig, "plan", takes_file=True))
-        return
+    _help(rest, describe(PlanConfig, "plan", takes_file=True))
     recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
     given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
     config, args = configure(load_yaml(recipe) if recipe else {}, given)
@@ -209,39 +206,39 @@ def plan(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    _no_arguments(rest, "recipes", "List the shipped recipes.")
+    _help(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True)
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
 
 
 def demo(rest: list[str]) -> None:
-    if {"-h", "--help"} & set(rest):
-        print("usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`. The keys are those of lfpo train.")
-        return
+    _help(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's.")
     from lfpo.cli.settings import demo_config
-    from lfpo.train.inputs import check_train
+    from lfpo.train.inputs import check_run
 
     config = demo_config(rest)
-    check_train(config)
+    check_run(config, "train")
     from lfpo.cli.demo import run_demo
 
     run_demo(config)
 
 
 def doctor(rest: list[str]) -> None:
-    _no_arguments(rest, "doctor", "Show versions, devices and sandbox rungs, and check that lfpo works.")
+    about = "Show versions, devices and sandbox rungs, and check that lfpo works."
+    _help(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True)
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-def _no_arguments(rest: list[str], command: str, about: str) -> None:
+def _help(rest: list[str], text: str, *, takes_none: bool = False) -> None:
+    """Print a command's help and exit, if it was asked for. takes_none: refuse any other argument."""
     if {"-h", "--help"} & set(rest):
-        print(f"usage: lfpo {command}\n\n{about}")
+        print(text)
         raise SystemExit(0)
-    if rest:
-        raise UserError(f"lfpo {command} takes no arguments, found {rest[0]!r}")
+    if takes_none and rest:
+        raise UserError(f"{text.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
 
 
 _ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)

@@ -21,26 +21,18 @@ from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.sampler import SamplerConfig
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
-OPTIONAL = {
-    "datasets": "hub tasks",
-    "peft": "LoRA",
-    "accelerate": "trackers",
-    "math_verify": "symbolic maths",
-    "bitsandbytes": "8 and 4 bits",
-    "triton": "kernels on GPUs",
-}
+OPTIONAL = {"datasets": "hub tasks", "peft": "LoRA", "accelerate": "trackers", "math_verify": "symbolic maths"}
+OPTIONAL |= {"bitsandbytes": "8 and 4 bits", "triton": "kernels on GPUs"}
 
 
 def run_doctor() -> None:
     """Print a table of what was found. Raises UserError if the embedded model does not load and sample."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("python", platform.python_version())
-    for name in PACKAGES:
-        table.add_row(name, importlib.metadata.version(name))
-    for name, purpose in OPTIONAL.items():
+    for name in (*PACKAGES, *OPTIONAL):
         present = importlib.util.find_spec(name) is not None
         version = importlib.metadata.version(name.replace("_", "-")) if present else "not installed"
-        table.add_row(f"{name} ({purpose})", version)
+        table.add_row(f"{name} ({OPTIONAL[name]})" if name in OPTIONAL else name, version)
     table.add_row("CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     table.add_row("memory", _memory())
     if torch.cuda.is_available():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -33,8 +32,7 @@ def run_recipes() -> None:
             if kind_of(name) == kind:
                 table.add_row(*row(name))
         console.print(table)
-    whole = set(recipe_names())
-    parts = [name for name in recipe_names(parts=True) if name not in whole]
+    parts = sorted({*recipe_names(parts=True)} - {*recipe_names()})
     console.print("Parts for `include: [...]` in a recipe of your own:", style="bold", highlight=False)
     for folder in dict.fromkeys(name.partition("/")[0] for name in parts):
         text = ", ".join(name for name in parts if name.startswith(f"{folder}/"))
@@ -62,16 +60,7 @@ def row(name: str) -> tuple[str, str, str, str]:
     needs = re.search(r"^# Needs: (.*)\.$", (RECIPES / f"{name}.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert needs is not None, name
     tasks = values.get("tasks") or [values.get("task") or values["recipe"]]
-    return (
-        name.rpartition("/")[2],
-        _model(values),
-        f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks),
-        needs[1],
-    )
-
-
-def _model(values: dict[str, Any]) -> str:
-    if "init" in values:
-        return "a new one"
+    listed = f"{len(tasks)} tasks" if len(tasks) > 3 else ", ".join(tasks)
     model = values.get("model", "embedded")
-    return model if model.startswith("runs/") else Path(model).name
+    model = "a new one" if "init" in values else model if model.startswith("runs/") else Path(model).name
+    return name.rpartition("/")[2], model, listed, needs[1]

@@ -59,13 +59,9 @@ def frontier(
     with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
     rows, points, like = task.test_rows(config.eval_size), [], config.eval_samplers[cell["sampler"]]
+    kept = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for threshold in cell["thresholds"]:
-        sampler = SamplerConfig(
-            threshold=threshold,
-            block_length=like.block_length,
-            early_stop=like.early_stop,
-            early_stop_threshold=like.early_stop_threshold,
-        ).for_length(task.gen_length, model.block_length)
+        sampler = SamplerConfig(threshold=threshold, **kept).for_length(task.gen_length, model.block_length)
         found = evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=config.seed)
         if found.not_judged or found.accuracy is None:
             raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
@@ -66,8 +67,7 @@ def dry_run(config: CompareConfig, report: Callable[[str], None]) -> None:
         report(f"{cell.label}: {'to run' if result is None else 'finished'}")
     took = [result["seconds"] for cell, result in found.items() if result is not None and cell.objective != BASE]
     left = sum(result is None for result in found.values())
-    mean = sum(took) / len(took) if took else 0
-    cost = f"about {left * mean / 3600:.1f} core-hours" if took else "their cost is known once one has finished"
+    cost = f"about {left * fmean(took) / 3600:.1f} core-hours" if took else "their cost is known once one has finished"
     report(f"{left} of {len(found)} cells to run; {cost}")
 
 

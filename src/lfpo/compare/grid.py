@@ -17,8 +17,6 @@ from lfpo.base.files import read_json, replace_file
 from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.compare.statistics import frontier_area
 
-Report = Callable[[str], None]
-
 
 def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any] | None:
     """A finished cell's result; None if it has none yet."""
@@ -26,14 +24,13 @@ def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-def run_cells(config: CompareConfig, report: Report) -> dict[str, str]:
+def run_cells(config: CompareConfig, report: Callable[[str], None]) -> dict[str, str]:
     """Run the cells that have no result yet, `workers` at a time. Returns label -> last line of the log of each cell
     that failed; it does not stop the others. The checkpoints of running cells stay when this is interrupted."""
     queue = [cell for cell in cells(config) if read_result(config, cell) is None]
     report(f"{len(cells(config))} cells, {len(queue)} to run")
     running: dict[Cell, tuple[subprocess.Popen[bytes], float]] = {}
-    failed: dict[str, str] = {}
-    done, total = 0, len(queue)
+    failed, done, total = dict[str, str](), 0, len(queue)
     try:
         while queue or running:
             while queue and len(running) < config.workers:
@@ -90,11 +87,6 @@ def start(config: CompareConfig, folder: Path) -> subprocess.Popen[bytes]:
     A cell that got both signals would end before its checkpoint is written.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads)}
+    command = [sys.executable, "-m", "lfpo.compare.cell", str(folder)]
     with (folder / "log.txt").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lfpo.compare.cell", str(folder)],
-            stdout=log,
-            stderr=log,
-            env=environment,
-            process_group=0,
-        )
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0)

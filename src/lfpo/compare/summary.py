@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -26,20 +26,13 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
         if not found:
             rows.append([label, "missing", "", "", "", "", "", f"0 of {len(config.seeds)}"])
             continue
-        areas = [_area(cell) for cell in found]
         at_end = [cell["curve"][-1] for cell in found]
-        against = ["", ""] if label == first else _against(found, results[first])
-        rows.append(
-            [
-                label,
-                _percent_of(over_seeds(areas)),
-                _percent_of(over_seeds([p["accuracy"] for p in at_end])),
-                f"{fmean([p['nfe'] for p in at_end]):.2f}",
-                *against,
-                f"{fmean([cell['flops'] for cell in found]) / 1e12:.2f}",
-                f"{len(found)} of {len(config.seeds)}",
-            ]
-        )
+        scores = [[_area(cell) for cell in found], [point["accuracy"] for point in at_end]]
+        row = [label, *(_percent_of(over_seeds(score)) for score in scores)]
+        row += [f"{fmean([point['nfe'] for point in at_end]):.2f}"]
+        row += ["", ""] if label == first else _against(found, results[first])
+        row += [f"{fmean([cell['flops'] for cell in found]) / 1e12:.2f}", f"{len(found)} of {len(config.seeds)}"]
+        rows.append(row)
     columns = ["objective", "area", "accuracy", "forwards", f"minus {first}", f"P(above {first})", "TFLOPs", "runs"]
     return {
         "columns": columns,
@@ -76,14 +69,10 @@ def curves(base: Result | None, results: dict[str, list[Result]]) -> list[dict[s
 
 def _band(lines: Sequence[Sequence[dict[str, float]]], axis: str, scale: float) -> dict[str, list[float]]:
     points = list(zip(*lines, strict=True))
-
-    def at_each(reduce: Callable[[list[float]], float], key: str, scale: float = 1.0) -> list[float]:
-        return [round(scale * reduce([p[key] for p in at]), 5) for at in points]
-
-    return {"x": at_each(fmean, axis, scale), **{n: at_each(f, "accuracy") for n, f in REDUCED.items()}}
-
-
-REDUCED: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "low": min, "high": max}
+    band = {"x": [round(scale * fmean([p[axis] for p in at]), 5) for at in points]}
+    for name, reduce in (("mean", fmean), ("low", min), ("high", max)):
+        band[name] = [round(reduce([p["accuracy"] for p in at]), 5) for at in points]
+    return band
 
 
 def _area(cell: Result) -> float:

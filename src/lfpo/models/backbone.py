@@ -33,6 +33,8 @@ def build_backbone(family: Family, config: dict[str, Any], where: object = "conf
             backbone: Any = getattr(transformers, family.architecture)(hf_config)
         # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
         backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
+    except UserError as error:  # the family's, which does not know the file
+        raise UserError(str(error).replace("config.json", str(where), 1)) from error
     except KeyError as error:
         raise UserError(f"{where}: field {error} is missing") from error
     except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:

@@ -19,12 +19,11 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models.backbone import build_backbone
 from lfpo.models.family import Family
-from lfpo.models.key_map import Piece, pieces
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import state_shapes, tensor_files
+from lfpo.models.weights import Piece, pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -40,9 +39,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     family, config = described(source)
     backbone = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
-    parts: dict[str, list[Piece]] = {}
-    for piece in pieces(family, state_shapes(backbone)):
-        parts.setdefault(piece.key, []).append(piece)
+    parts = pieces_of_each("key", family, state_shapes(backbone))
     names: dict[str, Path] = {}
     dtype = ""
     for path in dict.fromkeys(files.values()):

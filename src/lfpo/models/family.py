@@ -35,6 +35,9 @@ class Family:
         another one (None: EOS is as config.json says).
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
         this family does). block_default: its value where the field is missing; None stands for full attention.
+    named_block: (part of a checkpoint's name, fields of config.json) for a published checkpoint whose config.json lacks
+        the block length.
+    template_prefix: Jinja that goes before the tokenizer's chat template.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Family:
     turn_end: str | None = None
     block_key: str | None = None
     block_default: int | None = None
+    named_block: tuple[str, dict[str, Any]] | None = None
+    template_prefix: str = ""
 
     def block_length(self, config: dict[str, Any]) -> int | None:
         """Tokens of a block: a token attends to its own block and to those before it. None: full attention.

@@ -26,7 +26,7 @@ from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.placement import merged_adapter, narrow_matrices
-from lfpo.models.tensor_files import local
+from lfpo.models.tensor_files import local, split_like
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
@@ -46,7 +46,6 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
 
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
-    tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
     # Autocast leaves norms in float32, and a unit is gathered in one dtype.
     small = {p for p in backbone.model.parameters() if p.ndim < 2}
     in_bfloat16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -64,13 +63,18 @@ def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
             # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    if tied:
-        backbone.lm_head.weight = backbone.model.embed_tokens.weight
-    else:
+    if not tie(backbone):
         head = backbone.lm_head.weight
         rows = distribute_tensor(head.detach(), mesh, [Replicate()] * (mesh.ndim - 1) + [Shard(0)], src_data_rank=None)
         own = rows.to_local().clone()  # not a view, which would keep all rows in memory
-        backbone.lm_head.weight = nn.Parameter(_with_local(rows, own), requires_grad=head.requires_grad)
+        backbone.lm_head.weight = nn.Parameter(split_like(rows, own), requires_grad=head.requires_grad)
+
+
+def tie(backbone: Any) -> bool:
+    """Make the head the embeddings if the configuration says so; returns whether it does."""
+    if backbone.config.tie_word_embeddings:
+        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    return bool(backbone.config.tie_word_embeddings)
 
 
 def assign(backbone: Any, state: dict[str, Any]) -> None:
@@ -79,11 +83,9 @@ def assign(backbone: Any, state: dict[str, Any]) -> None:
     old = backbone.state_dict()
     for name, new in state.items():
         if isinstance(old.get(name), DTensor) and not isinstance(new, DTensor):
-            state[name] = _with_local(old[name], new)
-    tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
+            state[name] = split_like(old[name], new.detach())
     backbone.load_state_dict(state, strict=False, assign=True)
-    if tied:
-        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    tie(backbone)
 
 
 def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
@@ -94,12 +96,6 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
     assign(copied.backbone, {name: local(value).clone() for name, value in policy.backbone.state_dict().items()})
     return copied.requires_grad_(False)
-
-
-def _with_local(like: DTensor, local: torch.Tensor) -> DTensor:
-    """A tensor split like `like`, of which this rank holds `local`."""
-    place: dict[str, Any] = {"shape": like.shape, "stride": like.stride(), "run_check": False}
-    return DTensor.from_local(local.detach(), like.device_mesh, like.placements, **place)
 
 
 @contextlib.contextmanager

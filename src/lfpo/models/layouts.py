@@ -30,6 +30,17 @@ _LLADA_MOE: dict[str, Any] = {
     "eos_token_id": 156892,
     "pad_token_id": 156892,
 }
+_DLLM: dict[str, Any] = {
+    **{key: value for key, value in _SDAR.items() if key != "block_size"},
+    "model_type": "a2d-qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "eos_token_id": 151645,
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "llada-8b": {
         "model_type": "llada",
@@ -118,6 +129,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "norm_topk_prob": True,
+    },
+    "dllm-0.6b": _DLLM,
+    "dllm-0.6b-blocks": {**_DLLM, "block_size": 32},
+    # rope_theta, rms_norm_eps and the ids of eos and pad were not to be seen: placeholders, on which no plan depends.
+    "illada-8b": {
+        "model_type": "illada",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 155136,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "mask_token_id": 5,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
     },
 }
 

@@ -19,18 +19,20 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models.backbone import build_backbone, saved_buffers
+from lfpo.models.dllm import DLLM_QWEN3
 from lfpo.models.dream import DREAM
 from lfpo.models.family import Family
-from lfpo.models.fsdp import assign, shard
-from lfpo.models.key_map import Piece, checkpoint_shapes, part_of, pieces
+from lfpo.models.fsdp import assign, shard, tie
+from lfpo.models.illada import ILLADA
 from lfpo.models.llada import LLADA
 from lfpo.models.llada2 import LLADA2
 from lfpo.models.llada_moe import LLADA_MOE
 from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.placement import merged
 from lfpo.models.sdar import SDAR, SDAR_MOE
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
-from lfpo.models.weights import place_weights, tensor_files
+from lfpo.models.weights import checkpoint_shapes, part_of, pieces_of_each, place_weights, tensor_files
 
 FAMILIES: dict[str, Family] = {
     "llada": LLADA,
@@ -39,6 +41,8 @@ FAMILIES: dict[str, Family] = {
     "dream": DREAM,
     "sdar": SDAR,
     "sdar_moe": SDAR_MOE,
+    "dllm_qwen3": DLLM_QWEN3,
+    "illada": ILLADA,
 }
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
@@ -104,9 +108,13 @@ def family_of(config: dict[str, Any], where: object) -> Family:
 
 
 def described(source: Path) -> tuple[Family, dict[str, Any]]:
-    """The family and config.json of a checkpoint's folder. Raises UserError as `family_of`."""
+    """The family and config.json of a checkpoint's folder, with the block length that its name tells. Raises UserError
+    as `family_of`."""
     config = read_json(source / "config.json")
-    return family_of(config, source / "config.json"), config
+    family = family_of(config, source / "config.json")
+    if family.named_block is not None and family.named_block[0] in str(source):
+        config = family.named_block[1] | config
+    return family, config
 
 
 def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
@@ -138,7 +146,7 @@ def load_model(
     family, config = described(source)
     backbone: Any = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
-    _tie(backbone)
+    tie(backbone)
     backbone.model.rotary_emb.to(device)
     model = _finish(backbone, family, config, source)
     if mesh is not None:
@@ -164,7 +172,7 @@ def init_model(
     backbone: Any = build_backbone(family, config, "init config")
     generator = torch.Generator(device=device).manual_seed(seed)
     std = float(config.get("init_std", 0.02))
-    _tie(backbone)
+    tie(backbone)
     backbone.model.rotary_emb.to(device)
     empty = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in backbone.named_parameters()}
     zeros = {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
@@ -179,11 +187,6 @@ def init_model(
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
     return _finish(backbone, family, config, None, tokenizer)
-
-
-def _tie(backbone: Any) -> None:
-    if backbone.config.tie_word_embeddings:
-        backbone.lm_head.weight = backbone.model.embed_tokens.weight
 
 
 def _finish(
@@ -262,6 +265,9 @@ def load_tokenizer(name: str | Path) -> Any:
                 "a masked diffusion model needs one"
             )
         tokenizer.mask_token = family.mask_token
+    template = tokenizer.chat_template
+    if isinstance(template, str) and not template.startswith(family.template_prefix):
+        tokenizer.chat_template = family.template_prefix + template
     return tokenizer
 
 
@@ -276,14 +282,12 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
     shapes = {name: p.shape for name, p in weights.items()}
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces(model.family, shapes):
-        found.setdefault(piece.key, []).append(piece)
+    found = pieces_of_each("key", model.family, shapes)
     # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
-    merged = functools.lru_cache(maxsize=1)(model.merged)
+    value_of = functools.lru_cache(maxsize=1)(functools.partial(merged, model))
 
     def value(key: str) -> torch.Tensor:
-        parts = [part_of(merged(piece.name), piece) for piece in found[key]]
+        parts = [part_of(value_of(piece.name), piece) for piece in found[key]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)

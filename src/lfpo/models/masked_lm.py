@@ -12,17 +12,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.base.distributed import whole
 from lfpo.base.errors import UserError
-from lfpo.models.adapters import added, base_layer, use_adapter, wrapper_of
+from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import Packed, key_mask
 from lfpo.models.backbone import placed_buffers, saved_buffers
 from lfpo.models.family import Family
-from lfpo.models.four_bit import dequantized, original_shape
-from lfpo.models.head import Precision, logits, precision_of
+from lfpo.models.four_bit import original_shape
+from lfpo.models.head import Precision, gather_head, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.roles import CURRENT
-from lfpo.models.split_head import gather_head
 from lfpo.models.structure import FULL, Structure
 
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
@@ -301,19 +299,6 @@ class MaskedDiffusionLM(nn.Module):
             for name, p in saved
             if "lora_" not in name
         }
-
-    def merged(self, name: str) -> torch.Tensor:
-        """The value of one of `weights`: gathered if it is split (then a collective), dequantised if it is 4-bit, with
-        this policy's adapter added."""
-        module_name, _, kind = name.rpartition(".")
-        module = self.backbone.get_submodule(module_name)
-        weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
-        wrapper = wrapper_of(module, kind)
-        if wrapper is None:
-            return weight
-        assert self.adapter is not None
-        delta = added(wrapper, self.adapter).detach()  # float32, as the factors
-        return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
     def checkpoint_layers(self) -> None:
         """Turn on gradient checkpointing: a forward keeps each layer's input only, and the backward pass runs the layer

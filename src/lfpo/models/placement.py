@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lfpo.base.distributed import whole
+from lfpo.models.adapters import added, base_layer, wrapper_of
 from lfpo.models.experts import routers
+from lfpo.models.four_bit import dequantized
 from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
@@ -23,8 +26,9 @@ def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
     During a forward each layer is copied to the device before it runs and released after it, so one layer is on the
     device at a time, and a forward transfers all layers once.
     """
+    pinned = model.device.type == "cuda"
     stored = {
-        id(p): nn.Parameter(_cpu_copy(p.data, model.device), requires_grad=False)
+        id(p): _frozen(torch.empty_like(p.data, device="cpu", pin_memory=pinned).copy_(p.data))
         for p in model.backbone.model.layers.parameters()
     }
     policy = model.frozen_copy(stored)
@@ -33,11 +37,6 @@ def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
         layer.register_forward_pre_hook(loader.load)
         layer.register_forward_hook(loader.release, always_call=True)
     return policy
-
-
-def _cpu_copy(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    copy = torch.empty_like(weight, device="cpu", pin_memory=device.type == "cuda")
-    return copy.copy_(weight)
 
 
 class _LayerLoader:
@@ -126,9 +125,23 @@ def _with_sums(policy: MaskedDiffusionLM, path: str, base: nn.Module, cast: bool
         plain._parameters = dict(base._parameters)
         plain.adapters = ()
     for name in [n for n, p in plain._parameters.items() if p is not None]:
-        weight = policy.merged(f"{path}.{name}")
+        weight = merged(policy, f"{path}.{name}")
         plain._parameters[name] = _frozen(weight.to(torch.bfloat16) if cast and weight.ndim > 1 else weight)
     return plain
+
+
+def merged(policy: MaskedDiffusionLM, name: str) -> torch.Tensor:
+    """The value of one of a policy's `weights`: gathered if it is split (then a collective), dequantised if it is
+    4-bit, with the policy's adapter added."""
+    module_name, _, kind = name.rpartition(".")
+    module = policy.backbone.get_submodule(module_name)
+    weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
+    wrapper = wrapper_of(module, kind)
+    if wrapper is None:
+        return weight
+    assert policy.adapter is not None
+    delta = added(wrapper, policy.adapter).detach()  # float32, as the factors
+    return (weight.to(delta.dtype) + delta).to(weight.dtype)
 
 
 def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:

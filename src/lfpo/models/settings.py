@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import Count, check_ranges
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 
@@ -23,13 +23,13 @@ class LoraSettings:
     There is no dropout: with it, two forwards of the same policy would give different probabilities.
     """
 
-    r: int = 128
+    r: Count = 128
     lora_alpha: float = 64
     target_modules: str | list[str] = "all-linear"
     experts: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one(self, "r")
+        check_ranges(self)
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
 

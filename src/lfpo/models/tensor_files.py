@@ -112,11 +112,12 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def split_like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """This rank's rows as a DTensor split like `parameter`, on its device; unchanged if `parameter` is not split."""
+    """This rank's rows as a DTensor split like `parameter`, and on its device unless that is the meta device; unchanged
+    if `parameter` is not split."""
     if not isinstance(parameter, DTensor):
         return rows
     return DTensor.from_local(
-        rows.to(parameter.device),
+        rows if parameter.is_meta else rows.to(parameter.device),
         parameter.device_mesh,
         parameter.placements,
         run_check=False,

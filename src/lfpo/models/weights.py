@@ -1,11 +1,16 @@
-"""Reads a checkpoint's tensors into the parameters and buffers of a model."""
+"""Which rows of a checkpoint's tensors are which rows of a model's parameters, and how they are read.
+
+One list of pieces serves loading, saving and export: a tensor may hold the rows of several parameters, and a parameter
+the matrices of many tensors.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,12 +18,107 @@ from safetensors import SafetensorError, safe_open
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.backbone import saved_buffers
-from lfpo.models.family import Family
+from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign
-from lfpo.models.key_map import Piece, checkpoint_shapes, overlap, pieces
 from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.tensor_files import local, own_rows
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that a checkpoint tensor and a parameter share.
+
+    key: the tensor in the checkpoint. start: its first row. rows: their number. name: the parameter.
+    expert: which matrix of a parameter that stacks the experts' matrices (None: the parameter is one matrix or vector).
+    offset: the first row in the parameter, or in that matrix of it.
+    """
+
+    key: str
+    start: int
+    rows: int
+    name: str
+    expert: int | None = None
+    offset: int = 0
+
+
+def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
+    """The pieces of all parameters, in their order; those of a checkpoint tensor are in the order of its rows.
+
+    shapes: of the parameters and buffers, by their transformers names.
+    """
+    found: list[Piece] = []
+    for name, shape in shapes.items():
+        found += _expert_pieces(family, name, shape) or [_piece(family, name, shapes)]
+    return found
+
+
+def pieces_of_each(
+    kind: Literal["key", "name"], family: Family, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, list[Piece]]:
+    """The pieces of each tensor of a checkpoint ("key"), or of each parameter ("name"). shapes: see `pieces`."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces(family, shapes):
+        found.setdefault(getattr(piece, kind), []).append(piece)
+    return found
+
+
+def _piece(family: Family, name: str, shapes: Mapping[str, Sequence[int]]) -> Piece:
+    before: list[str] = []
+    for _, parts in family.fused:
+        for i, part in enumerate(parts):
+            if replace_prefix(name, [(part, "")]) != name:
+                before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
+    start = sum(shapes[other][0] for other in before)
+    return Piece(family.to_checkpoint(name), start, shapes[name][0], name)
+
+
+def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piece]:
+    """One piece for each expert and tensor of a stacked parameter [E, rows, columns]; none for any other parameter."""
+    for stack, parts in family.stacked:
+        keys = [replace_prefix(name, [(stack, part)]) for part in parts]
+        if keys[0] != name:
+            rows = shape[1] // len(keys)
+            return [
+                Piece(key.replace("E", str(expert)), 0, rows, name, expert, j * rows)
+                for expert in range(shape[0])
+                for j, key in enumerate(keys)
+            ]
+    return []
+
+
+def checkpoint_shapes(found: Sequence[Piece], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The shape of each tensor of the checkpoint, by its name there."""
+    result: dict[str, list[int]] = {}
+    for piece in found:
+        rest = shapes[piece.name][1 if piece.expert is None else 2 :]
+        result[piece.key] = [max(piece.start + piece.rows, result.get(piece.key, [0])[0]), *rest]
+    return result
+
+
+def part_of(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """A piece's rows of a whole parameter, as a view."""
+    matrix = parameter if piece.expert is None else parameter[piece.expert]
+    return matrix[piece.offset : piece.offset + piece.rows]
+
+
+def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.Tensor] | None:
+    """What a rank that holds some rows of a parameter reads of a piece: the rows of the checkpoint's tensor, and the
+    view of `own` that they are copied to. None if it holds none of them.
+
+    held: the rows (of a stacked parameter: the experts) that the rank holds. own: these rows.
+    """
+    first, last = held.start or 0, (held.start or 0) + len(own)
+    if piece.expert is not None:
+        if not first <= piece.expert < last:
+            return None
+        matrix = own[piece.expert - first]
+        return slice(piece.start, piece.start + piece.rows), matrix[piece.offset : piece.offset + piece.rows]
+    begin, end = max(first, piece.offset), min(last, piece.offset + piece.rows)
+    if begin >= end:
+        return None
+    shift = piece.start - piece.offset
+    return slice(begin + shift, end + shift), own[begin - first : end - first]
 
 
 def weight_files(source: Path) -> list[Path]:
@@ -109,7 +209,7 @@ def place_weights(
     old, state = backbone.state_dict(), dict[str, torch.Tensor]()
     own_dtype = dict.fromkeys((name for name, _ in saved_buffers(backbone)), torch.float32)
     with _reader(files) as read:
-        for name, parts in _parts(model).items():
+        for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             value = _value(old[name], parts, read, own_dtype.get(name, dtype), device)
             if name in quantized and four_bit is not None:
                 quantize_one(backbone, name, value, device, four_bit)
@@ -128,16 +228,8 @@ def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """
     own = model.backbone.state_dict()
     with _reader(tensor_files(model.backbone, model.family, source)) as read:
-        for name, parts in _parts(model).items():
+        for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             _fill(local(own[name]), own_rows(own[name]), parts, read)
-
-
-def _parts(model: MaskedDiffusionLM) -> dict[str, list[Piece]]:
-    """The pieces of each parameter and buffer, by its name."""
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces(model.family, state_shapes(model.backbone)):
-        found.setdefault(piece.name, []).append(piece)
-    return found
 
 
 def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: Any) -> torch.Tensor:

@@ -51,17 +51,6 @@ def group_advantages(reward_R: torch.Tensor, group_R: torch.Tensor, kind: Advant
     return centred / (deviation.clamp(min=LEAST_DEVIATION) if kind == "zscore_floored" else deviation + 1e-4)
 
 
-def of_medium_prompts(
-    advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.Tensor, least: float, most: float
-) -> torch.Tensor:
-    """The advantages, exactly 0 only for rollouts of prompts whose mean reward is outside least .. most, which are left
-    out: a rollout at its group's mean keeps its KL term."""
-    mean_R = group_means(reward_R, group_R)
-    slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
-    outside_R = (mean_R < least - slack) | (mean_R > most + slack)
-    return advantage_R.masked_fill(advantage_R == 0, 1e-12).masked_fill(outside_R, 0.0)
-
-
 def over_mean(advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
     """Advantages in units of their group's mean reward, [R] (MaxRL, arXiv 2602.02710).
 

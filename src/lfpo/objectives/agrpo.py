@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch.nn import functional as F
 
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
+from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.objectives.measures import Measures
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.step_views import listed, step_means, step_views
 from lfpo.objectives.views import Views
+from lfpo.rollout.draw import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
@@ -63,24 +67,36 @@ class AGRPO(settings.AGRPO):
         uniform = torch.full((len(distinct),), 1 / len(distinct))
         if self.step_distribution == "uniform":
             return uniform
-        (mean,) = trajectory.rows(torch.tensor([row])).step_means(trajectory.with_edits("entropy")[[row]])
+        (mean,) = step_means(trajectory.rows(torch.tensor([row])), trajectory.with_edits("entropy")[[row]])
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
         mean = mean + 1e-6
         return mean / mean.sum()
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
-
-        with rho = exp(log p - log p_old) of tokens as they were drawn, w from `views`, and k3 of KL to the base.
-        """
-
-        def logp(policy: str) -> torch.Tensor:
-            return predictions.logp(policy, predictions.views.sampler)
-
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_losses(self, logp, advantage_T)
-        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
+        """As `token_loss`, with the probabilities of tokens as they were drawn."""
+        return token_loss(self, predictions, signal_B, partial(logp_as_drawn, predictions))
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts; the weights are those of a mean over the M samples."""
         return float(len(views.row.unique()))
+
+
+def logp_as_drawn(predictions: Predictions, policy: str = CURRENT) -> torch.Tensor:
+    """Log-probability of each target's token [T] as the sampler draws: at its temperature, with every policy restricted
+    to the tokens that top-k and top-p of theta_old keep."""
+    views, model, old = predictions.views, predictions.policies[policy], predictions.policies[OLD]
+    sampler = views.sampler
+
+    def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
+        scores = model.head(hidden) / sampler.temperature
+        with torch.no_grad():
+            drawn = old.head(hidden_old)
+            # The sampler never draws the mask token.
+            mask = torch.arange(drawn.shape[1], device=drawn.device) == views.mask_id
+            drawable = drawn.masked_fill(mask, -torch.inf)
+            keep = kept_tokens(drawable / sampler.temperature, sampler.top_k, sampler.top_p)
+            # The drawn token was kept when it was drawn; rounding must not exclude it now.
+            keep = keep.scatter(1, labels[:, None], True)
+        return -F.cross_entropy(scores.masked_fill(~keep, -torch.inf), labels, reduction="none")
+
+    return predictions.in_chunks(as_drawn, policy, predictions.labels_T, predictions.hidden(OLD))

@@ -19,7 +19,7 @@ from lfpo.rollout.trajectory import Trajectory
 
 class BGPO(settings.BGPO):
     """The mean over mc_samples masks of the mean over rollouts, weighted by their n scored tokens, of PPO's clipped
-    loss with dual clip (see `policy_gradient.clipped_loss`) of the ratio 1 + d where A > 0, exp(d) elsewhere,
+    loss with dual clip (see `settings.Clip`) of the ratio 1 + d where A > 0, exp(d) elsewhere,
     d = e - e_old, e = n / (x C) times the sum of log p at a mask of x tokens, x uniform on 1 .. n, C = gen_length.
 
     1 + d is a lower bound of exp(d). The loss is a sum over masks, so memory does not grow with their number.
@@ -43,10 +43,6 @@ class BGPO(settings.BGPO):
         advantage_U = signal_B[sequences.row_U]
         change_U = now - old
         ratio_U = torch.where(advantage_U > 0, 1 + change_U, change_U.exp())
-        loss_U, measures = clipped_loss(self, ratio_U, advantage_U, dual_clip=self.dual_clip)
+        loss_U, measures = clipped_loss(self, ratio_U, advantage_U)
         loss = (sequences.weight_U * loss_U).sum()
         return loss, measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """Scored tokens of all masks' rollouts, over C."""
-        return float(views.weight.sum())

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.step_views import listed, shared_by_state, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -21,7 +19,7 @@ class CJGRPO(settings.CJGRPO):
 
     Steps count alike, so a token of a step that reveals few weighs more.
 
-    epsilon, epsilon_high: clip of the ratio. dual_clip: see `policy_gradient.clipped_loss` (None: off).
+    epsilon, epsilon_high: clip of the ratio. dual_clip: see `settings.Clip`.
     beta: weight of the KL. after_eos: also score what was revealed after the first EOS, as published.
     Defaults are the authors' (num_iterations 8 on Countdown and Sudoku). DARE's are epsilon 0.2, dual_clip 3, beta 0;
     its KL, in another form, is left out.
@@ -30,6 +28,7 @@ class CJGRPO(settings.CJGRPO):
     """
 
     needs = frozenset({"reveal_step"})
+    loss = token_loss
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view of each distinct step of a rollout, numbered by the step; T is the number of scored tokens."""
@@ -39,12 +38,3 @@ class CJGRPO(settings.CJGRPO):
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The tokens of a step share a weight of 1, over all ranks. A collective; no policy runs."""
         return shared_by_state(views)
-
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T, dual_clip=self.dual_clip)
-        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of steps, over all ranks."""
-        return float(views.weight.sum())

@@ -11,6 +11,7 @@ from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -59,10 +60,9 @@ class CoupledGRPO(settings.CoupledGRPO):
 
         with rho = exp(l - l_old), and l a token's log-probabilities in its views, weighted and added.
         """
-        views = predictions.views
-        unit_S, first_U = views.units()
-        shape = (len(first_U), views.labels.shape[1])
-        place = (unit_S[predictions.view_T], predictions.column_T)
+        sequences = Sequences(predictions.views)
+        shape = (len(sequences), predictions.views.labels.shape[1])
+        place = (sequences.unit_T, sequences.column_T)
 
         def joined(policy: str) -> torch.Tensor:
             """Weighted sum over a unit's views of each token's log-probability, [U, L]."""
@@ -70,8 +70,8 @@ class CoupledGRPO(settings.CoupledGRPO):
             weighted = logp_T * predictions.weight_T.to(logp_T.dtype)
             return logp_T.new_zeros(shape).index_put(place, weighted, accumulate=True)
 
-        advantage_U = signal_B[views.row[first_U]]
-        scored_UL = torch.zeros(shape, dtype=torch.bool, device=views.labels.device)
+        advantage_U = signal_B[sequences.row_U]
+        scored_UL = torch.zeros(shape, dtype=torch.bool, device=signal_B.device)
         scored_UL[place] = True
         loss_UL, measures = clipped_losses(self, joined, advantage_U[:, None], scored_UL)
         return (loss_UL * scored_UL).sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))

@@ -8,9 +8,7 @@ import torch
 
 from lfpo.base.rng import generator
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, fully_masked
 from lfpo.rollout.trajectory import Trajectory
 
@@ -29,21 +27,10 @@ class DiffuGRPO(settings.DiffuGRPO):
     def needs(self) -> frozenset[str]:
         return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
 
+    loss = token_loss
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return prompt_masked_views(trajectory, seeds, inner, self.p_mask_prompt)
-
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
-
-        with rho = exp(log p - log p_old) of each token, w = 1, and k3 of KL to the base.
-        """
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
-        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """All completion tokens up to their first EOS."""
-        return float(views.weight.sum())
 
 
 def prompt_masked_views(trajectory: Trajectory, seeds: Sequence[int], inner: int, p_mask_prompt: float) -> Views:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
+from lfpo.models.head import Precision, product
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.ops.fused import mixture_sum
+from lfpo.objectives.ops.fused import FusedSum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -71,3 +72,34 @@ class DTM(settings.DTM):
     def normalizer(self, views: Views) -> float:
         """The number of states that have a target."""
         return float(views.target.any(-1).sum())
+
+
+def mixture_sum(
+    hidden_TD: torch.Tensor,
+    hidden_old_TD: torch.Tensor,
+    head_VD: torch.Tensor,
+    head_old_VD: torch.Tensor,
+    y_T: torch.Tensor,
+    old_share_T: torch.Tensor,
+    token_share_T: torch.Tensor,
+    precision: Precision = "float32",
+) -> torch.Tensor:
+    """Cross-entropy to a mixture of theta_old's distribution and the target token, summed over tokens, a scalar:
+
+        sum over T of  -sum over v of (a p_old(v) + b [v = y]) log p(v)
+
+    a: old_share_T, b: token_share_T, any numbers. The other arguments are those of `rectified_sum`; no gradient flows
+    into theta_old. The gradient in z is (a + b) p - a p_old - b e_y. Logits exist for a chunk of tokens at a time.
+    """
+    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+    hidden_old, a_T, b_T = hidden_old_TD.detach(), old_share_T.to(wide), token_share_T.to(wide)
+
+    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
+        logp = product(hidden_TD.detach()[piece], head.T, precision).log_softmax(-1)
+        target = product(hidden_old[piece], (head if head_old is None else head_old).T, precision).softmax(-1)
+        target = target.mul_(a).scatter_add_(1, y, b)
+        loss = -(target * logp).sum()
+        return loss, logp.exp_().mul_(a + b).sub_(target)
+
+    return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.masks import blocks_of
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_loss, k2
+from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.views import Views, noised
@@ -41,6 +41,8 @@ class EBPO(settings.EBPO):
     here over all blocks and masks of a rollout, whose masks then do not depend on others. Logarithms of rho above 60
     count as 60, where DARE's loss overflows if A is negative.
     """
+
+    normalizer = number_of_units
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """mc_samples views a rollout; they form a unit, so that a pass has whole ELBOs."""
@@ -82,17 +84,11 @@ class EBPO(settings.EBPO):
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
-
-        def elbo(policy: str) -> torch.Tensor:
-            return sequences.weighted(predictions.logp(policy)) / self.mc_samples
-
-        now = elbo(CURRENT)
-        ratio_U = (now - elbo(OLD)).clamp(max=LARGEST).exp()
-        loss_U, measures = clipped_loss(self, ratio_U, signal_B[sequences.row_U])
-        if self.beta > 0:
-            loss_U = loss_U + self.beta * k2(now, elbo(BASE))
+        loss_U, measures = clipped_losses(
+            self,
+            lambda policy: sequences.weighted(predictions.logp(policy)) / self.mc_samples,
+            signal_B[sequences.row_U],
+            ratio=lambda now, old: (now - old).clamp(max=LARGEST).exp(),
+            kl=k2,
+        )
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(Sequences(views)))

@@ -9,10 +9,11 @@ import torch
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.step_views import listed, step_views
+from lfpo.objectives.step_views import listed, step_means, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -35,11 +36,12 @@ class EGSPO(settings.EGSPO):
     advantages need rewards of intermediate predictions, is left out.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step", "entropy"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""
-        entropies = trajectory.step_means(trajectory.with_edits("entropy"), self.after_eos)
+        entropies = step_means(trajectory, trajectory.with_edits("entropy"), self.after_eos)
         picked = [
             steps[entropy.argsort(descending=True, stable=True)[: self.steps].sort().values]
             for steps, entropy in zip(trajectory.distinct_steps(self.after_eos), entropies, strict=True)
@@ -53,13 +55,22 @@ class EGSPO(settings.EGSPO):
         advantage_U = signal_B[sequences.row_U]
         loss_U, measures = clipped_loss(self, (now - old).exp(), advantage_U)
         if self.beta > 0 and self.exact_kl:
-            loss_U = loss_U + self.beta * share_U * sequences.sum(predictions.kl(BASE))
+            loss_U = loss_U + self.beta * share_U * sequences.sum(kl_to_base(predictions))
         elif self.beta > 0:
             loss_U = loss_U + self.beta * k3(now, share_U * sequences.sum(predictions.logp(BASE)))
         if self.aggregation == "sum":
             loss_U = loss_U / sequences.targets_U
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
 
-    def normalizer(self, views: Views) -> float:
-        """The number of replayed steps."""
-        return float(len(views))
+
+def kl_to_base(predictions: Predictions) -> torch.Tensor:
+    """KL(theta || base) over the whole vocabulary at each target, in nats, [T]."""
+    model, base = predictions.policies[CURRENT], predictions.policies[BASE]
+
+    def exact(hidden: torch.Tensor, hidden_base: torch.Tensor) -> torch.Tensor:
+        logp = model.head(hidden).log_softmax(-1)
+        with torch.no_grad():
+            logp_base = base.head(hidden_base).log_softmax(-1)
+        return (logp.exp() * (logp - logp_base)).sum(-1)
+
+    return predictions.in_chunks(exact, CURRENT, predictions.hidden(BASE))

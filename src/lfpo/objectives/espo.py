@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_loss
+from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.views import Views
@@ -34,6 +34,8 @@ class ESPO(settings.ESPO):
     the masks of a rollout. Its base policy moves up every 64 steps; here it stays where training started.
     """
 
+    normalizer = number_of_units
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """2 mc_samples views a rollout, S = 2 mc_samples B; they form a unit, so that a pass has whole ELBOs."""
         scored_BC = trajectory.scored(self.after_eos)
@@ -45,17 +47,11 @@ class ESPO(settings.ESPO):
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
-
-        def elbo(policy: str) -> torch.Tensor:
-            return sequences.weighted(predictions.logp(policy)) / self.mc_samples
-
-        now, n_U = elbo(CURRENT), sequences.length_U
-        advantage_U = signal_B[sequences.row_U]
-        loss_U, measures = clipped_loss(self, ((now - elbo(OLD)) / n_U).exp(), advantage_U)
-        if self.beta > 0:
-            loss_U = loss_U + self.beta * (now - elbo(BASE)) ** 2 / (2 * n_U)
+        loss_U, measures = clipped_losses(
+            self,
+            lambda policy: sequences.weighted(predictions.logp(policy)) / self.mc_samples,
+            signal_B[sequences.row_U],
+            ratio=lambda now, old: ((now - old) / sequences.length_U).exp(),
+            kl=lambda now, base: k2(now, base) / sequences.length_U,
+        )
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(Sequences(views)))

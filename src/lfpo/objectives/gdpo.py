@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.masks import gauss_legendre, masked_views, subset_masks
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_loss, k3
+from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.views import Views
@@ -34,6 +34,8 @@ class GDPO(settings.GDPO):
     policy spread from 0.67 to 1.41; here both use the same masks.
     """
 
+    normalizer = number_of_units
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `nodes` views a rollout; they form a unit, so that a pass has whole ELBOs."""
         points, _ = gauss_legendre(self.nodes)
@@ -48,13 +50,10 @@ class GDPO(settings.GDPO):
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)
-        now, old = (sequences.weighted(predictions.logp(policy)) for policy in (CURRENT, OLD))
-        advantage_U = signal_B[sequences.row_U]
-        loss_U, measures = clipped_loss(self, ((now - old) / sequences.length_U).exp(), advantage_U)
-        if self.beta > 0:
-            loss_U = loss_U + self.beta * k3(now, sequences.weighted(predictions.logp(BASE)))
+        loss_U, measures = clipped_losses(
+            self,
+            lambda policy: sequences.weighted(predictions.logp(policy)),
+            signal_B[sequences.row_U],
+            ratio=lambda now, old: ((now - old) / sequences.length_U).exp(),
+        )
         return loss_U.sum(), measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(Sequences(views)))

@@ -11,6 +11,7 @@ from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.views import Views
@@ -68,4 +69,4 @@ class GDSD(settings.GDSD):
 
     def normalizer(self, views: Views) -> float:
         """The number of rollouts."""
-        return len(Sequences(views)) / self.mc_samples
+        return number_of_units(self, views) / self.mc_samples

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.models.roles import OLD
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_loss
-from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -29,6 +26,7 @@ class JustGRPO(settings.JustGRPO):
     """
 
     needs = frozenset({"left_to_right", "unedited"})
+    loss = token_loss
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view with one target for each token: S = T, the scored tokens of rollouts with an advantage."""
@@ -43,12 +41,3 @@ class JustGRPO(settings.JustGRPO):
             state_S=column_S,
             after_eos=self.after_eos,
         )
-
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_loss(self, (predictions.logp() - predictions.logp(OLD)).exp(), advantage_T)
-        return loss_T.sum(), measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """All tokens of rollouts with an advantage."""
-        return float(len(views))

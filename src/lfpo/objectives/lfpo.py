@@ -15,7 +15,8 @@ from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, drawn_states, noised, replay
+from lfpo.objectives.step_views import drawn_states
+from lfpo.objectives.views import Views, noised, replay
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -109,10 +110,6 @@ class LFPO(settings.LFPO):
             precision=predictions.policies[CURRENT].products,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
-
-    def normalizer(self, views: Views) -> float:
-        """All target positions of the step."""
-        return float(views.target.sum())
 
 
 def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:

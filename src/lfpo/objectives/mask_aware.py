@@ -12,7 +12,7 @@ from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.ops.chunked import in_chunks
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -44,6 +44,7 @@ class MaskAware(settings.MaskAware):
     first EOS and those of later sampling blocks compete, although the sampler could not have chosen the latter.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step", "full_attention", "unedited"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
@@ -90,19 +91,12 @@ class MaskAware(settings.MaskAware):
             z = model.head(hidden) / self.position_temperature
             return torch.where(revealed, z.gather(1, labels[:, None]).squeeze(1), z.amax(-1))
 
-        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-            score_T = in_chunks(
-                scores, [predictions.hidden(policy), predictions.labels_T, revealed_T], model.vocab_size
-            )
-            # log of the sum over competitors, by its largest term; the last segment has none.
-            rivals_T = score_T.masked_fill(revealed_T, -torch.inf)
-            empty_S = score_T.new_full((len(predictions.views),), -torch.inf)
-            peak_S = empty_S.scatter_reduce(0, view_T, rivals_T.detach(), "amax")
-            odds_T = (rivals_T - peak_S.clamp(min=torch.finfo(peak_S.dtype).min)[view_T]).exp()
-            sum_S = torch.zeros_like(peak_S).index_add(0, view_T, odds_T).clamp(min=1)  # the largest counts 1
-            later_S = peak_S + sum_S.log()
-            return (score_T - torch.logaddexp(score_T, later_S[view_T])).masked_fill(~revealed_T, 0)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(Sequences(views)))
+        score_T = predictions.in_chunks(scores, policy, predictions.labels_T, revealed_T)
+        # log of the sum over competitors, by its largest term; the last segment has none.
+        rivals_T = score_T.masked_fill(revealed_T, -torch.inf)
+        empty_S = score_T.new_full((len(predictions.views),), -torch.inf)
+        peak_S = empty_S.scatter_reduce(0, view_T, rivals_T.detach(), "amax")
+        odds_T = (rivals_T - peak_S.clamp(min=torch.finfo(peak_S.dtype).min)[view_T]).exp()
+        sum_S = torch.zeros_like(peak_S).index_add(0, view_T, odds_T).clamp(min=1)  # the largest counts 1
+        later_S = peak_S + sum_S.log()
+        return (score_T - torch.logaddexp(score_T, later_S[view_T])).masked_fill(~revealed_T, 0)

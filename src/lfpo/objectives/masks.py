@@ -4,13 +4,13 @@ the views of given masks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy
 import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
+from lfpo.objectives.settings import Bounds
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -64,21 +64,8 @@ def blocks_of(trajectory: Trajectory) -> torch.Tensor:
     return (column_C // (trajectory.sampler.block_length or len(column_C))).expand_as(trajectory.tokens)
 
 
-class Blocks(Protocol):
-    """Knobs of block masks. block_length: None takes the whole completion up to its first EOS as one block."""
-
-    @property
-    def num_masks(self) -> int: ...
-
-    @property
-    def block_length(self) -> int | None: ...
-
-    @property
-    def p_mask(self) -> float: ...
-
-
 def block_masks(
-    knobs: Blocks, trajectory: Trajectory, seeds: Sequence[int], inner: int, purpose: str = "block masks"
+    knobs: Bounds, trajectory: Trajectory, seeds: Sequence[int], inner: int, purpose: str = "block masks"
 ) -> torch.Tensor:
     """num_masks block masks of each rollout's prompt and completion, bool [num_masks, B, P + C].
 
@@ -99,7 +86,7 @@ def block_masks(
     return masked.to(trajectory.tokens.device)
 
 
-def _completion_masks(knobs: Blocks, length: int, counted: int, rng: torch.Generator) -> torch.Tensor:
+def _completion_masks(knobs: Bounds, length: int, counted: int, rng: torch.Generator) -> torch.Tensor:
     """Block masks [num_masks, length] of a completion whose first `counted` tokens matter."""
     block_length = min(knobs.block_length or counted, counted)
     n_blocks = -(-counted // block_length)

@@ -42,10 +42,6 @@ class MDPO(settings.MDPO):
 
     needs = frozenset({"reveal_step", "predictions"})
 
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
     def check_sampler(self, sampler: SamplerConfig) -> None:
         if sampler.temperature == 0:
             raise UserError("mdpo needs sampler.temperature above 0: its probabilities are those of the drawn tokens")
@@ -94,7 +90,3 @@ class MDPO(settings.MDPO):
             loss_T = loss_T + self.beta * k2(logp, predictions.logp(BASE, temperature=heat))
         loss = (predictions.weight_T * predictions.second_T * loss_T).sum()
         return loss, measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of trained steps, over all ranks."""
-        return float(views.weight.sum())

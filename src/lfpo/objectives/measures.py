@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from lfpo.base import distributed
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.adapters import base_layer
+from lfpo.models.experts import routers
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
 from lfpo.objectives.predictions import Predictions
@@ -95,3 +103,43 @@ def add_measures(total: Measures, more: Measures) -> None:
     """Add sums and counts to those of the same name, in place."""
     for name, value in more.items():
         total[name] = total[name] + value if name in total else value
+
+
+@contextlib.contextmanager
+def watched_routers(model: MaskedDiffusionLM) -> Iterator[Measures]:
+    """How evenly routers use the experts of a mixture: measures of the forwards with gradients in the block, padding
+    counted; none for a model without experts.
+
+    router/entropy: of a token's scores over the experts, as a share of the highest possible one, mean over tokens and
+        layers. Near 0 the router always prefers the same experts for a token.
+    router/max_load: tokens of a layer's busiest expert, divided by those that it had if all were used evenly, mean over
+        layers and passes. 1 is even; E / k (experts, chosen ones) is one set of experts for all tokens.
+    """
+    measures: Measures = {}
+
+    def look(router: Any, _: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        logits_TE = (output[0] if isinstance(output, tuple) else output).detach().float()
+        sigmoid = hasattr(router, "e_score_correction_bias")
+        scores_TE = logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
+        share_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
+        entropy_T = torch.special.entr(share_TE).sum(-1) / math.log(share_TE.shape[1])
+        add_measures(measures, {"router/entropy": sum_and_count(entropy_T)})
+
+    def count(experts: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+        if torch.is_grad_enabled():
+            chosen, total = arguments[1].flatten(), len(experts.gate_up_proj)
+            busiest = torch.bincount(chosen, minlength=total).max() * total / len(chosen)
+            add_measures(measures, {"router/max_load": sum_and_count(busiest[None])})
+
+    found = routers(model.backbone) if isinstance(model, MaskedDiffusionLM) else []
+    hooks = [router.register_forward_hook(look) for router in found]
+    if found:
+        layers = [layer.mlp for layer in model.backbone.model.layers if hasattr(layer.mlp, "experts")]
+        hooks += [base_layer(mlp.experts).register_forward_pre_hook(count) for mlp in layers]
+    try:
+        yield measures
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
+from lfpo.base.checks import check_ranges
 from lfpo.objectives.advantages import Advantage, group_advantages
 
 if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
@@ -17,9 +18,18 @@ if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
     from lfpo.rollout.trajectory import Trajectory
 
 
+def number_of_units(objective: Objective, views: Views) -> float:
+    """A normaliser: the number of the views' units, for losses that are means over rollouts, states or masks."""
+    return float(len(views.unit.unique()))
+
+
 class Objective:
     """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`). It has `views`,
-    `loss` and `normalizer`, and what else differs from here. One of your own need not derive from this class."""
+    `loss`, and what else differs from here. One of your own need not derive from this class."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a knob outside of the range that its type names."""
+        check_ranges(self)
 
     num_iterations: int = 1
     """How often each batch of rollouts is gone through (inner iterations), with new views each time."""
@@ -92,5 +102,6 @@ class Objective:
         raise NotImplementedError
 
     def normalizer(self, views: Views) -> float:
-        """What the summed loss of an optimiser step is divided by; summed over ranks by the caller."""
-        raise NotImplementedError
+        """What the summed loss of an optimiser step is divided by; summed over ranks by the caller. Unless an objective
+        says otherwise, the weights of all targets."""
+        return float(views.weight.sum())

@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.measures import Measures, ratio_measures
+from lfpo.objectives.measures import Measures, measure_targets, ratio_measures
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.settings import Clip
 
-
-class Clip(Protocol):
-    """The clip of a PPO-like objective. epsilon_high: None takes epsilon on both sides."""
-
-    @property
-    def epsilon(self) -> float: ...
-
-    @property
-    def epsilon_high(self) -> float | None: ...
-
-
-class Clipping(Clip, Protocol):
-    """The knobs of a PPO-like objective with a KL term of weight beta."""
-
-    @property
-    def beta(self) -> float: ...
-
-
-def clipped_losses(
-    knobs: Clipping,
-    logp_of: Callable[[str], torch.Tensor],
-    advantage: torch.Tensor,
-    where: torch.Tensor | None = None,
-    *,
-    dual_clip: float | None = None,
-) -> tuple[torch.Tensor, Measures]:
-    """Clipped loss plus beta times k3 to the base policy, elementwise, and the measures of its ratios.
-
-    The ratio is exp(logp - logp_old), of each token or of each sequence.
-
-    logp_of: log-probabilities under a policy ("current", "old", "base"), in the shape that the advantage broadcasts to.
-    where, dual_clip: see `clipped_loss`.
-    """
-    logp = logp_of(CURRENT)
-    ratio = (logp - logp_of(OLD)).exp()
-    loss, measures = clipped_loss(knobs, ratio, advantage, where, dual_clip=dual_clip)
-    if knobs.beta > 0:
-        loss = loss + knobs.beta * k3(logp, logp_of(BASE))
-    return loss, measures
-
-
-def clipped_loss(
-    knobs: Clip,
-    ratio: torch.Tensor,
-    advantage: torch.Tensor,
-    where: torch.Tensor | None = None,
-    *,
-    dual_clip: float | None = None,
-) -> tuple[torch.Tensor, Measures]:
-    """PPO's loss -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), elementwise, and the measures of its ratios.
-
-    ratio, advantage: of any shapes that broadcast. where: the elements that count in the measures (all without it).
-    dual_clip: c; where A < 0 the loss is at most -c A (the dual clip, arXiv 1912.09729).
-    """
-    low, high = 1 - knobs.epsilon, 1 + (knobs.epsilon if knobs.epsilon_high is None else knobs.epsilon_high)
-    loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-    if dual_clip is not None:
-        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
-    return loss, ratio_measures(ratio.detach(), advantage, low, high, where)
+LogpOf = Callable[[str], torch.Tensor]  # a policy -> log-probabilities
+Pairwise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of log-probabilities under two policies
 
 
 def k1(logp: torch.Tensor, logp_other: torch.Tensor) -> torch.Tensor:
@@ -87,4 +31,60 @@ def k3(logp: torch.Tensor, logp_other: torch.Tensor) -> torch.Tensor:
     return delta.exp() - delta - 1
 
 
-KL_ESTIMATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATES: dict[str, Pairwise] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def change(logp: torch.Tensor, logp_old: torch.Tensor) -> torch.Tensor:
+    """The ratio of probabilities, exp(logp - logp_old)."""
+    return (logp - logp_old).exp()
+
+
+def token_loss(
+    knobs: Clip, predictions: Predictions, signal_B: torch.Tensor, logp_of: LogpOf | None = None
+) -> tuple[torch.Tensor, Measures]:
+    """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
+
+    with rho = exp(log p - log p_old) of each token, w its weight in the views, and k3 of KL to the base. logp_of: gives
+    log p under a policy (None: the model's own).
+    """
+    advantage_T = predictions.at_targets(signal_B)
+    loss_T, measures = clipped_losses(knobs, logp_of or predictions.logp, advantage_T)
+    return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
+
+
+def clipped_losses(
+    knobs: Clip,
+    logp_of: LogpOf,
+    advantage: torch.Tensor,
+    where: torch.Tensor | None = None,
+    *,
+    ratio: Pairwise = change,
+    kl: Pairwise = k3,
+) -> tuple[torch.Tensor, Measures]:
+    """Clipped loss, plus beta times KL to the base policy if the knobs have one, elementwise, and the measures of its
+    ratios.
+
+    logp_of: log-probabilities of tokens or of sequences under a policy ("current", "old", "base"), in the shape that
+        the advantage broadcasts to. where: see `clipped_loss`.
+    ratio, kl: of those of the current policy and of theta_old, or the base.
+    """
+    logp = logp_of(CURRENT)
+    loss, measures = clipped_loss(knobs, ratio(logp, logp_of(OLD)), advantage, where)
+    if knobs.needs_base:
+        loss = loss + knobs.beta * kl(logp, logp_of(BASE))
+    return loss, measures
+
+
+def clipped_loss(
+    knobs: Clip, ratio: torch.Tensor, advantage: torch.Tensor, where: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Measures]:
+    """PPO's loss -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), elementwise, with dual clip if the knobs have
+    one, and the measures of its ratios.
+
+    ratio, advantage: of any shapes that broadcast. where: the elements that count in the measures (all without it).
+    """
+    low, high = 1 - knobs.epsilon, 1 + (knobs.epsilon if knobs.epsilon_high is None else knobs.epsilon_high)
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    if knobs.dual_clip is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -knobs.dual_clip * advantage), loss)
+    return loss, ratio_measures(ratio.detach(), advantage, low, high, where)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.roles import CURRENT, OLD
+from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.chunked import in_chunks
 from lfpo.objectives.views import Views
-from lfpo.rollout.draw import kept_tokens
-from lfpo.rollout.sampler import SamplerConfig
 
 
 class Predictions:
@@ -82,48 +80,21 @@ class Predictions:
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             return self.policies[policy].head(self.hidden(policy))
 
-    def logp(
-        self, policy: str = CURRENT, sampler: SamplerConfig | None = None, *, temperature: float = 1.0
-    ) -> torch.Tensor:
-        """Log-probability of each target's token [T]: the model's own, at a temperature, or as a sampler draws.
+    def logp(self, policy: str = CURRENT, *, temperature: float = 1.0) -> torch.Tensor:
+        """Log-probability of each target's token [T] at a temperature."""
+        model = self.policies[policy]
 
-        sampler: takes its temperature, and restricts every policy to the tokens that top-k and top-p of theta_old keep.
-        """
-        model, old, mask_id = self.policies[policy], self.policies.get(OLD), self.views.mask_id
-
-        def plain(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        def of_labels(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return -F.cross_entropy(model.head(hidden) / temperature, labels, reduction="none")
 
-        def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
-            assert sampler is not None and old is not None
-            scores = model.head(hidden) / sampler.temperature
-            with torch.no_grad():
-                drawn = old.head(hidden_old)
-                # The sampler never draws the mask token.
-                mask = torch.arange(drawn.shape[1], device=drawn.device) == mask_id
-                drawable = drawn.masked_fill(mask, -torch.inf)
-                keep = kept_tokens(drawable / sampler.temperature, sampler.top_k, sampler.top_p)
-                # The drawn token was kept when it was drawn; rounding must not exclude it now.
-                keep = keep.scatter(1, labels[:, None], True)
-            return -F.cross_entropy(scores.masked_fill(~keep, -torch.inf), labels, reduction="none")
+        return self.in_chunks(of_labels, policy, self.labels_T)
 
-        rows = [self.hidden(policy), self.labels_T]
+    def in_chunks(self, function: Callable[..., torch.Tensor], policy: str, *rows: torch.Tensor) -> torch.Tensor:
+        """function(hidden, *rows) [T] of a policy's hidden states and other tensors [T, ...], for some targets at a
+        time; with gradients for the current policy only."""
+        hidden_TD = self.hidden(policy)
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-            if sampler is None:
-                return in_chunks(plain, rows, model.vocab_size)
-            return in_chunks(as_drawn, [*rows, self.hidden(OLD)], model.vocab_size)
-
-    def kl(self, policy: str) -> torch.Tensor:
-        """KL(theta || another policy) over the whole vocabulary at each target, in nats, [T]."""
-        model, other = self.policies[CURRENT], self.policies[policy]
-
-        def exact(hidden: torch.Tensor, hidden_other: torch.Tensor) -> torch.Tensor:
-            logp = model.head(hidden).log_softmax(-1)
-            with torch.no_grad():
-                logp_other = other.head(hidden_other).log_softmax(-1)
-            return (logp.exp() * (logp - logp_other)).sum(-1)
-
-        return in_chunks(exact, [self.hidden(CURRENT), self.hidden(policy)], model.vocab_size)
+            return in_chunks(function, [hidden_TD, *rows], self.policies[policy].vocab_size)
 
     def head(self, policy: str = CURRENT) -> torch.Tensor:
         """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""

@@ -9,6 +9,7 @@ import torch
 from lfpo.base.rng import generator
 from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
@@ -21,6 +22,7 @@ class Rejection(settings.Rejection):
         over (0, 1). num_iterations: passes through each batch, with new masks.
     """
 
+    normalizer = number_of_units
     reads_old = False
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,3 @@ class Rejection(settings.Rejection):
         """-sum over targets of log p / (t n), t the mask ratio of the view and n the tokens of its completion."""
         loss = -(predictions.weight_T * predictions.logp()).sum()
         return loss, measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of masked copies."""
-        return float(len(views))

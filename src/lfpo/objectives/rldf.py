@@ -13,7 +13,7 @@ from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.step_views import shared_by_state
+from lfpo.objectives.step_views import shared_by_state, step_means
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -46,7 +46,7 @@ class RLDF(settings.RLDF):
 
     def step_scores(self, trajectory: Trajectory) -> list[torch.Tensor]:
         """For each row, the mean of -log p of what each of its distinct steps revealed, on the CPU."""
-        return trajectory.step_means(-trajectory.with_edits("confidence").double().clamp(min=1e-12).log())
+        return step_means(trajectory, -trajectory.with_edits("confidence").double().clamp(min=1e-12).log())
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """`states` views a rollout, S = K B."""
@@ -87,10 +87,6 @@ class RLDF(settings.RLDF):
         if self.beta > 0:
             loss_T = loss_T + self.beta * KL_ESTIMATES[self.kl](logp, predictions.logp(BASE))
         return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """K over all ranks, or the number of states."""
-        return float(views.weight.sum())
 
 
 def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:

@@ -10,13 +10,15 @@ from lfpo.objectives.views import Views
 class Sequences:
     """The U units of some views, in ascending order, and sums over their T targets.
 
-    row_U: the rollout of each unit. length_U: its scored tokens. targets_U: targets of the unit.
-    weight_U: the sum of its targets' weights.
+    unit_S: the unit of each view, counted from 0. row_U: the rollout of each unit. length_U: its scored tokens.
+    targets_U: targets of the unit. weight_U: the sum of their weights.
     """
 
     def __init__(self, views: Views):
         self.views = views
-        self.unit_S, first_U = views.units()
+        numbers, self.unit_S = views.unit.unique(return_inverse=True)
+        index = torch.arange(len(views), device=numbers.device)
+        first_U = torch.full_like(numbers, len(views)).scatter_reduce(0, self.unit_S, index, "amin")
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.unit_T = self.unit_S[self.view_T]
         self.weight_T = views.weight[views.target]

@@ -1,64 +1,35 @@
 """The knobs of every objective, checked before torch is loaded: each class is the base of the objective of its name.
 
-What a knob means stands in the docstring of the objective.
+What a knob means stands in the docstring of the objective. The type of a knob names the numbers that it takes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative, positive
-from lfpo.objectives.advantages import Advantage
+from lfpo.base.checks import AtLeastOne, Count, NotNegative, Positive, Share, not_negative
+from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
+
+if TYPE_CHECKING:
+    import torch
 
 KL = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True)
-class Clipped(Objective):
-    """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides). advantage:
-    its form (see lfpo.objectives.advantages)."""
-
-    num_iterations: int = 1
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high")
-
-
-@dataclass(frozen=True)
-class ClippedWithKL(Clipped):
-    """beta: weight of KL to the base policy."""
-
-    beta: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(self, "beta")
-
-    @property
-    def needs_base(self) -> bool:
-        return self.beta > 0
-
-
-@dataclass(frozen=True)
 class LFPO(Objective):
-    """See lfpo.objectives.lfpo."""
-
-    beta: float = 0.3
-    timesteps: int = 1
+    beta: Positive = 0.3
+    timesteps: Count = 1
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
-    clip: float = 0.8
+    clip: Positive = 0.8
     deviation: Literal["range", "batch", "mean"] = "range"
     baseline: float = 0.8
-    num_iterations: int = 4
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
+    num_iterations: Count = 4
+    positive_weight: NotNegative = 1.0
+    negative_weight: NotNegative = 1.0
     target_weight: Literal["p_old", "equal"] = "p_old"
 
     EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
@@ -84,9 +55,7 @@ class LFPO(Objective):
     }
 
     def __post_init__(self) -> None:
-        positive(self, "beta", "clip")
-        at_least_one(self, "timesteps", "num_iterations")
-        not_negative(self, "positive_weight", "negative_weight")
+        super().__post_init__()
         if self.positive_weight + self.negative_weight == 0:
             raise ValueError("positive_weight and negative_weight must not both be zero")
         if not 0 <= self.baseline <= 1:
@@ -100,32 +69,59 @@ class LFPO(Objective):
 
 
 @dataclass(frozen=True)
+class Clip(Objective):
+    """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides).
+
+    dual_clip: c; where A < 0 the loss is at most -c A (arXiv 1912.09729; None: off). beta: weight of KL to the base.
+    """
+
+    num_iterations: Count = 1
+    epsilon: NotNegative = 0.2
+    epsilon_high: NotNegative | None = None
+
+    @property
+    def dual_clip(self) -> float | None:
+        return None
+
+    @property
+    def beta(self) -> float:
+        return 0.0
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+
+@dataclass(frozen=True)
+class Clipped(Clip):
+    """advantage: its form (see lfpo.objectives.advantages)."""
+
+    advantage: Advantage = "mean"
+
+
+@dataclass(frozen=True)
+class ClippedWithKL(Clipped):
+    beta: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class DiffuGRPO(ClippedWithKL):
-    """See lfpo.objectives.diffu_grpo."""
-
-    num_iterations: int = 12
-    p_mask_prompt: float = 0.15
-    epsilon: float = 0.5
-    beta: float = 0.04
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        in_unit_interval(self, "p_mask_prompt")
+    num_iterations: Count = 12
+    p_mask_prompt: Share = 0.15
+    epsilon: NotNegative = 0.5
+    beta: NotNegative = 0.04
 
 
 @dataclass(frozen=True)
 class UniGRPO(ClippedWithKL):
-    """See lfpo.objectives.unigrpo."""
-
-    num_iterations: int = 4
+    num_iterations: Count = 4
     diffusion_steps: int = 1000
-    min_step: int = 0
+    min_step: Annotated[int, not_negative] = 0
     after_eos: bool = True
-    beta: float = 0.01
+    beta: NotNegative = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative(self, "min_step")
         if self.diffusion_steps < self.min_step + 2:
             raise ValueError(
                 f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
@@ -134,18 +130,15 @@ class UniGRPO(ClippedWithKL):
 
 @dataclass(frozen=True)
 class CoupledGRPO(ClippedWithKL):
-    """See lfpo.objectives.coupled_grpo."""
-
-    num_iterations: int = 2
-    min_ratio: float = 0.2
-    max_ratio: float = 0.8
-    epsilon: float = 0.5
-    beta: float = 0.01
+    num_iterations: Count = 2
+    min_ratio: Share = 0.2
+    max_ratio: Share = 0.8
+    epsilon: NotNegative = 0.5
+    beta: NotNegative = 0.01
     advantage: Advantage = "leave_one_out"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_unit_interval(self, "min_ratio", "max_ratio")
         if not 0 < self.min_ratio <= self.max_ratio < 1:
             raise ValueError(
                 f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be ordered, inside (0, 1)"
@@ -154,319 +147,202 @@ class CoupledGRPO(ClippedWithKL):
 
 @dataclass(frozen=True)
 class AGRPO(ClippedWithKL):
-    """See lfpo.objectives.agrpo."""
-
-    mc_samples: int = 24
+    mc_samples: Count = 24
     step_distribution: Literal["uniform", "entropy"] = "entropy"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "mc_samples")
 
 
 @dataclass(frozen=True)
 class CJGRPO(ClippedWithKL):
-    """See lfpo.objectives.cj_grpo."""
-
-    num_iterations: int = 12
-    epsilon: float = 0.5
-    dual_clip: float | None = None
-    beta: float = 0.04
+    num_iterations: Count = 12
+    epsilon: NotNegative = 0.5
+    dual_clip: AtLeastOne | None = None
+    beta: NotNegative = 0.04
     after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "dual_clip")
 
 
 @dataclass(frozen=True)
 class ESPO(ClippedWithKL):
-    """See lfpo.objectives.espo."""
-
-    num_iterations: int = 8
-    mc_samples: int = 2
-    beta: float = 1e-3
+    num_iterations: Count = 8
+    mc_samples: Count = 2
+    beta: NotNegative = 1e-3
     advantage: Advantage = "leave_one_out"
     after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "mc_samples")
 
 
 @dataclass(frozen=True)
 class GDSD(ClippedWithKL):
-    """See lfpo.objectives.gdsd."""
-
-    num_iterations: int = 8
-    mc_samples: int = 2
-    psi: float = 10.0
-    epsilon: float = 4e-4
-    beta: float = 1e-3
+    num_iterations: Count = 8
+    mc_samples: Count = 2
+    psi: NotNegative = 10.0
+    epsilon: NotNegative = 4e-4
+    beta: NotNegative = 1e-3
     tlc: bool = False
     advantage: Advantage = "leave_one_out"
     after_eos: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "mc_samples")
-        not_negative(self, "psi")
         if self.epsilon >= 1:
             raise ValueError(f"epsilon {self.epsilon} must be below 1: the score is clamped to log(1 - epsilon)")
 
 
 @dataclass(frozen=True)
 class GDPO(ClippedWithKL):
-    """See lfpo.objectives.gdpo."""
-
-    num_iterations: int = 12
-    nodes: int = 3
-    epsilon: float = 0.5
+    num_iterations: Count = 12
+    nodes: Count = 3
+    epsilon: NotNegative = 0.5
     after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "nodes")
 
 
 @dataclass(frozen=True)
 class EBPO(ClippedWithKL):
-    """See lfpo.objectives.ebpo."""
-
-    mc_samples: int = 16
+    mc_samples: Count = 16
     advantage: Advantage = "zscore"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "mc_samples")
 
 
 @dataclass(frozen=True)
 class EGSPO(ClippedWithKL):
-    """See lfpo.objectives.egspo."""
-
-    steps: int = 8
-    epsilon_high: float | None = 0.5
-    beta: float = 0.04
+    steps: Count = 8
+    epsilon_high: NotNegative | None = 0.5
+    beta: NotNegative = 0.04
     exact_kl: bool = False
     aggregation: Literal["sum", "mean"] = "sum"
     after_eos: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "steps")
-
 
 @dataclass(frozen=True)
 class RLDF(ClippedWithKL):
-    """See lfpo.objectives.rldf."""
-
-    states: int = 4
-    temperature: float = 1.0
-    threshold: float = 0.6
+    states: Count = 4
+    temperature: NotNegative = 1.0
+    threshold: Share = 0.6
     aggregation: Literal["token", "sample"] = "token"
-    beta: float = 0.01
+    beta: NotNegative = 0.01
     kl: KL = "k3"
     advantage: Advantage = "zscore_floored"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "states")
-        in_unit_interval(self, "threshold")
-        not_negative(self, "temperature")
-
 
 @dataclass(frozen=True)
-class MDPO(Objective):
-    """See lfpo.objectives.mdpo."""
-
-    num_iterations: int = 1
-    steps: int = 8
-    rewarded_steps: int | None = None
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.02
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "steps", "rewarded_steps")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
+class MDPO(Clip):
+    steps: Count = 8
+    rewarded_steps: Count | None = None
+    beta: NotNegative = 0.02
 
 
 @dataclass(frozen=True)
 class BGPO(Clipped):
-    """See lfpo.objectives.bgpo."""
-
-    mc_samples: int = 16
-    dual_clip: float | None = 3.0
+    mc_samples: Count = 16
+    dual_clip: AtLeastOne | None = 3.0
     advantage: Advantage = "zscore"
     after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "mc_samples", "dual_clip")
 
 
 @dataclass(frozen=True)
 class JustGRPO(Clipped):
-    """See lfpo.objectives.justgrpo."""
-
     advantage: Advantage = "zscore"
     after_eos: bool = True
 
 
 @dataclass(frozen=True)
 class MaskAware(Clipped):
-    """See lfpo.objectives.mask_aware."""
-
-    num_iterations: int = 12
-    segments: int = 32
-    mc_samples: int = 12
-    position_weight: float = 1.0
-    position_temperature: float = 1.0
-    epsilon: float = 3e-4
-    epsilon_high: float | None = 4e-4
+    num_iterations: Count = 12
+    segments: Count = 32
+    mc_samples: Count = 12
+    position_weight: NotNegative = 1.0
+    position_temperature: Positive = 1.0
+    epsilon: NotNegative = 3e-4
+    epsilon_high: NotNegative | None = 4e-4
     advantage: Advantage = "leave_one_out"
 
+
+@dataclass(frozen=True)
+class OfMediumPrompts(Clip):
+    """beta: weight of KL to theta_old. min_accuracy, max_accuracy: prompts with a mean reward outside are left out."""
+
+    beta: NotNegative = 0.01
+    min_accuracy: Share = 0.2
+    max_accuracy: Share = 0.8
+    needs_base = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(self, "segments", "mc_samples")
-        not_negative(self, "position_weight")
-        positive(self, "position_temperature")
+        if self.min_accuracy > self.max_accuracy:
+            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """The advantages, exactly 0 only for rollouts of prompts that are left out: a rollout at its group's mean keeps
+        its KL term."""
+        advantage_R, mean_R = super().signal(reward_R, group_R), group_means(reward_R, group_R)
+        slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
+        outside_R = (mean_R < self.min_accuracy - slack) | (mean_R > self.max_accuracy + slack)
+        return advantage_R.masked_fill(advantage_R == 0, 1e-12).masked_fill(outside_R, 0.0)
 
 
 @dataclass(frozen=True)
-class TraceRL(Objective):
-    """See lfpo.objectives.trace_rl."""
-
-    shrink: int = 8
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    beta: float = 0.01
-    min_accuracy: float = 0.2
-    max_accuracy: float = 0.8
-    num_iterations: int = 1
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "shrink", "num_iterations")
-        not_negative(self, "epsilon", "epsilon_high", "beta")
-        _check_accuracies(self)
+class TraceRL(OfMediumPrompts):
+    shrink: Count = 8
+    advantage = "zscore"
 
 
 @dataclass(frozen=True)
-class SLIMRL(Clipped):
-    """See lfpo.objectives.slim_rl."""
-
-    nodes: int = 3
-    spread: float = 0.2
-    epsilon: float = 0.1
-    beta: float = 0.01
+class SLIMRL(OfMediumPrompts):
+    nodes: Count = 3
+    spread: Share = 0.2
+    epsilon: NotNegative = 0.1
     kl: KL = "k3"
-    min_accuracy: float = 0.2
-    max_accuracy: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "nodes")
-        not_negative(self, "beta")
-        _check_accuracies(self)
-        in_unit_interval(self, "spread")
-
-
-def _check_accuracies(knobs: TraceRL | SLIMRL) -> None:
-    in_unit_interval(knobs, "min_accuracy", "max_accuracy")
-    if knobs.min_accuracy > knobs.max_accuracy:
-        raise ValueError(f"min_accuracy {knobs.min_accuracy} is above max_accuracy {knobs.max_accuracy}")
+    advantage: Advantage = "mean"
 
 
 @dataclass(frozen=True)
-class SPG(Objective):
-    """See lfpo.objectives.spg."""
+class Bounds(Objective):
+    """The block masks and the bounds of SPG. block_length: None takes the whole completion up to its first EOS as one
+    block."""
 
+    num_iterations: Count = 4
+    beta: AtLeastOne = 1.5
+    mix: Share = 0.5
+    num_masks: Count = 2
+    block_length: Count | None = 32
+    p_mask: Share = 0.15
+    advantage: Advantage = "mean"
+
+
+@dataclass(frozen=True)
+class SPG(Bounds):
     bound: Literal["mix", "eubo", "elbo", "none"] = "mix"
-    beta: float = 1.5
-    mix: float = 0.5
-    num_masks: int = 2
-    block_length: int | None = 32
-    p_mask: float = 0.15
-    num_iterations: int = 4
-    advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "beta", "num_masks", "block_length", "num_iterations")
-        in_unit_interval(self, "mix", "p_mask")
 
 
 @dataclass(frozen=True)
-class StableDRL(Objective):
-    """See lfpo.objectives.stable_drl."""
-
-    num_iterations: int = 2
-    clip: float = 5.0
+class StableDRL(Bounds):
+    num_iterations: Count = 2
+    clip: Positive = 5.0
     shared_masks: bool = False
-    beta: float = 1.5
-    mix: float = 0.5
-    num_masks: int = 2
-    block_length: int | None = 32
-    p_mask: float = 0.15
-    advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations", "beta", "num_masks", "block_length")
-        in_unit_interval(self, "mix", "p_mask")
-        positive(self, "clip")
 
 
 @dataclass(frozen=True)
 class WD1(Objective):
-    """See lfpo.objectives.wd1."""
-
-    num_iterations: int = 8
-    p_mask_prompt: float = 0.15
-    temperature: float = 1.0
+    num_iterations: Count = 8
+    p_mask_prompt: Share = 0.15
+    temperature: Positive = 1.0
     advantage: Advantage = "mean"
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "num_iterations")
-        in_unit_interval(self, "p_mask_prompt")
-        positive(self, "temperature")
 
 
 @dataclass(frozen=True)
 class Rejection(Objective):
-    """See lfpo.objectives.rejection."""
-
     min_reward: float = 1.0
-    masks: int = 2
-    num_iterations: int = 1
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "masks", "num_iterations")
+    masks: Count = 2
+    num_iterations: Count = 1
 
 
 @dataclass(frozen=True)
 class DTM(Objective):
-    """See lfpo.objectives.dtm."""
-
-    tilt: float = 1.0
+    tilt: Positive = 1.0
     control: float = 1.0
-    num_iterations: int = 4
-    block_length: int | None = None
-
-    def __post_init__(self) -> None:
-        positive(self, "tilt")
-        at_least_one(self, "num_iterations")
-        if self.block_length is not None:
-            at_least_one(self, "block_length")
+    num_iterations: Count = 4
+    block_length: Count | None = None
 
 
 @dataclass(frozen=True)
 class VRPO(Objective):
-    """See lfpo.objectives.vrpo."""
-
-    mc_samples: int = 4
-    beta: float = 0.2
+    mc_samples: Count = 4
+    beta: Positive = 0.2
     after_eos: bool = False
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "mc_samples")
-        positive(self, "beta")

@@ -10,9 +10,9 @@ import torch
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.masks import blocks_of, gauss_legendre, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -45,10 +45,7 @@ class SLIMRL(settings.SLIMRL):
     and the reward function decides. Blocks are those that the model attends in, or the sampler's.
     """
 
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """The advantages; exactly 0 only for rollouts of prompts that are left out."""
-        advantage_R = group_advantages(reward_R, group_R, self.advantage)
-        return of_medium_prompts(advantage_R, reward_R, group_R, self.min_accuracy, self.max_accuracy)
+    normalizer = number_of_units
 
     def probabilities(self, level: float, blocks: int) -> torch.Tensor:
         """The probability that a token of each block is hidden, float64 [blocks]."""
@@ -91,7 +88,3 @@ class SLIMRL(settings.SLIMRL):
             length = predictions.views.sampler.gen_length or predictions.views.labels.shape[1]
             loss = loss + self.beta * sequences.weighted(KL_ESTIMATES[self.kl](now_T, old_T)).sum() / length
         return loss, measures | measure_targets(predictions, predictions.at_targets(signal_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of masks."""
-        return float(len(views))

@@ -1,15 +1,33 @@
-"""Views of single steps of the sampler, for objectives that score what a step wrote."""
+"""States at single steps of the sampler, and views of them for objectives that score what a step wrote."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
+
+NEVER = torch.iinfo(torch.long).max  # a step after all others
+
+
+def step_means(trajectory: Trajectory, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
+    """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on
+    the CPU.
+
+    value_BW: one number a written token, in the order of `with_edits`. Each mean is in the dtype of the values, in
+    the order of `distinct_steps`.
+    """
+    value_BW, step_BW = value_BW.cpu(), trajectory.scored_steps(after_eos).cpu()
+    means = []
+    for value_W, step_W, steps in zip(value_BW, step_BW, trajectory.distinct_steps(after_eos), strict=True):
+        index = torch.searchsorted(steps, step_W[step_W >= 0])
+        total = torch.zeros(len(steps), dtype=value_W.dtype).index_add(0, index, value_W[step_W >= 0])
+        means.append(total / torch.bincount(index, minlength=len(steps)))
+    return means
 
 
 def listed(steps: Sequence[torch.Tensor], trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,3 +74,28 @@ def shared_by_state(views: Views) -> Views:
     every = distributed.all_gather_tensor(counts)
     total = torch.bincount(every[:, 0], weights=every[:, 1].double())
     return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])
+
+
+def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of each rollout at drawn steps: its row [S], and the step each position's block is before, [S, C].
+
+    draw(row, n): indices of n distinct steps, int64. It is called once a row, or, where the model attends block by
+    block, once for each block of a row that has scored positions. View i then shows each block before the i-th of its
+    drawn steps, and blocks for which fewer were drawn without masks.
+    """
+    step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
+    block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
+    rows, states = [], []
+    for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
+        drawn_C = []
+        for block in block_W[step_W >= 0].unique():
+            distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
+            drawn_C.append((block_C == block, distinct[draw(row, len(distinct))]))
+        count = max(len(steps) for _, steps in drawn_C)
+        state = torch.full((count, len(block_C)), NEVER)
+        for place_C, steps in drawn_C:
+            state[: len(steps), place_C] = steps[:, None]
+        rows += [row] * count
+        states.append(state)
+    device = trajectory.tokens.device
+    return torch.tensor(rows, device=device), torch.cat(states).to(device)

@@ -9,8 +9,8 @@ import torch
 
 from lfpo.models.roles import OLD
 from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, of_medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_views
@@ -29,25 +29,14 @@ class TraceRL(settings.TraceRL):
     The public code also counts truncated answers as wrong; here the reward function decides that.
     """
 
+    normalizer = number_of_units
     needs = frozenset({"reveal_step"})
 
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """Z-scores of the rewards in their group; exactly 0 only for rollouts of prompts that are left out."""
-        advantage = group_advantages(reward_R, group_R, "zscore")
-        return of_medium_prompts(advantage, reward_R, group_R, self.min_accuracy, self.max_accuracy)
-
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        rows, first, last = [], [], []
-        distinct = trajectory.distinct_steps()
-        for row in signal_B.nonzero().flatten().tolist():
-            steps = distinct[row]
-            for start in range(0, len(steps), self.shrink):
-                part = steps[start : start + self.shrink]
-                rows.append(row)
-                first.append(int(part[0]))
-                last.append(int(part[-1]))
-        device = trajectory.tokens.device
-        row_S, first_S, last_S = (torch.tensor(x, dtype=torch.long, device=device) for x in (rows, first, last))
+        distinct, used = trajectory.distinct_steps(), signal_B.nonzero().flatten().tolist()
+        parts = [(row, int(part[0]), int(part[-1])) for row in used for part in distinct[row].split(self.shrink)]
+        numbers = torch.tensor(parts, dtype=torch.long, device=trajectory.tokens.device).view(-1, 3)
+        row_S, first_S, last_S = numbers.unbind(1)
         views = step_views(trajectory, row_S, first_S, last_S=last_S)
         return dataclasses.replace(views, weight=views.target / views.target.sum(-1, keepdim=True))
 
@@ -58,7 +47,3 @@ class TraceRL(settings.TraceRL):
         loss_T, measures = clipped_loss(self, (logp - old).exp(), advantage_T)
         loss = (predictions.weight_T * loss_T).sum() + self.beta * k3(logp, old).sum()
         return loss, measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of states."""
-        return float(len(views))

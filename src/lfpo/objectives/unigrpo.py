@@ -8,9 +8,7 @@ import torch
 
 from lfpo.base.rng import generator
 from lfpo.objectives import settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -28,6 +26,8 @@ class UniGRPO(settings.UniGRPO):
     The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
     log-probabilities over the masked tokens.
     """
+
+    loss = token_loss
 
     def step(self, first: int, inner: int) -> int:
         """t_n of pass `inner` (from 0), when the first pass has t_1 = first."""
@@ -49,16 +49,3 @@ class UniGRPO(settings.UniGRPO):
         rows = torch.arange(len(trajectory), device=masked_BC.device)
         target = masked_BC & trajectory.scored(self.after_eos)
         return noised(trajectory, rows, masked_BC, target, after_eos=self.after_eos)
-
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over targets of w [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3],
-
-        with rho = exp(log p - log p_old) of each masked token, w = 1, and k3 of KL to the base.
-        """
-        advantage_T = predictions.at_targets(signal_B)
-        loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
-        return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
-
-    def normalizer(self, views: Views) -> float:
-        """All masked positions."""
-        return float(views.weight.sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,6 @@ from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
 from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-
-NEVER = torch.iinfo(torch.long).max  # a step after all others
 
 
 @dataclass
@@ -53,12 +50,6 @@ class Views:
 
     def __len__(self) -> int:
         return len(self.row)
-
-    def units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The unit of each view counted from 0 [S], and the first view of each unit [U], ascending by unit."""
-        numbers, unit_S = self.unit.unique(return_inverse=True)
-        index = torch.arange(len(self), device=unit_S.device)
-        return unit_S, torch.full_like(numbers, len(self)).scatter_reduce(0, unit_S, index, "amin")
 
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
@@ -123,31 +114,6 @@ def noised(
         structure=FULL if block_length is None else Structure(block_length, doubled=True),
         clean=None if label_SC is None else clean,
     )
-
-
-def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """States of each rollout at drawn steps: its row [S], and the step each position's block is before, [S, C].
-
-    draw(row, n): indices of n distinct steps, int64. It is called once a row, or, where the model attends block by
-    block, once for each block of a row that has scored positions. View i then shows each block before the i-th of its
-    drawn steps, and blocks for which fewer were drawn without masks.
-    """
-    step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
-    block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
-    rows, states = [], []
-    for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
-        drawn_C = []
-        for block in block_W[step_W >= 0].unique():
-            distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
-            drawn_C.append((block_C == block, distinct[draw(row, len(distinct))]))
-        count = max(len(steps) for _, steps in drawn_C)
-        state = torch.full((count, len(block_C)), NEVER)
-        for place_C, steps in drawn_C:
-            state[: len(steps), place_C] = steps[:, None]
-        rows += [row] * count
-        states.append(state)
-    device = trajectory.tokens.device
-    return torch.tensor(rows, device=device), torch.cat(states).to(device)
 
 
 def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:

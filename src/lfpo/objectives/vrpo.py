@@ -12,6 +12,7 @@ from lfpo.models.roles import BASE
 from lfpo.objectives import settings
 from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -27,6 +28,7 @@ class VRPO(settings.VRPO):
     mc_samples: masks of each completion. after_eos: also score the padding after the first EOS; otherwise it is masked.
     """
 
+    normalizer = number_of_units
     needs_base = True
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
@@ -56,10 +58,6 @@ class VRPO(settings.VRPO):
         }
         signs_B = self.signal(signal_B, signal_B)
         return -F.logsigmoid(margin_P).sum(), measures | measure_targets(predictions, predictions.at_targets(signs_B))
-
-    def normalizer(self, views: Views) -> float:
-        """The number of pairs."""
-        return float(len(views.unit.unique()))
 
 
 def elbos(views: Views, logp_T: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, group_sizes
 from lfpo.objectives.diffu_grpo import prompt_masked_views
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -24,6 +25,7 @@ class WD1(settings.WD1):
     which holds one prompt's rollouts.
     """
 
+    normalizer = number_of_units
     reads_old = False
 
     @property
@@ -46,10 +48,6 @@ class WD1(settings.WD1):
         signal_T = predictions.at_targets(signal_B)
         loss = -(predictions.weight_T * signal_T * predictions.logp()).sum()
         return loss, measure_targets(predictions, signal_T)
-
-    def normalizer(self, views: Views) -> float:
-        """The number of rollouts."""
-        return float(len(views))
 
 
 def _group_softmax(x_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for
 from lfpo.rollout.forward import Forward
-from lfpo.rollout.pace import Pace
 from lfpo.rollout.packing import bucket, cache_capacity, cut, device_index, padded
 from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.schedule import Pace
 
 
 class CachedForward(Forward):
@@ -109,9 +109,6 @@ class ApproximateCache(CachedForward):
         due = block != held or age + 1 == self.sampler.cache_refresh
         self.held[row] = block, 0 if due else age + 1
         return due
-
-
-Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from lfpo.rollout.draw import draw
 from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
-from lfpo.rollout.pace import Pace
 from lfpo.rollout.packing import rows_in_flight
 from lfpo.rollout.reveal.rule import TOKENS, Revealed, Step
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.schedule import reveal_schedule
+from lfpo.rollout.schedule import Pace, reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 
 DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
@@ -266,7 +265,7 @@ class Denoiser:
         within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
         drawn = draw(self.model, [h[row_T, within_T] for h in hidden], self.sampler, noise_T)
         found = []
-        for value in (drawn.token, drawn.confidence, drawn.entropy, drawn.score):
+        for value in drawn:
             found.append(value.new_zeros(where.shape))
             found[-1][row_T, column_T] = value
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +17,7 @@ LOGIT_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What is drawn at T positions, on the model's device.
 
     token [T] int64: the drawn tokens.
@@ -57,8 +56,7 @@ def draw(
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
         for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
             parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, dtype))
-    names = ("token", "confidence", "entropy", "score")
-    return Drawn(*(torch.cat([getattr(p, n) for p in parts]) for n in names))
+    return Drawn(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
 
 def draw_from_logits(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from lfpo.base import distributed
@@ -19,7 +22,7 @@ from lfpo.rollout.denoise import Finished
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import AsyncEngine, Request, Ticket
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join, part
+from lfpo.rollout.trajectory import Trajectory, join
 
 INDEX = "queue.json"
 
@@ -141,3 +144,14 @@ def _other_prompts(batch: int) -> UserError:
         f"the checkpoint holds rollouts for iteration {batch + 1} of other prompts than this configuration draws; "
         "resume with the data, prompts_per_iteration, num_generations and seed that it was saved with"
     )
+
+
+def part(whole: Trajectory, first: int, count: int) -> Trajectory:
+    """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
+    own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
+    width = int(own.prompt_mask.sum(-1).max())
+    start = own.prompt_ids.shape[1] - width
+    fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
+    edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
+    fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
+    return dataclasses.replace(own, **fields)

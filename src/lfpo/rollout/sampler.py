@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, in_unit_interval, not_negative
+from lfpo.base.checks import Count, NotNegative, Share, check_ranges, not_negative
 from lfpo.base.config import check_types
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
@@ -79,30 +79,30 @@ class SamplerConfig:
     cache_refresh: compute them again at every cache_refresh-th forward of a block (None: only when it starts).
     """
 
-    gen_length: int | None = None
-    block_length: int | None = None
-    steps: int | None = None
-    temperature: float = 0.0
-    top_k: int | None = None
+    gen_length: Count | None = None
+    block_length: Count | None = None
+    steps: Count | None = None
+    temperature: NotNegative = 0.0
+    top_k: Count | None = None
     top_p: float | None = None
-    cfg_scale: float = 0.0
+    cfg_scale: NotNegative = 0.0
     remasking: Literal["low_confidence", "random", "low_confidence_static", "low_confidence_dynamic", "sequential"] = (
         "low_confidence"
     )
     alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None = None
-    alg_temp: float = 0.0
+    alg_temp: NotNegative = 0.0
     eps: float = 1e-3
     threshold: float | None = None
-    editing_threshold: float | None = None
-    max_post_steps: int = 16
+    editing_threshold: Share | None = None
+    max_post_steps: Annotated[int, not_negative] = 16
     factor: float | None = None
-    entropy_bound: float | None = None
+    entropy_bound: NotNegative | None = None
     rule: str | None = None
     schedule: Literal["llada", "uniform", "dream"] | None = None
     early_stop: Literal["none", "eos", "confidence", "both"] = "none"
     early_stop_threshold: float = 0.9
     cache: Literal["none", "prefix", "dual"] = "none"
-    cache_refresh: int | None = None
+    cache_refresh: Count | None = None
 
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
@@ -129,9 +129,7 @@ class SamplerConfig:
             self._check_lengths(self.gen_length)
 
     def _check_ranges(self) -> None:
-        not_negative(self, "temperature", "alg_temp", "cfg_scale", "entropy_bound", "max_post_steps")
-        in_unit_interval(self, "editing_threshold")
-        at_least_one(self, "top_k", "cache_refresh", "gen_length", "block_length", "steps")
+        check_ranges(self)
         for name in ("threshold", "early_stop_threshold", "top_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

@@ -1,6 +1,9 @@
-"""Schedules: how many positions each step of a block reveals."""
+"""Schedules, how many positions each step of a block reveals, and what they tell of the rows in flight without asking
+the device, which would wait for it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -40,3 +43,67 @@ def reveal_counts(block_length: int, steps: int, schedule: str, eps: float = 1e-
         counts.append(k)
         masked -= k
     return torch.tensor(counts)
+
+
+class Pace:
+    """The forwards of rows whose reveal rule follows a plan (Rule.plan): masked positions and active block of each.
+
+    counts: reveal_schedule(sampler). seeds, sizes: of each row, its seed, and the positions of each block.
+    stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last.
+
+    known: False where the rule has no plan, or where early_stop "confidence" commits blocks ahead of it.
+    exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
+    """
+
+    def __init__(
+        self,
+        sampler: SamplerConfig,
+        counts: Sequence[int],
+        seeds: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        *,
+        stops: bool,
+        stores: bool = False,
+    ):
+        plan, self.size = sampler.reveal_rule.plan, sampler.block_length or 0
+        self.forwards = [0] * len(seeds)
+        # Of each row, active block and masked positions before each forward, and once more after the last one.
+        self.steps: list[list[tuple[int, int]]] = []
+        self.known = plan is not None and not sampler.stops_at_confidence
+        self.exact = self.known and not stops
+        if plan is not None and self.known:
+            plans = plan(sampler, counts, seeds, sizes)
+            self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
+
+    def masked(self, rows: Sequence[int]) -> int:
+        """The masked positions in the active blocks of these rows, or an upper bound."""
+        return sum(masked for _, masked in self._at(rows)) if self.known else len(rows) * self.size
+
+    def active(self, rows: Sequence[int]) -> list[int]:
+        """The active block of each row, its last block if it has ended; only where `known`."""
+        return [block for block, _ in self._at(rows)]
+
+    def advance(self, rows: Sequence[int]) -> None:
+        """Count one forward of each row."""
+        for row in rows:
+            self.forwards[row] += 1
+
+    def ended(self, rows: Sequence[int]) -> list[bool]:
+        """Whether each row is finished; only where `exact`."""
+        return [self.forwards[row] >= len(self.steps[row]) - 1 for row in rows]
+
+    def _at(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        return [self.steps[row][min(self.forwards[row], len(self.steps[row]) - 1)] for row in rows]
+
+
+def _steps(reveals: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
+    """(active block, masked positions in it) before each forward of a row and after the last, from the positions that
+    each forward of each block reveals. stores: a forward that reveals nothing comes between two blocks."""
+    found = []
+    for block, (revealed, masked) in enumerate(zip(reveals, sizes, strict=True)):
+        if stores and block:
+            found.append((block, 0))
+        for count in revealed:
+            found.append((block, masked))
+            masked -= count
+    return [*found, (len(sizes) - 1, 0)]

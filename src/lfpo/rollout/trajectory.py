@@ -204,21 +204,6 @@ class Trajectory:
         """
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
-    def step_means(self, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on
-        the CPU.
-
-        value_BW: one number a written token, in the order of `with_edits`. Each mean is in the dtype of the values, in
-        the order of `distinct_steps`.
-        """
-        value_BW, step_BW = value_BW.cpu(), self.scored_steps(after_eos).cpu()
-        means = []
-        for value_W, step_W, steps in zip(value_BW, step_BW, self.distinct_steps(after_eos), strict=True):
-            index = torch.searchsorted(steps, step_W[step_W >= 0])
-            total = torch.zeros(len(steps), dtype=value_W.dtype).index_add(0, index, value_W[step_W >= 0])
-            means.append(total / torch.bincount(index, minlength=len(steps)))
-        return means
-
 
 def per_position(step_B: torch.Tensor) -> torch.Tensor:
     """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
@@ -241,14 +226,3 @@ def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
         name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
     }
     return dataclasses.replace(parts[0], **joined)
-
-
-def part(whole: Trajectory, first: int, count: int) -> Trajectory:
-    """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
-    own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
-    width = int(own.prompt_mask.sum(-1).max())
-    start = own.prompt_ids.shape[1] - width
-    fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
-    edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
-    fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
-    return dataclasses.replace(own, **fields)

@@ -80,10 +80,16 @@ def published(config: dict[str, Any]) -> dict[str, Any]:
     return {key: _without_folders(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
 
 
+def _header(library: str, *tags: str, base: str | None = None) -> str:
+    """The metadata that model hubs read. library: what the hub says loads the weights. base: a hub id."""
+    tagged = ["masked-diffusion", "lfpo", *tags]
+    data = ModelCardData(base_model=base, library_name=library, pipeline_tag="text-generation", tags=tagged)
+    return f"---\n{data}\n---\n"
+
+
 def converted_card(name: str, use: str, library: str) -> str:
     """README.md for exported weights that are not a run's. library: what the hub says loads them."""
-    header = ModelCardData(library_name=library, pipeline_tag="text-generation", tags=["masked-diffusion", "lfpo"])
-    return f"---\n{header}\n---\n\n# {name}\n\nExported by lfpo from `{name}`.\n\n## Use\n\n{use}"
+    return f"{_header(library)}\n# {name}\n\nExported by lfpo from `{name}`.\n\n## Use\n\n{use}"
 
 
 def model_card(
@@ -104,18 +110,8 @@ def model_card(
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
     config = published(config)
     base = config["model"]
-    tasks = ", ".join(config.get("tasks") or {})
-    data = data_of(config) or tasks or "rows given in Python"
-    header = ModelCardData(
-        base_model=base if base and "/" in base else None,
-        library_name=library,
-        pipeline_tag="text-generation",
-        tags=["masked-diffusion", "lfpo", kind],
-    )
-    return f"""---
-{header}
----
-
+    data = data_of(config) or ", ".join(config.get("tasks") or {}) or "rows given in Python"
+    return f"""{_header(library, kind, base=base if base and "/" in base else None)}
 # {run.dir.resolve().name}
 
 {DESCRIPTION[kind].format(objective=config.get("objective", {}).get("name"))}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,24 +45,20 @@ class Run:
 
     def log(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
-        if self.silent:
-            return
         # JSON has no NaN: numbers that are not finite are written as null.
-        self._append(
-            self.metrics_file,
-            {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()},
-        )
+        finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
+        self._append(self.metrics_file, finite)
         for listen in self.listeners:
             listen(values)
 
     def add_note(self, step: int, rule: str, text: str) -> None:
         """Append one JSON object to notes.jsonl: what a rule of lfpo.runs.health said after an iteration."""
-        if not self.silent:
-            self._append(self.notes_file, {"step": step, "rule": rule, "text": text})
+        self._append(self.notes_file, {"step": step, "rule": rule, "text": text})
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
-        with writing(file, RESUME), file.open("a", encoding="utf-8") as opened:
-            opened.write(json.dumps(values) + "\n")
+        if not self.silent:
+            with writing(file, RESUME), file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(values) + "\n")
 
     def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Write JSONL rows to a file of the run, atomically."""
@@ -83,14 +80,11 @@ class Run:
         return self._read(self.notes_file)
 
     def _read(self, file: Path) -> list[dict[str, Any]]:
-        if not file.exists():
-            return []
-        rows = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
+        rows: list[dict[str, Any]] = []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        with contextlib.suppress(ValueError):
+            for line in lines:
                 rows.append(json.loads(line))
-            except ValueError:
-                break
         return rows
 
     def truncate_metrics(self, step: int) -> None:
@@ -100,7 +94,7 @@ class Run:
                 self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
 
 
-@contextmanager
+@contextlib.contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
     """Turn an OSError in this block into a UserError that names the file, with advice at its end."""
     try:
@@ -176,7 +170,8 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
-        info["id"] = _known_id(path / "run.json") or uuid.uuid4().hex[:12]
+        known = read_json(path / "run.json") if (path / "run.json").exists() else {}
+        info["id"] = known.get("id") or uuid.uuid4().hex[:12]  # the run's id in trackers, kept over a resume
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
         replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     except OSError as error:
@@ -188,22 +183,15 @@ def _no_folder(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: the run folder could not be made ({error.strerror or error})")
 
 
-@contextmanager
+@contextlib.contextmanager
 def removed_if_unused(run: Run) -> Iterator[None]:
     """On a UserError before anything was logged or saved, remove the folder: a failed start leaves nothing behind."""
     try:
         yield
     except UserError:
         if not run.silent and {path.name for path in run.dir.iterdir()} == {"config.yaml", "run.json"}:
-            for name in ("config.yaml", "run.json"):
-                (run.dir / name).unlink()
-            run.dir.rmdir()
+            shutil.rmtree(run.dir)
         raise
-
-
-def _known_id(file: Path) -> str | None:
-    """The run's id in trackers, kept over a resume."""
-    return read_json(file).get("id") if file.exists() else None
 
 
 def opened_by_this_launcher(path: Path) -> bool:

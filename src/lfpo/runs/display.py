@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -66,9 +67,8 @@ class Display:
         self.console = console or Output(width=None if sys.stdout.isatty() else 200)
         self.total, self.quiet, self.every = total, quiet, every
         self.phase, self.evaluates_after = progress or Progress(), evaluates_after
-        self.step = 0
         self.began = self.updated = time.monotonic()
-        self.printed = float("-inf")
+        self.step, self.printed = 0, -math.inf
         self.seconds: list[float] = []  # of each iteration, without its evaluation
         self.evaluation = 0.0  # seconds of the last one
         self.rewards: list[float] = []
@@ -110,8 +110,7 @@ class Display:
         self.phase.end()
         evaluated = _evaluations(metrics)
         for name, values in evaluated.items():
-            first = self.evaluations.get(name, (values, values))[0]
-            self.evaluations[name] = (first, values)
+            self.evaluations[name] = (self.evaluations.get(name, (values,))[0], values)
         if "reward" in metrics:
             self.rewards.append(metrics["reward"])
             self.recent = [*self.recent, metrics][-RECENT:]
@@ -136,8 +135,7 @@ class Display:
         parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, self.phase.count()]
         parts += [f"{duration(self.phase.seconds)} in this phase"]
         parts += [f"last reward {self.rewards[-1]:.3f}"] if self.rewards else []
-        left = self.left()
-        parts += [f"{duration(left)} left"] if left is not None else []
+        parts += [f"{duration(left)} left"] if (left := self.left()) is not None else []
         return "  ".join(part for part in parts if part)
 
     def _tell_phases(self) -> None:
@@ -161,16 +159,13 @@ class Display:
         size = max(8, min(60, width - 52))
         left, times = self.left(), duration(time.monotonic() - self.began)
         times += f", {duration(left)} left" if left is not None and width >= 60 else ""
-        bars = Table.grid(padding=(0, 1))
+        bars, phase = Table.grid(padding=(0, 1)), self.phase
         for _ in range(3):
             bars.add_column(no_wrap=True)
         run = ProgressBar(self.total, self.step, width=size)
         bars.add_row("training" if width >= 60 else "", run, f"{self.step}/{self.total}  {times}")
-        phase = self.phase
         if phase.phase:
-            bar = (
-                ProgressBar(phase.total, phase.done, width=size) if phase.total else ProgressBar(pulse=True, width=size)
-            )
+            bar = ProgressBar(phase.total or 1, phase.done, width=size, pulse=not phase.total)
             words = phase.count() if width >= 60 else f"{phase.done}/{phase.total}"
             words += f", {duration(phase.seconds)}" if width >= 100 else ""
             bars.add_row(Text(phase.phase if width >= 60 else "", style="dim"), bar, Text(words, style="dim"))
@@ -206,9 +201,8 @@ def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _score(values: dict[str, float]) -> str:
-    if "accuracy" in values:
-        return f"{100 * values['accuracy']:.1f}% at {values['nfe']:.1f} NFE"
-    return f"reward {reward_text(values)} at {values['nfe']:.1f} NFE"
+    result = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else f"reward {reward_text(values)}"
+    return f"{result} at {values['nfe']:.1f} NFE"
 
 
 def reward_text(values: dict[str, Any]) -> str:

@@ -62,12 +62,10 @@ def groups_agree(history: Sequence[Metrics]) -> str:
         return ""
     rewards = _values(history, "reward")
     reward = statistics.fmean(rewards[-RECENT:])
-    advice = (
-        "these prompts are solved: stop, or take harder ones"
-        if reward > statistics.fmean(rewards[:RECENT]) + FALL
-        else "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
-        "the completions"
-    )
+    advice = "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
+    advice += "the completions"
+    if reward > statistics.fmean(rewards[:RECENT]) + FALL:
+        advice = "these prompts are solved: stop, or take harder ones"
     return (
         f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
         f"their rollouts (mean {reward:.3f}), so there is little to learn from; {advice}"
@@ -112,11 +110,9 @@ def entropy_runs_away(history: Sequence[Metrics]) -> str:
     gained = statistics.fmean(rewards[-RECENT:]) - statistics.fmean(rewards[:RECENT])
     if LOW <= now / start <= HIGH or gained > 0:
         return ""
-    advice = (
-        "all rollouts become alike: raise sampler.temperature, or lower learning_rate"
-        if now < start
-        else "the policy comes apart: lower learning_rate, and go on from an earlier checkpoint"
-    )
+    advice = "all rollouts become alike: raise sampler.temperature, or lower learning_rate"
+    if now > start:
+        advice = "the policy comes apart: lower learning_rate, and go on from an earlier checkpoint"
     return f"entropy of the rollouts went from {start:.3f} to {now:.3f} nats a token without a higher reward; {advice}"
 
 
@@ -139,15 +135,8 @@ def threshold_slides(history: Sequence[Metrics]) -> str:
     )
 
 
-# Name, as in stop_on -> rule.
-RULES: dict[str, Rule] = {
-    "no_reward": no_reward,
-    "groups_agree": groups_agree,
-    "reward_falls": reward_falls,
-    "kl_runs_away": kl_runs_away,
-    "entropy_runs_away": entropy_runs_away,
-    "threshold_slides": threshold_slides,
-}
+_ALL = (no_reward, groups_agree, reward_falls, kl_runs_away, entropy_runs_away, threshold_slides)
+RULES: dict[str, Rule] = {rule.__name__: rule for rule in _ALL}  # by name, as in stop_on
 
 
 def _values(history: Sequence[Metrics], key: str) -> list[float]:

@@ -62,20 +62,16 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
         for name in [] if run.silent else names:
             trackers.append(_start(name, run, config, done))
             stack.callback(trackers[-1].finish)
-        run.listeners.append(log)
-        run.row_listeners.append(show)
-        stack.callback(run.listeners.remove, log)
-        stack.callback(run.row_listeners.remove, show)
+        for listeners, listener in ((run.listeners, log), (run.row_listeners, show)):
+            listeners.append(listener)  # type: ignore[arg-type]
+            stack.callback(listeners.remove, listener)  # type: ignore[arg-type]
         yield
 
 
 def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
     columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
-    values = [
-        [step, _text(row["prompt"]), row["completion"], *row["rewards"].values(), row["reward"], row["r"]]
-        for row in rows
-    ]
+    values = [[step, _text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
     if tracker.name == "wandb":
         tracker.log_table("completions", columns=columns, data=values, step=step)
     elif tracker.name == "trackio":

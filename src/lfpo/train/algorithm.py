@@ -1,7 +1,6 @@
 """Algorithm 1 of the LFPO paper (arXiv 2603.01563), from top to bottom. Every objective runs through these lines.
 
-Letters of shapes: R rollouts of an iteration on all ranks, B of them on this rank; C completion tokens; S views (noised
-inputs) of L = P + C tokens; T targets, the positions that the loss looks at.
+Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views (noised inputs) of L tokens; T targets.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import local
-from lfpo.objectives.measures import Measures, add_measures, means_over_ranks
+from lfpo.objectives.measures import Measures, add_measures, means_over_ranks, watched_routers
 from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.router_balance import watched_routers
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
 from lfpo.runs.context import Context
@@ -59,7 +57,7 @@ class Step:
 
 def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str, Any]:
     """One iteration; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only."""
-    args, policies = trainer.args, trainer.policies
+    args, policies, state = trainer.args, trainer.policies, trainer.state
     objective = trainer.objective.at_progress(iteration / args.max_steps)
     # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them. With max_staleness
     # they were sampled ahead, from an earlier theta_old.
@@ -72,38 +70,36 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
 
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
     update_started = time.perf_counter()
-    measures: Measures = {}
-    meter = Meter(rollout_flops(policies[OLD], batch.trajectory))
+    meter, measures = Meter(rollout_flops(policies[OLD], batch.trajectory)), dict[str, torch.Tensor]()
     blocks = [] if batch.unscored else blocks_of(args, objective, iteration)
+    steps = [
+        Step(iteration, inner, number, block, meter, measures)
+        for inner in range(objective.num_iterations)
+        for number, block in enumerate(blocks)
+    ]
     with trainer.old_policy(iteration, batch):
-        steps = [
-            optimizer_step(
-                trainer, objective, batch, signal_B, Step(iteration, inner, number, block, meter, measures), context
-            )
-            for inner in range(objective.num_iterations)
-            for number, block in enumerate(blocks)
-        ]
+        found = [optimizer_step(trainer, objective, batch, signal_B, step, context) for step in steps]
 
     # Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta.
     ema_update(policies[OLD], policies[CURRENT], args.ema_decay)
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the clock must not stop while the GPU still works
     now = time.perf_counter()
-    trainer.state["seconds"] += now - started
-    trainer.state["flops"] += distributed.sum_number(meter.flops)
+    state["seconds"] += now - started
+    state["flops"] += distributed.sum_number(meter.flops)
     trainer.log_rollouts(iteration, batch, signal_B, context)
     names = ("loss", "grad_norm", "learning_rate")
-    means = {name: sum(step[name] for step in steps) / (len(steps) or math.nan) for name in names}
+    means = {name: sum(step[name] for step in found) / (len(found) or math.nan) for name in names}
     return {
         "step": iteration + 1,
         **batch.metrics,
         "r": float(signal_R.mean()),
         **means,
         **means_over_ranks(measures),
-        "skipped_updates": trainer.state["skipped"],
+        "skipped_updates": state["skipped"],
         "time/update": now - update_started,
-        "time/total": trainer.state["seconds"],
-        "flops": trainer.state["flops"],
+        "time/total": state["seconds"],
+        "flops": state["flops"],
     }
 
 
@@ -123,19 +119,13 @@ def blocks_of(args: LFPOConfig, objective: Objective, iteration: int) -> list[to
 
 
 def optimizer_step(
-    trainer: LFPOTrainer,
-    objective: Objective,
-    batch: Batch,
-    signal_B: torch.Tensor,
-    step: Step,
-    context: Context,
+    trainer: LFPOTrainer, objective: Objective, batch: Batch, signal_B: torch.Tensor, step: Step, context: Context
 ) -> dict[str, float]:
     """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied."""
     args, policies = trainer.args, trainer.policies
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    mine = batch.mine(step.block)
-    trajectory = batch.trajectory
+    mine, trajectory = batch.mine(step.block), batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
     filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
@@ -164,12 +154,9 @@ def optimizer_step(
     number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
     lr = set_lr(trainer.optimizer, args, number, total)
     loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
-    if not stepped:
-        trainer.count_skipped(step.iteration)
-    else:
-        trainer.state["skipped_in_a_row"] = 0
-        if trainer.average is not None:
-            trainer.average.update()
+    trainer.count(step.iteration, stepped=stepped)
+    if stepped and trainer.average is not None:
+        trainer.average.update()
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 
@@ -194,17 +181,17 @@ def accumulate_gradients(
     meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
     progress: its phase counts the passes.
     """
+    meter, progress = meter or Meter(), progress or Progress()
     size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
     views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
-    pieces = [views.select(index).trim() for index in passes(views, update_tokens, padding_free=padding_free)]
+    pieces = [views.select(index).trim() for index in passes(views, **size)]
     pieces = [piece for piece in pieces if piece.target.any()]
     normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
     if not normalizer:
         return 0.0, {}
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     weighted = equal_passes(pieces, filler)
-    if progress is not None:
-        progress.begin(progress.phase, len(weighted), "passes")
+    progress.begin(progress.phase, len(weighted), "passes")
     for piece, weight in weighted:
         with one_pass(policies.values()), watched_routers(policies[CURRENT]) as balance:
             predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
@@ -212,12 +199,9 @@ def accumulate_gradients(
             loss = weight * loss / normalizer
             loss.backward()
         loss_sum += loss.item()
-        if progress is not None:
-            progress.advance()
-        if not weight:
-            continue
-        add_measures(measures, {**measured, **balance})
-        if meter is not None:
+        progress.advance()
+        if weight:
+            add_measures(measures, {**measured, **balance})
             for policy in predictions.ran:
                 meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
     return loss_sum, measures
@@ -229,27 +213,24 @@ def logp_at_targets(
     views: Views,
     policy: str,
     *,
-    update_tokens: int,
-    padding_free: bool,
-    meter: Meter | None,
+    meter: Meter,
     filler: Views | None,
+    **size: Any,
 ) -> torch.Tensor:
     """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients.
 
-    The arguments are those of `accumulate_gradients`. Under FSDP a collective.
+    size: update_tokens and padding_free; all are those of `accumulate_gradients`. Under FSDP a collective.
     """
     number_SL = torch.full(views.target.shape, -1, device=views.target.device)
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    places = [i for i in passes(views, update_tokens, padding_free=padding_free) if views.target[i].any()]
+    places = [i for i in passes(views, **size) if views.target[i].any()]
     found, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
     for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
         with one_pass(policies.values()):
-            logp_T = Predictions(piece, policies, padding_free=padding_free).logp(policy)
-        if not weight:
-            continue
-        found.append(logp_T)
-        order.append(number_SL[places[number]][views.target[places[number]]])
-        if meter is not None:
+            logp_T = Predictions(piece, policies, padding_free=size["padding_free"]).logp(policy)
+        if weight:
+            found.append(logp_T)
+            order.append(number_SL[places[number]][views.target[places[number]]])
             meter.flops += update_flops(policies[policy], piece, backward=False)
     return torch.cat(found)[torch.cat(order).argsort()]
 

@@ -10,7 +10,6 @@ whole tensors, so any number of ranks can read them.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -25,10 +24,11 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
+from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
-from lfpo.train.optimizer_state import save_optimizer
 
 CARD = "README.md"
+TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
 
 
 class Part(Protocol):
@@ -58,8 +58,8 @@ def save_checkpoint(
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.
 
-    state: JSON data of the caller (counters). parts: what is saved beside it, by the name of its folder.
-    card: text of `model/README.md`.
+    state: JSON data of the caller (counters). parts: what is saved beside it, by the name of its folder. card: text of
+    `model/README.md`.
     Raises UserError where a file cannot be written; the checkpoints before it are not touched.
     """
     root = run_dir / "checkpoints"
@@ -80,7 +80,7 @@ def save_checkpoint(
         distributed.by_first(lambda: (partial / "model" / CARD).write_text(card, encoding="utf-8"))
         if reference is not None:
             _save_policy(reference, partial / "reference", tokenizer)
-        save_optimizer(optimizer, partial / "optimizer")
+        _save_optimizer(optimizer, partial / "optimizer")
         distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
         manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))
@@ -107,8 +107,8 @@ def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], k
     _sync(root)
     # A later step is a damaged checkpoint that the resume skipped.
     steps = _numbered(root)
-    up_to_final = [p for p in steps if _number(p) <= _number(final)]
-    for old in [*up_to_final[:-keep], *steps[len(up_to_final) :]]:
+    own = steps.index(final)
+    for old in [*steps[: max(0, own + 1 - keep)], *steps[own + 1 :]]:
         # Renamed first, so that an interrupted deletion leaves no incomplete folder under a checkpoint's name.
         hidden = root / f".{old.name}.partial"
         old.rename(hidden)
@@ -154,11 +154,9 @@ def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
 def verify(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if every file matches its manifest."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError):
+        manifest = read_json(path / "manifest.json")
+    except UserError:
         return "manifest.json is missing or unreadable"
-    if not isinstance(manifest, dict):
-        return "manifest.json is not a JSON object"
     for name, digest in manifest.items():
         file = path / name
         if not file.is_file():
@@ -166,11 +164,6 @@ def verify(path: Path) -> str | None:
         if _sha256(file) != digest:
             return f"{name} does not match its checksum"
     return None
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """The `state` that `save_checkpoint` was given, and `step`."""
-    return read_json(path / "state.json")
 
 
 def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
@@ -201,6 +194,52 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
         raise UserError(f"{folder}: was saved from another model than the one given ({error})") from error
 
 
+def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Write AdamW's state, torch's or bitsandbytes', of each parameter that has stepped into an existing folder, as
+    tensors NUMBER.FIELD; numbers count the parameters over all groups. A collective."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = {
+        f"{number}.{name}": torch.as_tensor(value)
+        for number, p in enumerate(parameters)
+        for name, value in optimizer.state.get(p, {}).items()
+        if name not in TABLES
+    }
+    write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "optimizer")
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Restore the state from a checkpoint; hyperparameters keep their current values. A rank reads only its rows of
+    split parameters. Raises UserError for the state of another kind of optimiser."""
+    groups = optimizer.param_groups
+    places = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    another = UserError(
+        f"{checkpoint}: holds the moments of another optimiser; resume with the 'optim' it was saved with"
+    )
+    for name, file in tensor_paths(checkpoint / "optimizer").items():
+        number, _, field = name.partition(".")
+        state.setdefault(int(number), {})[field] = read_like(file, name, places[int(number)][2])
+    plain = isinstance(optimizer, torch.optim.AdamW)
+    known = {"step", "exp_avg", "exp_avg_sq"} if plain else {"step", "state1", "state2", "absmax1", "absmax2"}
+    if any(not fields.keys() <= known for fields in state.values()):
+        raise another
+    if plain:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        return
+    # bitsandbytes' load_state_dict would put paged moments on the GPU, so fill the buffers that init_state makes.
+    for index, fields in state.items():
+        g, i, p = places[index]
+        optimizer.init_state(groups[g], p, g, i)  # type: ignore[attr-defined]
+        mine = optimizer.state[p]
+        if fields.keys() != mine.keys() - set(TABLES):
+            raise another
+        for name, value in fields.items():
+            if name == "step":
+                mine[name] = int(value)
+            else:
+                mine[name].copy_(value)
+
+
 def _numbered(root: Path) -> list[Path]:
     found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
     return sorted(found, key=_number)
@@ -212,8 +251,7 @@ def _number(path: Path) -> int:
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:
     """Flush this rank's share of a folder's files to disk, and return name -> SHA-256."""
-    rank, world = distributed.rank(), distributed.world()
-    mine = sorted(p for p in folder.rglob("*") if p.is_file())[rank::world]
+    mine = sorted(p for p in folder.rglob("*") if p.is_file())[distributed.rank() :: distributed.world()]
     for path in mine:
         _sync(path)
     return {str(p.relative_to(folder)): _sha256(p) for p in mine}

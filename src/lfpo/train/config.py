@@ -20,10 +20,6 @@ from lfpo.train.export_config import check_repo
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 
 
-def _default_eval_samplers() -> dict[str, SamplerConfig]:
-    return {"greedy": SamplerConfig(), "threshold": SamplerConfig(threshold=0.9)}
-
-
 @dataclass
 class LFPOConfig:
     """Configuration of RL training. Names are TRL's where TRL has the same thing.
@@ -128,7 +124,9 @@ class LFPOConfig:
     num_generations: int = 8
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
-    eval_samplers: dict[str, SamplerConfig] = field(default_factory=_default_eval_samplers)
+    eval_samplers: dict[str, SamplerConfig] = field(
+        default_factory=lambda: {"greedy": SamplerConfig(), "threshold": SamplerConfig(threshold=0.9)}
+    )
     engine: EngineSettings = field(default_factory=EngineSettings)
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -211,23 +209,22 @@ class LFPOConfig:
             check_repo("hub_model_id", self.hub_model_id)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
-        if self.merge_lora and self.rollout_compile:
-            raise ValueError("'merge_lora' does not work with 'rollout_compile', whose weights stay where they are")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
-        if self.rollout_gather == "layer":
-            if not self.fsdp:
-                raise ValueError("'rollout_gather' layer is for 'fsdp: true'")
-            for name in ("merge_lora", "rollout_compile"):
-                if getattr(self, name):
-                    raise ValueError(f"'rollout_gather' layer does not work with '{name}', which needs whole weights")
-        for name, why in (
-            ("lora", "the reference is an adapter on the same weights, and small"),
-            ("fsdp", "the reference is split over ranks already"),
-            ("rollout_compile", "a compiled forward needs its weights to stay where they are"),
+        by_layer = self.rollout_gather == "layer"
+        if by_layer and not self.fsdp:
+            raise ValueError("'rollout_gather' layer is for 'fsdp: true'")
+        moved = "a compiled forward needs its weights to stay where they are"
+        for given, key, name, why in (
+            (self.merge_lora, "'merge_lora'", "rollout_compile", moved),
+            (by_layer, "'rollout_gather' layer", "merge_lora", "it needs whole weights"),
+            (by_layer, "'rollout_gather' layer", "rollout_compile", "it needs whole weights"),
+            (self.offload_reference, "'offload_reference'", "lora", "the reference is an adapter, and small"),
+            (self.offload_reference, "'offload_reference'", "fsdp", "the reference is split over ranks already"),
+            (self.offload_reference, "'offload_reference'", "rollout_compile", moved),
         ):
-            if self.offload_reference and getattr(self, name):
-                raise ValueError(f"'offload_reference' does not work with '{name}': {why}")
+            if given and getattr(self, name):
+                raise ValueError(f"{key} does not work with '{name}': {why}")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
         rollouts = self.prompts_per_iteration * self.num_generations

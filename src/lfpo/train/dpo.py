@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad
-from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key, python_rng
 from lfpo.models import MaskedDiffusionLM
@@ -34,19 +33,16 @@ from lfpo.train.dpo_config import DPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
-from lfpo.train.setup import check_ranks, load_policies
+from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft import sampled_length
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
 
 
-def train_dpo(config: DPOConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
-    """Train and return the folder of the final model (`output_dir/model`). report: takes each line of progress.
-
-    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
-    """
-    return train_on_examples(DPOTrainer, config, resume=resume, report=report)
+def train_dpo(config: DPOConfig, **how: Any) -> Path:
+    """Train; returns the final model's folder. how: resume and report, as of lfpo.train.run.train_on_examples."""
+    return train_on_examples(DPOTrainer, config, **how)
 
 
 class DPOTrainer(Trainer):
@@ -59,13 +55,10 @@ class DPOTrainer(Trainer):
         check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
         self.model = self.policies[CURRENT].train()
-        if config.gradient_checkpointing:
-            self.model.checkpoint_layers()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
-        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
-        self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
+        self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
@@ -73,20 +66,10 @@ class DPOTrainer(Trainer):
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
-        numbers = [step * config.batch_size + i for i in mine]
-        trajectory = as_trajectory([self.draw(i) for i in numbers], self.model)
-        signal = torch.zeros(len(trajectory), dtype=torch.float64, device=self.model.device)
-        seeds = [key(config.seed, "pair", i, side) for i in numbers for side in ("chosen", "rejected")]
-        views = self.objective.views(trajectory, signal, seeds, 0)
-        loss, measures = accumulate_gradients(
-            self.objective,
-            self.policies,
-            views,
-            signal,
-            update_tokens=config.update_tokens,
-            meter=meter,
-            filler=self._filler(trajectory),
-        )
+        pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in mine)}
+        views, how = self._views(self.objective, pairs)
+        signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
+        loss, measures = accumulate_gradients(self.objective, self.policies, views, signal, meter=meter, **how)
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         if not stepped:
             self.state["skipped"] += 1
@@ -109,41 +92,39 @@ class DPOTrainer(Trainer):
         """On held-out pairs, with the same masks each time: eval/preference_accuracy, the share of pairs whose chosen
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""
-        config, wins, gains, margin, loss = self.args, 0.0, 0.0, 0.0, 0.0
-        world, held_out = distributed.world(), len(self.held_out)
-        mine = list(range(distributed.rank(), held_out, world))
+        config, found, world = self.args, dict[str, float](), distributed.world()
+        mine = list(range(distributed.rank(), len(self.held_out), world))
         many = replace(self.objective, mc_samples=config.eval_masks)
         # With split weights forwards are collectives: a rank without pairs of its own runs some that do not count.
-        for start in range(0, -(-held_out // world) if config.fsdp else len(mine), config.batch_size):
+        for start in range(0, -(-len(self.held_out) // world) if config.fsdp else len(mine), config.batch_size):
             own = mine[start : start + config.batch_size]
-            numbers = own or [0]
-            trajectory = as_trajectory([self.held_out[i] for i in numbers], self.model)
-            seeds = [key("held-out pair", i, side) for i in numbers for side in ("chosen", "rejected")]
-            views = many.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)
-            how: dict[str, Any] = {"update_tokens": config.update_tokens, "padding_free": False, "meter": None}
-            how["filler"] = self._filler(trajectory)
+            views, how = self._views(many, {("held-out pair", i): self.held_out[i] for i in own or [0]})
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, **how)).double()
+                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), padding_free=False, **how))
                 for policy in (CURRENT, BASE)
             )
-            if not own:
-                continue
-            reward = config.beta * (now - base)
+            reward = config.beta * (now.double() - base.double())
             difference = reward[::2] - reward[1::2]
-            wins += float((now[::2] > now[1::2]).sum())
-            gains += float((difference > 0).sum())
-            margin += float(difference.sum())
-            loss += float(-torch.nn.functional.logsigmoid(difference).sum())
-        names = ("preference_accuracy", "rewards/accuracies", "rewards/margins", "loss")
-        sums = zip(names, (wins, gains, margin, loss), strict=True)
-        return {f"eval/{name}": distributed.sum_number(value) / len(self.held_out) for name, value in sums}
+            for name, value in {
+                "preference_accuracy": now[::2] > now[1::2],
+                "rewards/accuracies": difference > 0,
+                "rewards/margins": difference,
+                "loss": -F.logsigmoid(difference),
+            }.items():
+                found[name] = found.get(name, 0.0) + float(value.sum()) * bool(own)
+        sums = distributed.gather(found)
+        return {f"eval/{name}": sum(part[name] for part in sums if part) / len(self.held_out) for name in sums[0]}
 
-    def _filler(self, trajectory: Trajectory) -> Views | None:
-        """A pass of the first pair that does not count (see equal_passes); None where weights are not split."""
-        if not self.args.fsdp:
-            return None
-        pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
-        return self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
+    def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, dict[str, Any]]:
+        """The masked views of pairs, and how passes through them are made. pairs: by the parts of their masks' key."""
+        trajectory = as_trajectory(list(pairs.values()), self.model)
+        seeds = [key(*purpose, side) for purpose in pairs for side in ("chosen", "rejected")]
+        filler = None
+        if self.args.fsdp:  # a pass of the first pair that does not count (see equal_passes)
+            pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
+            filler = self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
+        views = objective.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)
+        return views, {"update_tokens": self.args.update_tokens, "filler": filler}
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:

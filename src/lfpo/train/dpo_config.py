@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from lfpo.base.checks import at_least_one, not_negative, positive
 from lfpo.models.settings import LoraSettings
 from lfpo.train.config import Optim, check_shared
-from lfpo.train.sft_config import check_shares
+from lfpo.train.sft_config import check_examples
 
 
 @dataclass
@@ -80,11 +80,9 @@ class DPOConfig:
 
     def __post_init__(self) -> None:
         check_shared(self)
-        if bool(self.tasks) == (self.data_file is not None):
-            raise ValueError("give either 'data_file' or 'tasks'")
+        check_examples(self)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
-        check_shares(self.tasks)
         positive(self, "beta")
         not_negative(self, "eval_size", "eval_steps")
         at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "logging_steps")

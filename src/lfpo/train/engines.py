@@ -1,17 +1,19 @@
-"""Makes the engine of a trainer from its settings."""
+"""The engine of a trainer, made from its settings, and the queue of what it samples ahead."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
+from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import gathered, gathered_by_layer
 from lfpo.models.placement import sampling
-from lfpo.rollout.engine import Engine, LocalEngine
+from lfpo.rollout.engine import AsyncEngine, Engine, LocalEngine
+from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
 from lfpo.train.engine_settings import ENGINES
@@ -21,6 +23,22 @@ def make_engine(args: LFPOConfig) -> Engine:
     """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
     engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
     return engine
+
+
+def make_queue(args: LFPOConfig, engine: Engine, pad_id: int) -> RolloutQueue | None:
+    """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
+    cannot sample ahead."""
+    staleness = args.engine.max_staleness
+    if not staleness:
+        return None
+    if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+        raise UserError(
+            f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} needs; "
+            "set it to 0, or take another engine"
+        )
+    generations, steps = args.num_generations, args.max_steps
+    engine = cast(AsyncEngine, engine)
+    return RolloutQueue(engine, staleness=staleness, iterations=steps, generations=generations, pad_id=pad_id)
 
 
 def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:

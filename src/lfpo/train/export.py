@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint
 from lfpo.train.export_config import ExportConfig, Layout
-
-FOLDERS = {"family": "model-family", "transformers": "model-transformers"}
 
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
 
@@ -86,29 +83,22 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
 
 
 def run_export(config: ExportConfig) -> Path:
-    """Write the folder, print and return its path."""
+    """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where it
+    is taken or cannot be written."""
     source = find_source(config.run, adapter=config.adapter)
-    if config.output is None and source.run is None:
+    if config.output is not None:
+        folder = Path(config.output).expanduser()
+    elif source.run is not None:
+        folder = source.run.dir / ("adapter" if config.adapter else f"model-{config.layout}")
+    else:
         raise UserError(f"lfpo export: {config.run} is no run, so say where to write: --output FOLDER")
-    name = "adapter" if config.adapter else FOLDERS[config.layout]
-    folder = Path(config.output).expanduser() if config.output else source.run.dir / name  # type: ignore[union-attr]
-    with_new_folder(folder, lambda partial: write_export(source, partial, config.layout, adapter=config.adapter))
-    print(folder)
-    return folder
-
-
-def with_new_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a hidden folder beside `folder`, and rename it once it is complete.
-
-    Raises UserError where `folder` is taken or cannot be written.
-    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; remove it, or give another --output")
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        write(partial)
+        write_export(source, partial, config.layout, adapter=config.adapter)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
@@ -116,6 +106,8 @@ def with_new_folder(folder: Path, write: Callable[[Path], None]) -> None:
         raise UserError(f"{folder}: could not be written ({error})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    print(folder)
+    return folder
 
 
 def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool = False) -> None:
@@ -131,8 +123,8 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
     else:
         merged = (source.weights / ADAPTER).exists()
         dtype = getattr(torch, (source.config or {}).get("dtype", "float32"))
-        needed = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-        needed = weight_bytes(resolve(source.base), dtype) if merged else needed
+        needed = weight_bytes(resolve(source.base), dtype) if merged else 0
+        needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
         check_disk(folder, needed + (min(needed, FILE_BYTES) if merged and not own_names else 0))
         if not merged and own_names:
             shutil.copytree(source.weights, folder, dirs_exist_ok=True)
@@ -144,11 +136,11 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
-    (folder / CARD).write_text(_card(source, use, "peft" if adapter else layout), encoding="utf-8")
+    library = "peft" if adapter else "lfpo" if own_names else layout
+    (folder / CARD).write_text(_card(source, use, library), encoding="utf-8")
 
 
-def _card(source: Source, use: str, layout: str) -> str:
-    library = {"family": "lfpo"}.get(layout, layout)
+def _card(source: Source, use: str, library: str) -> str:
     if source.run is None:
         return converted_card(source.weights.name, use, library)
     kind = read_json(source.run.dir / "run.json")["kind"]

@@ -14,7 +14,8 @@ from lfpo.models.structure import FULL, Structure
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
-NO_PLACE = -2  # instead of a step, where a row has no completion
+NEVER = 2**62  # instead of a step, where a position was not revealed
+NO_PLACE = NEVER + 1  # where a row has no completion
 
 
 @dataclass
@@ -36,9 +37,10 @@ def forward_flops(
     queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
     structure: which tokens attend to which, where all are run.
     """
-    layers = [(name, p) for name, p in model.backbone.named_parameters() if "layers." in name]
     body = sum(
-        active_weights(model.backbone, name, original_shape(p).numel()) for name, p in layers if _runs(model, name)
+        active_weights(model.backbone, name, original_shape(p).numel())
+        for name, p in model.backbone.named_parameters()
+        if "layers." in name and ("lora_" not in name or f".{model.adapter}." in name)  # it uses no adapter but its own
     )
     run = (structure.tokens(lengths) if queries is None else queries).double()
     pairs = structure.pairs(lengths) if queries is None else run * lengths
@@ -72,11 +74,6 @@ def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> f
     return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients
 
 
-def _runs(model: MaskedDiffusionLM, name: str) -> bool:
-    """Whether this policy's forward uses a parameter: it uses no adapter but its own."""
-    return "lora_" not in name or f".{model.adapter}." in name
-
-
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks.
 
@@ -92,39 +89,26 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
 
 
 def _predicted(t: Trajectory) -> int:
-    """Masked positions of the active blocks, summed over the forwards of all rows."""
-    steps_BC = t.reveal_step
-    block = t.sampler.block_length or steps_BC.shape[1]
-    if t.structure.block_length:
-        steps_BC = _in_blocks(steps_BC, t.prompt_mask.sum(-1) % block, block)
-    predicted = 0
-    for start in range(0, steps_BC.shape[1], block):
-        # A position is predicted at each distinct step of its block up to its own, or at all if it is never revealed.
-        steps = steps_BC[:, start : start + block]
-        own = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
-        earlier = steps[:, None, :] <= own[:, :, None]
-        first = torch.ones_like(earlier).tril(-1) & (steps[:, None, :] == steps[:, :, None])
-        distinct = ~first.any(-1)  # the first position of each step
-        predicted += int(
-            (earlier & distinct[:, None, :] & (steps >= 0)[:, None, :] & (steps > NO_PLACE)[:, :, None]).sum()
-        )
-    return predicted
+    """Masked positions of the active blocks, summed over the forwards of all rows: a position is predicted at each
+    distinct step of its block up to its own, or at all of them if it is never revealed."""
+    size, length = t.reveal_step.shape
+    block = t.sampler.block_length or length
+    # A row's first block also holds the end of its prompt: its completion is moved right by as many columns.
+    offset_B = t.prompt_mask.sum(-1) % block if t.structure.block_length else torch.zeros_like(t.nfe)
+    width = length + block - 1
+    step_BC = t.reveal_step.new_full((size, width + -width % block), NO_PLACE)
+    column_BC = torch.arange(length, device=step_BC.device) + offset_B[:, None]
+    step_BC.scatter_(1, column_BC, t.reveal_step.masked_fill(t.reveal_step < 0, NEVER))
+    own = step_BC.view(size, -1, block).sort(-1).values
+    new = (own.diff(dim=-1, prepend=own[..., :1] - 1) > 0) & (own < NEVER)
+    return int((new.cumsum(-1) * (own < NO_PLACE)).sum())
 
 
 def _predicted_with_edits(t: Trajectory) -> int:
     """Completion positions of the active blocks, summed over the forwards of all rows. The first block of a row is the
     only one that holds prompt tokens, and the first forward of the next one reveals something."""
     assert t.structure.block_length
-    block_BC, never = t.block_BC, torch.iinfo(torch.long).max
-    later = (block_BC > block_BC[:, :1]) & (t.reveal_step >= 0)
-    of_first_B = torch.minimum(t.nfe, t.reveal_step.masked_fill(~later, never).amin(-1))
+    later = (t.block_BC > t.block_BC[:, :1]) & (t.reveal_step >= 0)
+    of_first_B = torch.minimum(t.nfe, t.reveal_step.masked_fill(~later, NEVER).amin(-1))
     prompt_B = t.prompt_mask.sum(-1) % t.structure.block_length
     return int((t.nfe * t.structure.block_length - prompt_B * of_first_B).sum())
-
-
-def _in_blocks(step_BC: torch.Tensor, offset_B: torch.Tensor, block: int) -> torch.Tensor:
-    """reveal_step with each row moved right by its prompt tokens in the first block, so that column n belongs to block
-    n // block of every row; NO_PLACE elsewhere."""
-    width = step_BC.shape[1] + block - 1
-    moved = step_BC.new_full((len(step_BC), width + -width % block), NO_PLACE)
-    return moved.scatter_(1, torch.arange(step_BC.shape[1], device=step_BC.device) + offset_B[:, None], step_BC)

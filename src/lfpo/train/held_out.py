@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
-from lfpo.base.progress import Progress
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.rollout.records import completion_record
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.runs.context import Context
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
@@ -17,48 +17,52 @@ if TYPE_CHECKING:
 KEPT = 16  # problems whose completions are recorded at each evaluation
 
 
-def held_out(
-    trainer: LFPOTrainer, name: str, sampler: SamplerConfig, progress: Progress
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Evaluate the weights that the trainer's engine has on its held-out rows, with the eval sampler of this name.
+def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, float]:
+    """Results of the trainer's model on its held-out rows under each eval sampler, as metrics eval/SAMPLER/NAME.
 
-    Returns metrics, and records: the first KEPT problems' completions, and of the other problems only the verdict. A
-    collective: each rank samples its share, and all return the same.
-    Metrics: steps, nfe, and accuracy with its 95 % interval (low, high); the mean reward where there is no verifier.
+    NAME is steps, nfe, and accuracy with its 95 % interval (low, high), or without a verifier the mean reward. Kept in
+    the run: the completions of the first KEPT problems, and of the others the verdict. A collective: each rank samples
+    its share, and all return the same.
     """
-    source, tokenizer, rows = trainer.source, trainer.tokenizer, trainer.source.eval_rows
-    correct_all = source.correct_all or (lambda rows, texts: [None] * len(rows))
-    progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
+    source, progress = trainer.source, context.progress
+    rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
+    if not rows:
+        return {}
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
 
-    seed = trainer.args.seed
-    result = evaluate(trainer.engine, trainer.model, tokenizer, rows, correct_all, sampler, seed=seed, finished=count)
-    metrics = {"steps": result.mean_steps, "nfe": result.mean_nfe}
-    if source.correct_all is None:
-        metrics["reward"] = _mean_reward(trainer, result)
-    elif result.accuracy is not None and result.interval is not None:
-        metrics |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
-    records = []
-    for b, row in enumerate(rows[:KEPT]):
-        record = completion_record(result.trajectory, b, row["prompt"], result.completions[b], tokenizer)
-        verdict = {"correct": result.correct[b]} if source.correct_all else {}
-        records.append({"problem": b, **record, **verdict})
-    if source.correct_all:  # every verdict, so that two evaluations can be compared problem by problem
-        records += [{"problem": b, "correct": result.correct[b]} for b in range(KEPT, len(rows))]
-    return metrics, records
+    started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
+    trainer.engine.update(f"theta after {step}", trainer.model)
+    how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
+    for name, sampler in trainer.eval_samplers.items():
+        progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
+        result = evaluate(trainer.engine, trainer.model, trainer.tokenizer, rows, correct_all, sampler, **how)
+        found = {"steps": result.mean_steps, "nfe": result.mean_nfe}
+        if source.correct_all is None:
+            found["reward"] = _mean_reward(trainer, result)
+        elif result.accuracy is not None and result.interval is not None:
+            found |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
+        metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+        for b, row in enumerate(rows if source.correct_all else rows[:KEPT]):
+            record: dict[str, Any] = {"sampler": name, "problem": b}
+            if b < KEPT:
+                text = result.completions[b]
+                record |= completion_record(result.trajectory, b, row["prompt"], text, trainer.tokenizer)
+            # Every verdict, so that two evaluations can be compared problem by problem.
+            records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
+    if trainer.args.log_completions:
+        context.folder.write_rows(f"eval/step-{step}.jsonl", records)
+    return metrics | {"time/eval": time.perf_counter() - started}
 
 
 def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
     """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
-    rows = trainer.source.eval_rows
-    mine = distributed.share(len(rows))
+    rows, mine = trainer.source.eval_rows, distributed.share(len(trainer.source.eval_rows))
     ids, total = result.trajectory.completion_ids(), 0.0
     if mine:
         own, texts = [rows[i] for i in mine], [result.completions[i] for i in mine]
-        scored = trainer.source.score(
-            own, texts, [ids[i] for i in mine], trainer.reward_weights, trainer.args.reward_timeout
-        )
+        weights, limit = trainer.reward_weights, trainer.args.reward_timeout
+        scored = trainer.source.score(own, texts, [ids[i] for i in mine], weights, limit)
         total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)

@@ -19,13 +19,31 @@ from lfpo.rollout.sampler import check_length
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 from lfpo.train.config import LFPOConfig
-from lfpo.train.dpo_config import DPOConfig
-from lfpo.train.sft_config import SFTConfig
 
 
-def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
-    """Raise the UserError that `lfpo train` would raise later for its input files, names and folder."""
-    _check_run(args, resume=resume, kind="train")
+def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
+    """Raise the UserError that a command would raise later for its input files, names and folder.
+
+    kind: "train", "sft" or "dpo". args: its configuration; a model of None is a fresh one. Under torchrun the folder is
+    not checked here: this may be a restart, which resumes without `resume`. Rank 0 checks it when it opens the run.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        check_folder(Path(args.output_dir), args, resume=resume, kind=kind)
+    trackers.check_installed(args.report_to)
+    if args.model is not None:
+        check_model_name(args.model)
+    if kind == "train":
+        _check_prompts(args)
+        return
+    for task in args.tasks:
+        get_task(task)
+    files = [args.data_file, args.eval_file] if kind == "dpo" else [args.data_file]
+    for file in (file for file in files if file is not None):
+        load_preferences(file) if kind == "dpo" else load_jsonl(file, required=("prompt", "completion"))
+
+
+def _check_prompts(args: LFPOConfig) -> None:
+    """Check the prompts and reward functions of `lfpo train`."""
     if args.task is not None:
         length = args.sampler.gen_length or get_task(args.task).gen_length
         for sampler in (args.sampler, *args.eval_samplers.values()):
@@ -41,38 +59,6 @@ def check_train(args: LFPOConfig, *, resume: bool = False) -> None:
     if not args.reward_memory:  # with it, functions are only imported in their own process
         for path in args.reward_funcs:
             reward_function(path)
-
-
-def _check_run(args: Any, *, resume: bool, kind: str) -> None:
-    """Check what every kind of run has: its folder, trackers and model (None: a fresh one).
-
-    Under torchrun the folder is not checked here: this may be a restart, which resumes without `resume`. Rank 0 checks
-    it when it opens the run (lfpo.train.run).
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        check_folder(Path(args.output_dir), args, resume=resume, kind=kind)
-    trackers.check_installed(args.report_to)
-    if args.model is not None:
-        check_model_name(args.model)
-
-
-def check_sft(args: SFTConfig, *, resume: bool = False) -> None:
-    """Raise the UserError that `lfpo sft` would raise later for its input files, names and folder."""
-    _check_run(args, resume=resume, kind="sft")
-    for task in args.tasks:
-        get_task(task)
-    if args.data_file is not None:
-        load_jsonl(args.data_file, required=("prompt", "completion"))
-
-
-def check_dpo(args: DPOConfig, *, resume: bool = False) -> None:
-    """Raise the UserError that `lfpo dpo` would raise later for its input files, names and folder."""
-    _check_run(args, resume=resume, kind="dpo")
-    for task in args.tasks:
-        get_task(task)
-    for file in (args.data_file, args.eval_file):
-        if file is not None:
-            load_preferences(file)
 
 
 def reward_function(given: Any) -> RewardFunction:

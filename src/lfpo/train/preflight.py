@@ -16,8 +16,6 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.needs import signal_of
-from lfpo.objectives.objective import Objective
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
@@ -38,11 +36,9 @@ STAND_IN = "a stand-in completion"
 def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     """Check prompts, reward functions and disk room of a trainer. Returns its source without prompts that are left out,
     and a few lines that say what will run and what was found. A collective. Raises UserError."""
-    args, source = trainer.args, trainer.source
-    model, reference = trainer.model, trainer.reference
+    args, model, reference = trainer.args, trainer.model, trainer.reference
     checked, longest, out = check_prompts(trainer)
-    if out:
-        source = source.without(out)
+    source = trainer.source.without(out) if out else trainer.source
     failed = distributed.together(
         lambda: check_rewards(source, trainer.tokenizer, trainer.reward_weights, args) if not distributed.rank() else []
     )[0]
@@ -55,28 +51,21 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
-    names = ", ".join(reward_name(function) for function in source.reward_functions)
+    names, plan = ", ".join(map(reward_name, source.reward_functions)), ""
+    if (device := distributed.device()).type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
+        plan = plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
-        "plan": planned(args, longest),
+        "plan": plan,
         "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",
         "rewards": "; ".join(failed) or f"{names}: called once",
         "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
         "folder": args.output_dir,
     }
     return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
-
-
-def check_groups(objective: Objective, args: LFPOConfig, predictions: int) -> None:
-    """Raise UserError where the objective cannot compare so few rollouts a prompt, by a signal from rewards of 0.
-
-    predictions: kept predictions of each rollout.
-    """
-    n, prompts = args.num_generations, args.prompts_per_iteration
-    reward_R = torch.zeros(prompts * n, dtype=torch.float64)
-    predicted_RM = torch.zeros(prompts * n, predictions, dtype=torch.float64)
-    signal_of(objective, reward_R, predicted_RM, torch.arange(prompts).repeat_interleave(n))
 
 
 def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
@@ -144,16 +133,11 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     saved: policies as large as those of a checkpoint, the trained one first. keep: save_total_limit; while a checkpoint
     is written, as many older ones are there. Raises UserError where they do not fit.
     """
-    model = saved[0]
-    checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved)
-    checkpoint += _trained(model) * moment_bytes(optim)
+    model, folder = saved[0], folder.expanduser().absolute()
+    checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved) + _trained(model) * moment_bytes(optim)
     needed = (keep + 1) * checkpoint + _bytes(model.weights().values())  # a LoRA run's export is the whole model
-    folder = folder.expanduser().absolute()
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
-    place = folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if needed > free:
         raise UserError(
             f"{folder}: {keep + 1} checkpoints of {checkpoint / GIB:.2f} GiB and the exported model take "
@@ -171,21 +155,8 @@ def _bytes(parameters: Iterable[torch.Tensor]) -> float:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def planned(args: LFPOConfig, longest: int) -> str:
-    """What `lfpo plan` counts for this run on these GPUs, in a phrase; empty without a GPU.
-
-    longest: tokens of the longest prompt.
-    """
-    if not torch.cuda.is_available():
-        return ""
-    device = distributed.device()
-    memory = torch.cuda.get_device_properties(device).total_memory
-    rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
-    return plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
-
-
 def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_rate: float) -> str:
-    """The plan's memory and hours in a phrase; empty where the model's config.json cannot be found.
+    """What `lfpo plan` counts of memory and hours, in a phrase; empty where the model's config.json cannot be found.
 
     longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
     """

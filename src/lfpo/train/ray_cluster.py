@@ -74,8 +74,7 @@ def connect(settings: EngineSettings, cluster: Cluster | None = None) -> bool:
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
     found = ray.cluster_resources()
     for kind, askers in needed.items():
-        count = sum(askers.values())
-        if count > found.get(kind, 0):
+        if (count := sum(askers.values())) > found.get(kind, 0):
             raise UserError(
                 f"engine ray: {' and '.join(askers)} need {count:g}, and the cluster has {found.get(kind, 0):g}; lower "
                 "engine.workers or engine.reward_workers, or add machines"

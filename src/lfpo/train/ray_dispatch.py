@@ -89,15 +89,10 @@ class Dispatcher:
                 yield number, job.done[number]
 
     def metrics(self) -> dict[str, float]:
-        """What was measured since the last call."""
+        """What was measured since the last call, and the units that are not sampled yet."""
         with self.changed:
             found, self.measured = dict(self.measured), defaultdict(float)
-        return found
-
-    def open_units(self) -> int:
-        """Units that are not sampled yet."""
-        with self.changed:
-            return len(self.waiting) + self.running
+            return found | {"engine/units_open": float(len(self.waiting) + self.running)}
 
     def close(self) -> None:
         """Drop all units, and wait for the threads."""
@@ -123,16 +118,18 @@ class Dispatcher:
                     return
                 unit = self.waiting.popleft()
                 self.running += 1
-            began = time.monotonic()
+            job, began = unit.job, time.monotonic()
             trajectory, why = self._sample(worker, unit)
             if self.closed:
                 return
             with self.changed:
                 self.running -= 1
                 if trajectory is not None:
-                    self._keep(unit, trajectory)
+                    job.done[unit.number] = trajectory
+                    job.weights = job.weights if len(job.done) < len(job.units) else None
                     self.measured[f"engine/worker_{worker}/seconds"] += time.monotonic() - began
                     self.measured[f"engine/worker_{worker}/rollouts"] += len(trajectory)
+                    self.changed.notify_all()
                     continue
                 self.measured["engine/lost"] += 1
                 self.away += 1
@@ -149,13 +146,6 @@ class Dispatcher:
                 return
             with self.changed:
                 self.away -= 1
-
-    def _keep(self, unit: _Unit, trajectory: Trajectory) -> None:
-        job = unit.job
-        job.done[unit.number] = trajectory
-        if len(job.done) == len(job.units):
-            job.weights = None
-        self.changed.notify_all()
 
     def _sample(self, worker: int, unit: _Unit) -> tuple[Trajectory | None, str]:
         """A unit's trajectory; or None, and why the worker was lost. A worker past its time limit is stopped."""

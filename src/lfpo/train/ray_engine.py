@@ -88,12 +88,8 @@ class RayEngine:
     def _of_rank(self, ticket: Ticket, finished: Finished | None) -> Any:
         """This rank's trajectories; None without a request."""
         parts: list[Trajectory | None] = []
-
-        def wait() -> None:
-            if distributed.rank() == 0:
-                parts.extend(self._of_ranks(ticket.work, finished))
-
-        distributed.together(wait)
+        first = distributed.rank() == 0
+        distributed.together(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
         return distributed.scatter_from_first(parts)
 
     def _of_ranks(self, work: _Work, finished: Finished | None) -> list[Trajectory | None]:
@@ -109,9 +105,9 @@ class RayEngine:
         return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
 
     def metrics(self) -> dict[str, float]:
-        found, self.measured = {**self.measured, **self.dispatcher.metrics()}, {}
-        if self.settings.max_staleness and distributed.rank() == 0:
-            found["engine/units_open"] = self.dispatcher.open_units()
+        found, self.measured = self.measured | self.dispatcher.metrics(), {}
+        if not self.settings.max_staleness or distributed.rank():
+            del found["engine/units_open"]
         return found
 
     def close(self) -> None:
@@ -144,7 +140,8 @@ class Worker:
     """One model in a process of its own, with the weights that it sampled with last."""
 
     def __init__(self, args: LFPOConfig):
-        self.args = dataclasses.replace(args, fsdp=False, fsdp_size=0, rollout_gather="model", offload_reference=False)
+        alone: dict[str, Any] = {"fsdp": False, "fsdp_size": 0, "rollout_gather": "model", "offload_reference": False}
+        self.args = dataclasses.replace(args, **alone, gradient_checkpointing=False)
         self.policy: MaskedDiffusionLM | None = None
         self.version: Version = -1
         self.ready = contextlib.ExitStack()
@@ -189,12 +186,8 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if distributed.rank() == 0:
-            flat = tensor.cpu().contiguous().view(-1)
-            found[name] = (
-                flat.view(torch.uint8).numpy(),
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-            )
+            flat = tensor.cpu().contiguous().view(-1).view(torch.uint8)
+            found[name] = (flat.numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
     return found
 
 

@@ -16,15 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked, last_line
 from lfpo.train.engine_settings import EngineSettings
-from lfpo.train.ray_cluster import (
-    Cluster,
-    check_head,
-    connect,
-    first_line,
-    import_ray,
-    joined_cluster,
-    wait_for_start,
-)
+from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, joined_cluster, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died
 CHECK = 5.0  # seconds between two looks at the head of the cluster
@@ -41,21 +33,21 @@ def by_tasks(
     Raises UserError for a function that cannot be pickled, or that a worker cannot load.
     """
     first = distributed.rank() == 0
-    cluster = distributed.together(lambda: _join(settings, None, closing) if first else None)[0]
-    distributed.together(lambda: None if first else _join(settings, cluster, closing))
+
+    def join(cluster: Any) -> Any:
+        """Join Ray; returns the cluster for the other ranks, which join the same."""
+        if connect(settings, cluster):
+            closing.callback(import_ray().shutdown)
+        return joined_cluster()
+
+    cluster = distributed.together(lambda: join(None) if first else None)[0]
+    distributed.together(lambda: None if first else join(cluster))
     sent = distributed.together(lambda: [_pickled(function) for function in functions])[distributed.rank()]
     tasks = max(1, settings.reward_workers // distributed.world())
     ray = import_ray()
     load, stored = ray.remote(num_cpus=1)(_load), [ray.put(pickled) for pickled in sent]
     distributed.together(lambda: wait_for_start([load.remote(*stored) for _ in range(tasks)]))
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
-
-
-def _join(settings: EngineSettings, cluster: Cluster | None, closing: contextlib.ExitStack) -> Cluster:
-    """Join Ray; returns the cluster for the other ranks, which join the same."""
-    if connect(settings, cluster):
-        closing.callback(import_ray().shutdown)
-    return joined_cluster()
 
 
 def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunction:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,24 +20,22 @@ from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
+from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
-from lfpo.rollout.engine import AsyncEngine, Request
-from lfpo.rollout.queue import RolloutQueue
+from lfpo.rollout.engine import Request
 from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.average import Average
-from lfpo.train.checkpoint import Part
 from lfpo.train.config import LFPOConfig
-from lfpo.train.engines import make_engine
+from lfpo.train.engines import make_engine, make_queue
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.optim import build_adamw
-from lfpo.train.preflight import check_groups, preflight
+from lfpo.train.preflight import preflight
 from lfpo.train.push import make_repository, run_push
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import by_epochs, check_ranks, load_policies, make_source, reward_weights, samplers, with_name
@@ -94,13 +91,9 @@ class LFPOTrainer(Trainer):
         self.reward_weights = reward_weights(args, self.source)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
-        check_old_policy(self.objective, args.old_policy)
         self.keep_steps = kept_steps(self.objective, self.sampler)
-        check_groups(self.objective, args, len(self.keep_steps))
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
-        if args.gradient_checkpointing:
-            self.model.checkpoint_layers()
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         self.source, self.about = preflight(self)
@@ -115,10 +108,10 @@ class LFPOTrainer(Trainer):
             functions = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=functions)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        self.queue = self._queue()
+        self.queue = make_queue(args, self.engine, self.model.pad_id)
         ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
         self.versions = Versions(own_parameters(self.reference)) if ahead else None
-        parts: dict[str, Part | None] = {"average": self.average, "queue": self.queue, "versions": self.versions}
+        parts = {"average": self.average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
@@ -148,25 +141,6 @@ class LFPOTrainer(Trainer):
                 self.versions.keep_only(self.queue.versions())
         return metrics
 
-    def _queue(self) -> RolloutQueue | None:
-        """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
-        cannot sample ahead."""
-        args, staleness = self.args, self.args.engine.max_staleness
-        if not staleness:
-            return None
-        if not (hasattr(self.engine, "submit") and hasattr(self.engine, "result")):
-            raise UserError(
-                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} "
-                "needs; set it to 0, or take another engine"
-            )
-        return RolloutQueue(
-            cast(AsyncEngine, self.engine),
-            staleness=staleness,
-            iterations=args.max_steps,
-            generations=args.num_generations,
-            pad_id=self.model.pad_id,
-        )
-
     def sample_and_score(self, iteration: int, context: Context) -> Batch:
         """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
@@ -189,16 +163,30 @@ class LFPOTrainer(Trainer):
         self._count_failures(batch.failed, iteration, context)
         return batch
 
+    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
+        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
+        for name, times in failing.items():
+            if times == 1:
+                context.note(
+                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    "its rewards of that batch count as None"
+                )
+            if times >= MAX_FAILED:
+                raise CannotGoOn(
+                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
+                )
+
     def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
         """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""
         if self.versions is None:
             return contextlib.nullcontext()
         return self.versions.in_place(batch.version, newest=iteration)
 
-    def count_skipped(self, iteration: int) -> None:
-        """Count an update that was not applied; after MAX_SKIPPED in a row stop."""
-        self.state["skipped"] += 1
-        self.state["skipped_in_a_row"] += 1
+    def count(self, iteration: int, *, stepped: bool) -> None:
+        """Count updates that were not applied; after MAX_SKIPPED in a row stop."""
+        self.state["skipped"] += not stepped
+        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
             raise UserError(
                 f"{self.args.output_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
@@ -215,22 +203,8 @@ class LFPOTrainer(Trainer):
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
-        """Held-out results of theta, or of its average, under each eval sampler; the first few completions are kept in
-        the run."""
-        if not self.source.eval_rows:
-            return {}
-        started = time.perf_counter()
-        metrics: dict[str, float] = {}
-        records: list[dict[str, Any]] = []
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            self.engine.update(f"theta after {step}", self.model)
-            for name, sampler in self.eval_samplers.items():
-                found, kept = held_out(self, name, sampler, context.progress)
-                metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-                records += [{"sampler": name, **record} for record in kept]
-        if self.args.log_completions:
-            context.folder.write_rows(f"eval/step-{step}.jsonl", records)
-        return metrics | {"time/eval": time.perf_counter() - started}
+            return held_out(self, step, context)
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""
@@ -238,17 +212,3 @@ class LFPOTrainer(Trainer):
             self.average.swap()
             self.average = None
         return self.model
-
-    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
-        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
-        for name, times in failing.items():
-            if times == 1:
-                context.note(
-                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
-                    "its rewards of that batch count as None"
-                )
-            if times >= MAX_FAILED:
-                raise CannotGoOn(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
-                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lfpo.base import distributed
 from lfpo.base.config import to_dict
 from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
+from lfpo.base.files import read_json
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
@@ -25,15 +27,7 @@ from lfpo.runs.health import Health
 from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.checkpoint import (
-    Part,
-    export_model,
-    latest_checkpoint,
-    load_state,
-    load_weights,
-    save_checkpoint,
-)
-from lfpo.train.optimizer_state import load_optimizer
+from lfpo.train.checkpoint import Part, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 
 
 class Trainer(Protocol):
@@ -93,9 +87,8 @@ class Lines:
         pass
 
     def update(self, metrics: dict[str, Any]) -> None:
-        step, now, rate = metrics["step"], time.perf_counter(), ""
-        if self.last is not None:
-            rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s"
+        step, now = metrics["step"], time.perf_counter()
+        rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s" if self.last is not None else ""
         self.last = step, now
         shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
@@ -107,19 +100,16 @@ class TrainingRun:
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
-        progress = Progress()
-        path = Path(self.args.output_dir)
-        # Rank 0 decides for all: a launcher on another machine may have started the others.
-        restarted = distributed.gather(distributed.launched() and opened_by_this_launcher(path))[0]
+        path, progress, total = Path(self.args.output_dir), Progress(), trainer.total_steps
+        # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
+        # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
+        restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
+        self.folder = Run(path.expanduser(), silent=True)
+        self.display: Display | Lines = Lines(total, lambda text: None)
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
-            self.display = display or Display(
-                trainer.total_steps, progress=progress, evaluates_after=trainer.evaluates_after
-            )
-        else:
-            self.folder = Run(path.expanduser(), silent=True)
-            self.display = Lines(trainer.total_steps, lambda text: None)
+            self.display = display or Display(total, progress=progress, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
         self.context = Context(self.folder, StopRequests(), progress, self.note)
@@ -131,11 +121,8 @@ class TrainingRun:
         self.note(trainer.about)
 
     def train(self) -> Path:
-        """Run the trainer from where the run stands to its last step; returns the folder of the exported model.
-
-        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
-        """
-        trainer, total = self.trainer, self.trainer.total_steps
+        """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
+        trainer = self.trainer
         with removed_if_unused(self.folder):
             self.restore()
             distributed.begin_work()
@@ -147,10 +134,10 @@ class TrainingRun:
                         self.log({"step": 0, **self.evaluated()})
                     elif self.unlogged is not None:
                         self.finish(self.unlogged)
-                    for step in range(self.done, total):
-                        metrics = trainer.iterate(step, self.context)
+                    for step in range(self.done, trainer.total_steps):
+                        self.unlogged = trainer.iterate(step, self.context)
                         self.done = step + 1
-                        self.finish(metrics)
+                        self.finish(self.unlogged)
                         self.context.stop.check()
                         if self.callbacks.asks("should_training_stop"):
                             self.note(f"a callback ended the training after iteration {self.done}")
@@ -168,7 +155,6 @@ class TrainingRun:
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """What follows an iteration: evaluation, log, checkpoint."""
-        self.unlogged = metrics
         self.callbacks.call("on_step_end", self.done)
         asked = self.callbacks.asks("should_evaluate")
         if asked or self.trainer.evaluates_after(self.done):
@@ -196,16 +182,15 @@ class TrainingRun:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
-        if not metrics:
-            return
-        self.folder.log(metrics)
-        self.display.update(metrics)
-        if "time/eval" in metrics and distributed.rank() == 0:
-            try:
-                write_report(self.folder)
-            except UserError as error:
-                self.note(f"no report this time: {error}")  # training goes on without one
-        self.callbacks.call("on_log", self.done, logs=metrics)
+        if metrics:
+            self.folder.log(metrics)
+            self.display.update(metrics)
+            if "time/eval" in metrics and distributed.rank() == 0:
+                try:
+                    write_report(self.folder)
+                except UserError as error:
+                    self.note(f"no report this time: {error}")  # training goes on without one
+            self.callbacks.call("on_log", self.done, logs=metrics)
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
@@ -238,9 +223,8 @@ class TrainingRun:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
         if not self.resume:
             return
-        trainer = self.trainer
-        found = latest_checkpoint(self.folder.dir, self.note) if distributed.rank() == 0 else None  # verifies the files
-        checkpoint = distributed.gather(found)[0]
+        trainer, first = self.trainer, distributed.rank() == 0
+        checkpoint = distributed.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
         if checkpoint is None:
             self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
         else:
@@ -250,13 +234,13 @@ class TrainingRun:
             load_optimizer(trainer.optimizer, checkpoint)
             for name, part in trainer.parts.items():
                 part.load(checkpoint / name)
-            state = load_state(checkpoint)
+            state = read_json(checkpoint / "state.json")
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = self.context.progress.resumed_at = state["step"]
             self.unlogged = state.get("unlogged")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-        before = distributed.gather(self.folder.read_metrics() if distributed.rank() == 0 else [])[0]
+        before = distributed.gather(self.folder.read_metrics() if first else [])[0]
         self.health = Health(before)
         self.callbacks.restore(self.done, before)
 
@@ -271,10 +255,13 @@ def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Li
 
 
 def train_on_examples(
-    make: Callable[[Any], Trainer], config: Any, *, resume: bool, report: Callable[[str], None]
+    make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] = print
 ) -> Path:
     """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model. report: takes each line of progress."""
+    model, `output_dir/model`. report: takes each line of progress.
+
+    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
+    """
     distributed.start()
     use_threads(config.threads)
     trainer = make(config)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
@@ -20,7 +21,7 @@ from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps, signal_of
 from lfpo.objectives.objective import Objective
 from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, list_source, task_source
@@ -76,8 +77,7 @@ def load_policies(
             f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
             "tokens; leave it out"
         )
-    model.autocast = autocast
-    model.head_precision = args.head_precision
+    model.autocast, model.head_precision = autocast, args.head_precision
     if mesh is None:
         model.to(device)
     if args.lora is not None:
@@ -85,12 +85,19 @@ def load_policies(
         for unsplit in model.unsplit:
             inject(unsplit, args.lora)
         others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
-        return {CURRENT: model} | others, tokenizer
-    frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = (
-        split_frozen_copy if mesh else frozen_copy_on_cpu if args.offload_reference else MaskedDiffusionLM.frozen_copy
-    )
-    names = [name for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed]
-    return {CURRENT: model} | {name: frozen_copy(model) for name in names}, tokenizer
+    else:
+        frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
+        if mesh is not None or args.offload_reference:
+            frozen_copy = frozen_copy_on_cpu if mesh is None else split_frozen_copy
+        others = {name: frozen_copy(model) for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed}
+    if args.gradient_checkpointing:
+        model.checkpoint_layers()
+    return {CURRENT: model} | others, tokenizer
+
+
+def about(model: MaskedDiffusionLM) -> str:
+    """A model's size and where it runs, in a line."""
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}"
 
 
 def make_source(
@@ -103,36 +110,33 @@ def make_source(
 
     Raises UserError if they give none, or more than one source of prompts.
     """
-    functions = _functions(args, reward_funcs)
-    if train_dataset is None and args.data_file is None and args.dataset_name is None:
-        if args.task is None:
-            raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-        n_eval = args.eval_size if args.evaluates_after(0) else 0  # 0: the test split is not read
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
+    functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
+    sources = sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset))
+    if not sources:
+        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
+    if sources > 1:
+        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
+    if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
-        if functions:
-            source = replace(source, reward_functions=functions)
-        return source
-    if sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset)) > 1:
-        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
+        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
+        return replace(source, reward_functions=functions) if functions else source
     if not functions:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    found = {
-        "train": read_rows(args, "train", train_dataset),
-        "eval": read_rows(args, "eval", eval_dataset) if args.evaluates_after(0) else Rows([], []),
-    }
+    found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
     if not found["train"].rows:
         raise UserError("train_dataset: no rows")
-    eval_rows = found["eval"].rows[: args.eval_size]
+    if n_eval:
+        found["eval"] = read_rows(args, "eval", eval_dataset)
+    eval_rows = found["eval"].rows[:n_eval]
     return list_source(
         found["train"].rows,
         functions,
         seed=args.seed,
         eval_rows=eval_rows,
-        place=lambda split, index: found[split].places[index],
+        place=lambda split, i: found[split].places[i],
     )
 
 
@@ -195,7 +199,7 @@ def samplers(
     """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
 
     block_length: the model's. Raises UserError where a length does not fit, or the objective cannot learn from such
-    rollouts.
+    rollouts or from so few of them a prompt.
     """
     try:
         sampler = args.sampler.for_length(source.gen_length, block_length)
@@ -203,4 +207,8 @@ def samplers(
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
     check_rollouts(objective, sampler, trained_block=block_length)
+    check_old_policy(objective, args.old_policy)
+    group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
+    reward_R = torch.zeros(len(group_R), dtype=torch.float64)
+    signal_of(objective, reward_R, reward_R[:, None].expand(-1, len(kept_steps(objective, sampler))), group_R)
     return sampler, evaluated

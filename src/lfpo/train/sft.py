@@ -19,7 +19,6 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad, pack_by_tokens
-from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model
@@ -36,7 +35,7 @@ from lfpo.runs.context import Context
 from lfpo.train.algorithm import equal_passes
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
-from lfpo.train.setup import check_ranks, load_policies
+from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft_config import LossWeight, SFTConfig
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
@@ -51,12 +50,9 @@ class Example:
     completion: list[int]
 
 
-def train_sft(config: SFTConfig, *, resume: bool = False, report: Callable[[str], None] = print) -> Path:
-    """Train and return the folder of the final model (`output_dir/model`). report: takes each line of progress.
-
-    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
-    """
-    return train_on_examples(SFTTrainer, config, resume=resume, report=report)
+def train_sft(config: SFTConfig, **how: Any) -> Path:
+    """Train; returns the final model's folder. how: resume and report, as of lfpo.train.run.train_on_examples."""
+    return train_on_examples(SFTTrainer, config, **how)
 
 
 class SFTTrainer(Trainer):
@@ -71,12 +67,9 @@ class SFTTrainer(Trainer):
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
             self.model.set_block_length(config.block_length)
-        if config.gradient_checkpointing:
-            self.model.checkpoint_layers()
         self.draw = _example_source(config, self.tokenizer, self.model)
-        self.optimizer = build_adamw(self.model, config)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
-        self.about = f"{sum(p.numel() for p in self.model.parameters()):,} parameters; {describe_environment()}"
+        self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
@@ -84,16 +77,13 @@ class SFTTrainer(Trainer):
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
-        batch = {i: self.draw(step * config.batch_size + i) for i in mine}
-        rng = generator(config.seed, step, "t")
-        low, high = config.mask_ratios
         loss = accumulate_sft_gradients(
             self.model,
-            batch,
+            {i: self.draw(step * config.batch_size + i) for i in mine},
             config.batch_size,
             config.update_tokens,
-            rng,
-            ratios=(low, high),
+            generator(config.seed, step, "t"),
+            ratios=config.mask_ratios,
             loss_weight=config.loss_weight,
             filler=self.draw(step * config.batch_size) if config.fsdp else None,
         )
@@ -123,7 +113,7 @@ def accumulate_sft_gradients(
     update_tokens: int,
     rng: torch.Generator,
     *,
-    ratios: tuple[float, float] = (0.0, 1.0),
+    ratios: Sequence[float] = (0.0, 1.0),
     loss_weight: LossWeight = "1/t",
     filler: Example | None = None,
 ) -> float:
@@ -136,18 +126,16 @@ def accumulate_sft_gradients(
     """
     low, high = ratios
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
-    t_B = (low + (high - low) * t_B).clamp(min=MIN_T)
-    t_B = t_B[torch.randperm(size, generator=rng)]
+    t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
     noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
     indices = list(batch)
     structure = model.training_structure
     lengths = structure.tokens(torch.tensor([len(e.prompt) + len(e.completion) for e in batch.values()])).tolist()
-    passes = []
+    passes, idle = [], None
     for packed in pack_by_tokens(lengths, update_tokens):
         group = [indices[j] for j in packed]
-        rows = [batch[i].prompt + batch[i].completion for i in group]
-        ids, attention = left_pad(rows, model.pad_id)
+        ids, attention = left_pad([batch[i].prompt + batch[i].completion for i in group], model.pad_id)
         masked = torch.zeros_like(ids, dtype=torch.bool)
         weight = torch.zeros(ids.shape)
         for j, i in enumerate(group):
@@ -157,7 +145,6 @@ def accumulate_sft_gradients(
             weight[j, -length:] = 1 / (share * size)
         if masked.any():
             passes.append((ids, attention, masked, weight))
-    idle = None
     if filler is not None:
         ids, attention = left_pad([filler.prompt + filler.completion], model.pad_id)
         idle = (ids, attention, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape))
@@ -168,8 +155,7 @@ def accumulate_sft_gradients(
         with one_pass([model]):
             hidden_TD = model.noised_hidden(noised, ids, attention, structure=structure)[masked]
             loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
-            loss = factor * loss
-            loss.backward()
+            (loss := factor * loss).backward()
         total += loss.item()
     return total
 
@@ -190,9 +176,9 @@ def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:
     if not config.tasks:
         raise UserError("'init' makes its tokenizer from 'tasks'; with 'data_file' give a 'model' to start from")
     tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))
-    ids = {"mask_token_id": tokenizer.mask_token_id, "eos_token_id": tokenizer.eos_token_id}
-    sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    return init_model({**config.init, **ids, **sizes}, seed=config.seed, tokenizer=tokenizer), tokenizer
+    own = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("mask", "eos", "pad")}
+    sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}
+    return init_model({**config.init, **own, **sizes}, seed=config.seed, tokenizer=tokenizer), tokenizer
 
 
 def _tokenizer_corpus(config: SFTConfig) -> list[str]:

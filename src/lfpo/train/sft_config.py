@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -85,13 +84,11 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         check_shared(self)
-        check_shares(self.tasks)
+        check_examples(self)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
         if self.right_share is not None and not 0 <= self.right_share <= 1:
             raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
-        if bool(self.tasks) == (self.data_file is not None):
-            raise ValueError("give either 'tasks' or 'data_file'")
         if self.right_share is not None and self.data_file is not None:
             raise ValueError("'right_share' is for tasks; 'data_file' has its own completions")
         if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
@@ -99,10 +96,10 @@ class SFTConfig:
         at_least_one(self, "block_length", "steps", "batch_size", "gen_length", "logging_steps")
 
 
-def check_shares(tasks: Mapping[str, float]) -> None:
-    """Raise ValueError for a task's share of the examples that is not above 0."""
-    for task, share in tasks.items():
+def check_examples(args: Any) -> None:
+    """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
+    if bool(args.tasks) == (args.data_file is not None):
+        raise ValueError("give either 'tasks' or 'data_file'")
+    for task, share in args.tasks.items():
         if not share > 0:
-            raise ValueError(
-                f"'tasks': the share {share} of {task!r} must be positive; leave out a task without examples"
-            )
+            raise ValueError(f"'tasks': the share {share} of {task!r} must be positive; or leave out the task")

@@ -35,9 +35,6 @@ class Versions:
                 f"the checkpoint holds rollouts of the policy after {version} iterations, and not its weights; resume "
                 "with old_policy reference"
             )
-        if version == newest:
-            yield
-            return
         self._set(version)
         try:
             yield
@@ -55,15 +52,9 @@ class Versions:
 
     def save(self, folder: Path) -> None:
         """Write all copies into an existing folder. A collective."""
-        of_names = {
-            f"{v}.{i}": (p, values[i]) for v, values in self.kept.items() for i, p in enumerate(self.parameters)
-        }
-        write_shards(
-            {name: p for name, (p, _) in of_names.items()},
-            lambda name: distributed.whole(split_like(*of_names[name])),
-            folder,
-            "versions",
-        )
+        like = {f"{version}.{i}": p for version in self.kept for i, p in enumerate(self.parameters)}
+        own = {f"{version}.{i}": value for version, kept in self.kept.items() for i, value in enumerate(kept)}
+        write_shards(like, lambda name: distributed.whole(split_like(like[name], own[name])), folder, "versions")
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote; nothing where there is no such folder. Raises UserError for other weights."""

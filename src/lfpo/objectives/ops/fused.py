@@ -69,11 +69,10 @@ def rectified_sum(
         head_old_VD: of theta_old, constants. y_T: tokens, int64. r_T in [0, 1]. token_weight_T: w, 1 where not given.
     beta > 0; positive_weight and negative_weight: w+ and w-.
 
-    `ops.rectified.rectified_loss` is the same from logits, for tests. Here loss and gradient are computed together, a
-    chunk of tokens at a time: two products with a head for the logits, one for the gradient of the states, one more
-    for that of a trained head. Where both policies share one head and r is 0 or 1 everywhere, one product gives all
-    logits, since mixed logits are the logits of mixed states. precision: of these products (lfpo.models.head); their
-    sums and everything else are float32 (float64 for float64 states).
+    Loss and gradient are computed together, a chunk of tokens at a time: two products with a head for the logits, one
+    for the gradient of the states, one more for that of a trained head. Where both policies share one head and r is 0
+    or 1 everywhere, one product gives all logits, since mixed logits are the logits of mixed states. precision: of
+    these products (lfpo.models.head); their sums and everything else are float32 (float64 for float64 states).
 
     On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (ops/kernel.py), which
     reads the logits twice; elsewhere it is a dozen tensor operations. Both give the same to float32 rounding.
@@ -88,7 +87,7 @@ def rectified_sum(
         states = (hidden_TD.detach()[piece], hidden_old[piece])
         return _chunk(*states, head, head_old, y_T[piece], weighted, beta, weight_T[piece], precision)
 
-    return _FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
+    return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
 
 
 def cross_entropy_sum(
@@ -104,42 +103,11 @@ def cross_entropy_sum(
     return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
 
 
-def mixture_sum(
-    hidden_TD: torch.Tensor,
-    hidden_old_TD: torch.Tensor,
-    head_VD: torch.Tensor,
-    head_old_VD: torch.Tensor,
-    y_T: torch.Tensor,
-    old_share_T: torch.Tensor,
-    token_share_T: torch.Tensor,
-    precision: Precision = "float32",
-) -> torch.Tensor:
-    """Cross-entropy to a mixture of theta_old's distribution and the target token, summed over tokens, a scalar:
-
-        sum over T of  -sum over v of (a p_old(v) + b [v = y]) log p(v)
-
-    a: old_share_T, b: token_share_T, any numbers. The other arguments are those of `rectified_sum`; no gradient flows
-    into theta_old. The gradient in z is (a + b) p - a p_old - b e_y. Logits exist for a chunk of tokens at a time.
-    """
-    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-    hidden_old, a_T, b_T = hidden_old_TD.detach(), old_share_T.to(wide), token_share_T.to(wide)
-
-    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
-        logp = product(hidden_TD.detach()[piece], head.T, precision).log_softmax(-1)
-        target = product(hidden_old[piece], (head if head_old is None else head_old).T, precision).softmax(-1)
-        target = target.mul_(a).scatter_add_(1, y, b)
-        loss = -(target * logp).sum()
-        return loss, logp.exp_().mul_(a + b).sub_(target)
-
-    return _FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
-
-
 # (tokens of the chunk, head, head_old or None where it is the head) -> loss, and its gradient in the logits [t, V].
 Chunk = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
 
-class _FusedSum(torch.autograd.Function):
+class FusedSum(torch.autograd.Function):
     """A sum over tokens whose loss and gradient in the logits `chunk` gives for some tokens at a time."""
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,3 +125,22 @@ class Rule:
     schedule: str | None = "llada"
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     plan: Callable[[Any, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]] | None = None
+
+
+def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns in descending order of score, eligible ones first, and the rank of each column; both [A, C] int64.
+
+    Ties go to the left.
+    """
+    order = score_AC.masked_fill(~eligible_AC, -math.inf).argsort(dim=-1, descending=True, stable=True)
+    return order, order.argsort(dim=-1)
+
+
+def best(score_AC: torch.Tensor, eligible_AC: torch.Tensor, count_A: torch.Tensor) -> torch.Tensor:
+    """The count_A[a] eligible positions of each row with the highest score, [A, C] bool; ties go to the left."""
+    return eligible_AC & (ranked(score_AC, eligible_AC)[1] < count_A[:, None])
+
+
+def before_first(true_AC: torch.Tensor) -> torch.Tensor:
+    """How many columns come before the first True one, [A, 1] int64; C in a row without one."""
+    return (true_AC.int().cumsum(-1) == 0).sum(-1, keepdim=True)

@@ -1,46 +1,20 @@
-"""The reveal rules, and their registry REVEAL_RULES.
-
-LLaDA's (arXiv 2502.09992), Dream's (2508.15487) and SDAR's follow a schedule, and so does that of Mask-Aware policy
-gradients (2607.15200); those of Fast-dLLM (2505.22618), EB-Sampler (2505.24857) and SLIM-RL (2607.00208) decide how
-many positions a step reveals.
+"""The registry REVEAL_RULES, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule. So do Dream's
+(dream.py); those in own_pace.py decide how many positions a step reveals.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.rng import uniform
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
+from lfpo.rollout.reveal import dream, own_pace
+from lfpo.rollout.reveal.rule import Reveal, Rule, Step, best
 
 if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
     import torch
 
-# The order of a score, in which most rules reveal.
-
-
-def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns in descending order of score, eligible ones first, and the rank of each column; both [A, C] int64.
-
-    Ties go to the left.
-    """
-    order = score_AC.masked_fill(~eligible_AC, -math.inf).argsort(dim=-1, descending=True, stable=True)
-    return order, order.argsort(dim=-1)
-
-
-def best(score_AC: torch.Tensor, eligible_AC: torch.Tensor, count_A: torch.Tensor) -> torch.Tensor:
-    """The count_A[a] eligible positions of each row with the highest score, [A, C] bool; ties go to the left."""
-    return eligible_AC & (ranked(score_AC, eligible_AC)[1] < count_A[:, None])
-
-
-def before_first(true_AC: torch.Tensor) -> torch.Tensor:
-    """How many columns come before the first True one, [A, 1] int64; C in a row without one."""
-    return (true_AC.int().cumsum(-1) == 0).sum(-1, keepdim=True)
-
-
-# Rules that reveal as many positions as the schedule says. In SDAR's and LLaDA2's, which reveal all that are left where
-# these are fewer, SDAR's code then writes another position again, which may be one of the prompt.
+# Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
+# position again, which may be one of the prompt.
 
 
 def scheduled_plan(
@@ -58,6 +32,11 @@ def _spent(counts: Sequence[int], size: int) -> list[int]:
             revealed.append(min(count, size))
             size -= revealed[-1]
     return revealed
+
+
+def probability(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
+    """Rule.score: the probability of the drawn token."""
+    return p_TV.gather(1, token_T[:, None]).squeeze(1)
 
 
 def highest_score(step: Step) -> Reveal:
@@ -78,189 +57,9 @@ def sequential(step: Step) -> Reveal:
     return Reveal(step.eligible & (step.eligible.cumsum(-1) <= count[:, None]), at_step)
 
 
-def dream(step: Step) -> Reveal:
-    """The positions with the best scores; with alg_temp, drawn by softmax(score / alg_temp) without replacement.
-
-    Ties go to the left. With top_p they are common: all positions whose nucleus is one token score exactly 1. Dream's
-    code ranks them by torch.topk, which leaves the order of ties open.
-    """
-    return _drawn(step, step.score)
-
-
-def plackett_luce(step: Step) -> Reveal:
-    """Positions drawn without replacement, in proportion to c^(1 / alg_temp), with c the drawn token's confidence.
-
-    Of the two forms of the public code, both off in its recipes, one is `alg: maskgit_plus`; this is the other, which
-    takes the most probable token's probability for c.
-    """
-    return _drawn(step, step.confidence.clamp(min=1e-300).log())
-
-
-def check_plackett_luce(sampler: Any) -> None:
-    if not sampler.alg_temp:
-        raise ValueError("alg_temp 0.0: the reveal rule 'plackett_luce' needs a number above 0")
-
-
-def _drawn(step: Step, score: torch.Tensor) -> Reveal:
-    """The schedule's count of positions with the best scores, or drawn by them at alg_temp."""
-    if step.sampler.alg_temp:
-        # The k highest of score / alg_temp + Gumbel noise are k draws without replacement.
-        score = score / step.sampler.alg_temp - (-step.noise().clamp(min=1e-300).log()).log()
-    at_step, count = step.next_scheduled()
-    return Reveal(best(score, step.eligible, count), at_step)
-
-
-def probability(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
-    """Rule.score: the probability of the drawn token."""
-    return p_TV.gather(1, token_T[:, None]).squeeze(1)
-
-
-def margin(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
-    """Rule.score: the probability of the most probable token minus that of the second."""
-    first, second = p_TV.topk(2, dim=-1).values.unbind(-1)
-    return first - second
-
-
-def negative_entropy(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
-    """Rule.score: minus the entropy in nats, with the small constant of Dream's code."""
-    return (p_TV * (p_TV + 1e-10).log()).sum(-1)
-
-
-# Dream's "origin": each position by itself, with the schedule's probability.
-
-
-def origin(step: Step) -> Reveal:
-    """All positions whose step comes next. Each position's step depends on the row's seed only."""
-    steps = len(step.counts)
-    due = origin_steps(step.fixed_noise(), steps, step.sampler.eps).masked_fill(~step.eligible, steps)
-    at_step = due.amin(-1)
-    return Reveal(step.eligible & (due == at_step[:, None]), at_step)
-
-
-def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
-    """The step of the block that reveals each position, int64, from uniform numbers in [0, 1); any shape.
-
-    Dream reveals a masked position with probability 1 - t_next / t at each step, and all at the last one. So it is
-    still masked after step i with probability t_(i + 1) = 1 - (i + 1)(1 - eps) / steps, independently of the others.
-    """
-    return ((1 - uniform) / (1 - eps) * steps).long().clamp(max=steps - 1)
-
-
-def origin_plan(
-    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
-) -> list[list[list[int]]]:
-    """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
-    import torch
-
-    noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(max(sum(row) for row in sizes)))
-    due = origin_steps(noise, len(counts), sampler.eps)
-    rows = [own[: sum(row)].split(list(row)) for own, row in zip(due, sizes, strict=True)]
-    return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in rows]
-
-
-def check_origin(sampler: Any) -> None:
-    if sampler.schedule not in (None, "dream"):
-        raise ValueError(f"alg 'origin' follows Dream's schedule; schedule {sampler.schedule!r} does not go with it")
-
-
-# Rules that decide how many positions a step reveals.
-
-
-def needs(key: str) -> Callable[[Any], None]:
-    """Rule.check: the key must be given."""
-
-    def check(sampler: Any) -> None:
-        if getattr(sampler, key) is None:
-            raise ValueError(f"{key} None: the reveal rule {sampler.rule_name!r} needs a number")
-
-    return check
-
-
-def threshold(step: Step) -> Reveal:
-    """Positions with confidence >= threshold, and always each row's most confident one."""
-    rank = ranked(step.confidence, step.eligible)[1]
-    return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
-
-
-def threshold_leftmost(step: Step) -> Reveal:
-    """Positions with confidence >= threshold; in a row without any, the leftmost eligible one.
-
-    In Fork-dLLM (arXiv 2609.39859), training on rollouts of `threshold` collapsed, and on these it did not.
-    """
-    above = step.eligible & (step.confidence >= step.sampler.threshold)
-    first = step.eligible & (step.eligible.cumsum(-1) == 1)
-    return Reveal(above | (first & ~above.any(-1, keepdim=True)))
-
-
-def factor(step: Step) -> Reveal:
-    """The n most confident positions, for the largest n whose n-th has confidence >= 1 - factor / (n + 1).
-
-    At least one. Fast-dLLM's code also reveals the next position, which fails this test.
-    """
-    order, rank = ranked(step.confidence, step.eligible)
-    n = order.new_ones(order.shape[1]).cumsum(0)
-    fails = step.confidence.gather(1, order) < 1 - step.sampler.factor / (n + 1)
-    fails[:, 0] = False
-    return Reveal(step.eligible & (rank < before_first(fails)))
-
-
-def entropy_bound(step: Step) -> Reveal:
-    """The n positions of least entropy, for the largest n whose entropies, without the largest, sum to at most
-    entropy_bound."""
-    order, rank = ranked(-step.entropy, step.eligible)
-    ordered = step.entropy.gather(1, order)
-    others = ordered.cumsum(-1) - ordered  # ascending, so the n-th is the largest; 0 for the first
-    return Reveal(step.eligible & (rank < before_first(others > step.sampler.entropy_bound)))
-
-
-def dynamic(step: Step) -> Reveal:
-    """All positions whose score exceeds the threshold; where these are fewer than the schedule's count (at least 1), so
-    many of the best.
-
-    With editing_threshold also LLaDA2.1's token editing: a revealed token is replaced where another one is drawn whose
-    score exceeds that threshold. A block is complete after a forward that began without masks and edits nothing, or
-    after max_post_steps forwards that began without masks.
-    """
-    above = step.eligible & (step.score > step.sampler.threshold)
-    positions = above | best(step.score, step.eligible, _quota(step))
-    if step.revealed is None:
-        return Reveal(positions)
-    edits = step.revealed.editable & (step.token != step.revealed.shown)
-    edits &= step.score > step.sampler.editing_threshold
-    post_step = step.revealed.post_step
-    goes_on = (post_step < step.sampler.max_post_steps) & ((post_step == 0) | edits.any(-1))
-    return Reveal(positions, edits=edits, goes_on=goes_on)
-
-
-def tau_budget(step: Step) -> Reveal:
-    """SLIM-RL's decoder: of the positions whose score exceeds the threshold, the n best, for the largest n whose risks
-    1 - score sum to at most 1 - threshold; the schedule's count (at least 1) of the best where that is more."""
-    sure = step.eligible & (step.score > step.sampler.threshold)
-    order, rank = ranked(step.score, sure)
-    risk = (1 - step.score).gather(1, order).cumsum(-1).gather(1, rank)  # of a position and of those before it
-    within = sure & (risk <= 1 - step.sampler.threshold)
-    return Reveal(within | best(step.score, step.eligible, _quota(step)))
-
-
-def _quota(step: Step) -> torch.Tensor:
-    """The schedule's count at the current step of the block, at least 1; [A] int64."""
-    return step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
-
-
-def check_dynamic(sampler: Any) -> None:
-    needs("threshold")(sampler)
-    if sampler.max_post_steps != type(sampler).max_post_steps and not sampler.edits:
-        raise ValueError(f"max_post_steps {sampler.max_post_steps} needs editing_threshold")
-    if sampler.edits and sampler.stops_at_eos:
-        raise ValueError(
-            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be "
-            "edited; a row ends after the block with its first EOS anyway, so leave it out"
-        )
-
-
 def _scored(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rule:
     """One of Dream's scored algorithms."""
-    return Rule(dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
+    return Rule(dream.dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
 
 
 REVEAL_RULES: dict[str, Rule] = {
@@ -268,17 +67,24 @@ REVEAL_RULES: dict[str, Rule] = {
     "random": Rule(random, plan=scheduled_plan),
     "low_confidence_static": Rule(highest_score, score=probability, plan=scheduled_plan),
     "low_confidence_dynamic": Rule(
-        dynamic, check_dynamic, reads=("threshold", "editing_threshold", "max_post_steps"), score=probability
+        own_pace.dynamic,
+        own_pace.check_dynamic,
+        reads=("threshold", "editing_threshold", "max_post_steps"),
+        score=probability,
     ),
     "sequential": Rule(sequential, plan=scheduled_plan),
-    "origin": Rule(origin, check_origin, schedule="dream", plan=origin_plan),
+    "origin": Rule(dream.origin, dream.check_origin, schedule="dream", plan=dream.origin_plan),
     "maskgit_plus": _scored(probability),
-    "topk_margin": _scored(margin),
-    "entropy": _scored(negative_entropy),
-    "plackett_luce": Rule(plackett_luce, check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan),
-    "threshold": Rule(threshold, needs("threshold"), reads=("threshold",), schedule=None),
-    "threshold_leftmost": Rule(threshold_leftmost, needs("threshold"), reads=("threshold",), schedule=None),
-    "tau_budget": Rule(tau_budget, needs("threshold"), reads=("threshold",), score=probability),
-    "factor": Rule(factor, needs("factor"), reads=("factor",), schedule=None),
-    "entropy_bound": Rule(entropy_bound, needs("entropy_bound"), reads=("entropy_bound",), schedule=None),
+    "topk_margin": _scored(dream.margin),
+    "entropy": _scored(dream.negative_entropy),
+    "plackett_luce": Rule(dream.plackett_luce, dream.check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan),
+    "threshold": Rule(own_pace.threshold, own_pace.needs("threshold"), reads=("threshold",), schedule=None),
+    "threshold_leftmost": Rule(
+        own_pace.threshold_leftmost, own_pace.needs("threshold"), reads=("threshold",), schedule=None
+    ),
+    "tau_budget": Rule(own_pace.tau_budget, own_pace.needs("threshold"), reads=("threshold",), score=probability),
+    "factor": Rule(own_pace.factor, own_pace.needs("factor"), reads=("factor",), schedule=None),
+    "entropy_bound": Rule(
+        own_pace.entropy_bound, own_pace.needs("entropy_bound"), reads=("entropy_bound",), schedule=None
+    ),
 }

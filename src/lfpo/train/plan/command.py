@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file
@@ -19,6 +19,7 @@ from lfpo.base.measure import matmul_peak
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
+from lfpo.runs.directory import writing
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
@@ -34,11 +35,9 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
 
     recipe, given: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing fits.
     """
-    console = Console()
-    plan = _planner(config, args)
+    console, plan = Console(), _planner(config, args)
     found = plan(args, gpus=config.gpus)
-    memory, source = _memory(config)
-    rates, assumption = _rates(config)
+    (memory, source), (rates, assumption) = _memory(config), _rates(config)
     _print_memory(found, plan, config, memory, source, console)
 
     def rate(args: LFPOConfig) -> float:
@@ -46,17 +45,14 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
 
     taken = seconds(found, rate(args))
     _print_time(found, taken, assumption, console)
-    rows = [
-        (
-            way,
-            whole_run(way.found, rate(way.found.args), config.price_per_hour),
-            command(recipe, given, way.changes, way.gpus, config.gpus_per_machine),
-        )
-        for way in ways(plan, args, config.gpus, memory)
-    ]
+    rows = []
+    for way in ways(plan, args, config.gpus, memory):
+        line = command(recipe, given, way.changes, way.gpus, config.gpus_per_machine)
+        rows.append((way, whole_run(way.found, rate(way.found.args), config.price_per_hour), line))
     if config.output:
+        sizes = found.sizes
         result = {
-            "parameters": {"total": found.sizes.total, "active": found.sizes.total_active, "trained": found.trained},
+            "parameters": {"total": sizes.total, "active": sizes.active + sizes.outside, "trained": found.trained},
             "phases": PHASES,
             "bytes": found.parts,
             "total": found.totals,
@@ -71,13 +67,9 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
             ],
         }
         path = Path(config.output)
-        try:
+        with writing(path, "; give --output the name of a new file"):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps(result, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"output {path}: cannot be written ({error.strerror}); give the name of a new file"
-            ) from error
     if not rows:
         raise UserError(
             f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "
@@ -173,13 +165,11 @@ def _print_memory(
     args, sizes = found.args, found.sizes
     how = "LoRA" if args.lora else "all weights"
     split = ", split by FSDP2" if args.fsdp else ""
-    active = f", {readable(sizes.total_active)} active" if sizes.experts else ""
+    active = f", {readable(sizes.active + sizes.outside)} active" if sizes.experts else ""
     title = f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained ({how})"
     console.print(f"{title}, {config.gpus} GPU{'s' if config.gpus > 1 else ''}{split}", soft_wrap=True)
-    table = Table(box=box.SIMPLE)
-    table.add_column("GiB on each GPU", no_wrap=True)
-    for phase in PHASES:
-        table.add_column(phase, justify="right")
+    table = Table("GiB on each GPU", *(Column(phase, justify="right") for phase in PHASES), box=box.SIMPLE)
+    table.columns[0].no_wrap = True
     for name, values in found.parts.items():
         table.add_row(name, *(f"{v / GIB:.2f}" if v else "" for v in values))
         if name == "activations of a pass":
@@ -209,11 +199,8 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     fullest = f"; the fullest rank computes {found.fullest:.2f} times the mean" if found.gpus > 1 else ""
     rollouts, update, whole = map(duration, taken)
     if engine.name == "ray":
-        order = "beside" if engine.max_staleness else "before"
-        where = (
-            f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, {order} the update: "
-            f"{whole} an iteration."
-        )
+        where = f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, "
+        where += f"{'beside' if engine.max_staleness else 'before'} the update: {whole} an iteration."
     console.print(
         f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
         f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
@@ -226,13 +213,9 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
 def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: Console) -> None:
     """A table of the ways that fit, with what a whole run takes, and under it the command of each."""
     table = Table(title=f"Whole runs that fit {memory / GIB:.3g} GiB a GPU", box=box.SIMPLE, title_justify="left")
-    table.add_column("", justify="right")
-    table.add_column("way")
-    for name in ("GPUs", "peak GiB", "training", "evaluation", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
     priced = rows[0][1].cost is not None
-    if priced:
-        table.add_column("cost", justify="right")
+    for name in ("", "way", "GPUs", "peak GiB", "training", "evaluation", "tokens", *(["cost"] if priced else [])):
+        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=name != "way")
     for number, (way, run, _) in enumerate(rows, 1):
         peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
         hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))

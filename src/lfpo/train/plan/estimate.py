@@ -168,15 +168,15 @@ class Estimate:
         }
 
     def _host(self) -> dict[str, float]:
-        args, sizes = self.args, self.sizes
-        offloaded = self.per_weight * sizes.layers if args.offload_reference else 0
-        paged, kept = args.optim.startswith("paged"), args.old_policy == "sampler" and args.engine.max_staleness
-        one = 4 * self.adapter or self.share * self.per_weight * sizes.total
+        """Bytes of CPU memory."""
+        args, per_weight, staleness = self.args, self.per_weight, self.args.engine.max_staleness
+        offloaded = per_weight * self.sizes.layers if args.offload_reference else 0
+        versions = staleness + 1 if staleness and args.old_policy == "sampler" else 0
         return {
             "reference": offloaded,
             "base policy": offloaded if self.objective.needs_base else 0,
-            "optimiser": moment_bytes(args.optim) * self.trained_here if paged else 0,
-            "earlier versions of the reference": (args.engine.max_staleness + 1) * one if kept else 0,
+            "optimiser": moment_bytes(args.optim) * self.trained_here * args.optim.startswith("paged"),
+            "earlier versions of the reference": versions * (4 if args.lora else per_weight) * self.trained_here,
         }
 
     def _gathered(self) -> Phases:
@@ -240,9 +240,8 @@ class Estimate:
 
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
-        held, peak = self._activations(
-            "checkpointed" if args.gradient_checkpointing else "full", self.rows, self.view_tokens
-        )
+        kind: Kind = "checkpointed" if args.gradient_checkpointing else "full"
+        held, peak = self._activations(kind, self.rows, self.view_tokens)
         targets = min(self.rows * self.work.most_targets, self.rows * self.length)
         states = 3 * targets * self.hf.hidden_size * per_weight
         logits = targets * self.hf.vocab_size
@@ -258,11 +257,8 @@ class Estimate:
         at_head = max(max(chunk, leaving) - (peak - held), later)
         # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
         # embeddings are gathered, and their gradient is copied on its way.
-        reduced = 0
-        if args.fsdp and all_weights:
-            reduced = self.head * (per_weight + 2 * 4)
-        elif self.gpus > 1:
-            reduced = 4 * self.trained
+        split = args.fsdp and all_weights
+        reduced = self.head * (per_weight + 2 * 4) if split else 4 * self.trained if self.gpus > 1 else 0
         return {
             "activations of a pass": (0, 0, peak, 0),
             "hidden states at targets": (0, 0, states, 0),

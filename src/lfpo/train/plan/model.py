@@ -20,7 +20,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.backbone import build_backbone
 from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.loading import SHIPPED, family_of
+from lfpo.models.loading import SHIPPED, described, family_of
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 
@@ -47,6 +47,10 @@ PUBLISHED = {
     "JetLM/SDAR-4B-Chat": "sdar-4b",
     "JetLM/SDAR-8B-Chat": "sdar-8b",
     "JetLM/SDAR-30B-A3B-Chat": "sdar-30b-a3b",
+    "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1": "dllm-0.6b",
+    "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1": "dllm-0.6b-blocks",
+    "GSAI-ML/iLLaDA-8B-Base": "illada-8b",
+    "GSAI-ML/iLLaDA-8B-Instruct": "illada-8b",
 }
 
 
@@ -54,8 +58,8 @@ PUBLISHED = {
 class Sizes:
     """Numbers of parameters. layers: all layers. active: those of the layers that a token uses, which are fewer in a
     mixture of experts. experts: those of the experts' matrices. layer: the largest layer. matrices: all matrices of the
-    layers. matrix: the largest of these. head: the head, 0 if it is tied to the embeddings. rest: embeddings and the
-    last norm."""
+    layers. matrix: the largest of these. head: the head, 0 if it is tied to the embeddings. outside: the head, the
+    embeddings and the last norm, which FSDP leaves whole on every rank. rest: these without the head."""
 
     layers: int
     active: int
@@ -64,21 +68,15 @@ class Sizes:
     matrices: int
     matrix: int
     head: int
-    rest: int
+    outside: int
 
     @property
-    def outside(self) -> int:
-        """Parameters that FSDP leaves whole on every rank."""
-        return self.head + self.rest
+    def rest(self) -> int:
+        return self.outside - self.head
 
     @property
     def total(self) -> int:
         return self.layers + self.outside
-
-    @property
-    def total_active(self) -> int:
-        """All parameters that a token uses."""
-        return self.active + self.outside
 
 
 def model_config(name: str) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def model_config(name: str) -> dict[str, Any]:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = SHIPPED.get(name, Path(name).expanduser())
     if folder.is_dir():
-        return read_json(folder / "config.json")
+        return described(folder)[1]
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {', '.join(LAYOUTS)}")
     from huggingface_hub import hf_hub_download
@@ -142,7 +140,6 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
     layers = sum(p.numel() for p in stack.parameters())
     active = sum(active_weights(backbone, f"layers.{name}", p.numel()) for name, p in stack.named_parameters())
     matrices = [p.numel() for p in stack.parameters() if p.ndim >= 2]
-    head = 0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel()
     sizes = Sizes(
         layers=layers,
         active=int(active),
@@ -150,8 +147,8 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
         layer=max(sum(p.numel() for p in layer.parameters()) for layer in stack),
         matrices=sum(matrices),
         matrix=max(matrices),
-        head=head,
-        rest=sum(p.numel() for p in backbone.parameters()) - layers - head,
+        head=0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel(),
+        outside=sum(p.numel() for p in backbone.parameters()) - layers,
     )
     return sizes, backbone.config, model.family.shift
 

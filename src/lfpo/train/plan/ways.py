@@ -30,12 +30,8 @@ LIGHTER: tuple[Changes, ...] = (
     {"optim": "paged_adamw_8bit", "offload_reference": True},
 )
 SPLIT: Changes = {"fsdp": True, "optim": "adamw_torch", "offload_reference": False, "load_in_4bit": False}
-ADAPTER: Changes = {
-    "lora": {"r": LoraSettings().r},
-    "dtype": "bfloat16",
-    "optim": "adamw_torch",
-    "offload_reference": False,
-}
+ADAPTER: Changes = {"lora": {"r": LoraSettings().r}, "dtype": "bfloat16"}
+ADAPTER |= {"optim": "adamw_torch", "offload_reference": False}
 
 
 @dataclass(frozen=True)
@@ -118,19 +114,16 @@ def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     An optimiser step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with
     max_staleness while the trainer updates.
     """
-    engine = found.args.engine
-    rollout = found.rollout_flops / flop_rate / found.gpus
+    workers = _worker_gpus(found.args)
+    rollout = found.rollout_flops / flop_rate / (workers or found.gpus)
     update = found.update_flops / flop_rate / found.gpus * found.fullest
-    if engine.name != "ray":
-        return rollout, update, rollout + update
-    rollout = rollout * found.gpus / _worker_gpus(found.args)
-    return rollout, update, max(rollout, update) if engine.max_staleness else rollout + update
+    beside = bool(workers and found.args.engine.max_staleness)
+    return rollout, update, max(rollout, update) if beside else rollout + update
 
 
 def _worker_gpus(args: LFPOConfig) -> float:
     """GPUs of all Ray workers; one for each where they have none. 0 for another engine."""
-    engine = args.engine
-    return engine.workers * (engine.gpus_per_worker or 1.0) if engine.name == "ray" else 0.0
+    return args.engine.workers * (args.engine.gpus_per_worker or 1.0) if args.engine.name == "ray" else 0.0
 
 
 def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
@@ -162,16 +155,15 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
     keys = merge(given, changes)
     if recipe is None:
         keys = {"output_dir": "runs/mine"} | keys
-    words = [recipe] if recipe else []
+    words = ["lfpo", "train", *([recipe] if recipe else [])]
     for key, value in _flat(keys):
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
-    machines = -(-gpus // per_machine)
-    starter = ["lfpo", "train"]
     if gpus > 1:
+        machines = -(-gpus // per_machine)
         where = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
-        each = ["--nproc_per_node", str(gpus // machines)]
-        starter = ["torchrun", *(where if machines > 1 else []), *each, "-m", "lfpo", "train"]
-    return shlex.join(starter + words)
+        starter = ["torchrun", *(where if machines > 1 else []), "--nproc_per_node", str(gpus // machines), "-m"]
+        words = starter + words
+    return shlex.join(words)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

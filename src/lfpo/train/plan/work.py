@@ -46,8 +46,8 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     sampler: with its lengths set. trained_block: the block length of a model that attends block by block. group:
     rollouts of a prompt.
     """
-    trajectory = _toy(objective, sampler, trained_block, size=group if objective.whole_groups else TOY_ROLLOUTS)
-    size = len(trajectory)
+    size = group if objective.whole_groups else TOY_ROLLOUTS
+    trajectory = _toy(objective, sampler, trained_block, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
     signal = signal_of(objective, reward, predicted, torch.zeros(size, dtype=torch.long))
@@ -56,11 +56,10 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     views = views_of(objective, trajectory, chosen, list(range(size)), 0)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
-    before, most_targets = 0, int(views.target.sum(-1).max())
+    before, most_targets = [0], int(views.target.sum(-1).max())
 
     def logp(views: Views, policy: str) -> torch.Tensor:
-        nonlocal before
-        before += len(views)
+        before.append(len(views))
         return Predictions(views, policies).logp(policy)
 
     with torch.no_grad():
@@ -68,14 +67,8 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
-    return Work(
-        views=len(views) / size,
-        targets=float(views.target.sum()) / size,
-        most_targets=most_targets,
-        unit=unit,
-        before=before / size,
-        others=len(set(predictions.used) - {CURRENT}),
-    )
+    others = len(set(predictions.used) - {CURRENT})
+    return Work(len(views) / size, float(views.target.sum()) / size, most_targets, unit, sum(before) / size, others)
 
 
 def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int]:
