@@ -121,6 +121,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_rewards.py").write_text(
         "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n\nshort = ends_with\n"
     )
+    page = (ROOT / "docs" / "own-reward-and-data.md").read_text(encoding="utf-8")
+    game = re.search(r"^```python\n(# my_game.py\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert game is not None
+    (tmp_path / "my_game.py").write_text(game[1])
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -27,6 +28,19 @@ def test_own_reward_raises_the_reward(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(rewards) == 12
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
     assert (tmp_path / "runs/own-reward/model/model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_guess_the_number_learns_to_use_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    ended = start(run_script, EXAMPLES / "guess_the_number.py").wait(900)
+    assert ended.returncode == 0, ended.stderr
+    found = re.search(
+        r"sampled episodes: ([\d.]+) at first, ([\d.]+) at last; greedy: [\d.]+, ([\d.]+)\n", ended.stdout
+    )
+    assert found is not None
+    first, last, greedy = map(float, found.groups())
+    assert first < 0.75 and last > 0.95 and greedy == 1.0
 
 
 @pytest.mark.long

@@ -121,7 +121,8 @@ def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file. Raises UserError with the number of the first line that is not JSON."""
+    """The objects of a JSONL file; of an episode's turns only the last, whose prompt is the conversation before it.
+    Raises UserError with the number of the first line that is not JSON."""
     records = []
     # Not splitlines: it also splits at characters that a completion may hold, such as U+2028.
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
@@ -130,7 +131,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 records.append(json.loads(line))
             except ValueError as error:
                 raise UserError(f"{path}:{number}: not a JSON object ({error}); remove the line or the file") from error
-    return records
+    return [r for r, after in zip(records, [*records[1:], {}], strict=True) if after.get("turn", 1) == 1]
 
 
 def _within(items: list[T], budget: int) -> list[T]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -85,22 +86,33 @@ def score(
         name = _unused_name(function, parts)
         arguments = accepted(function, {**columns, "completion_ids": completion_ids})
         values: list[float | None] = [None] * len(completions)
-        try:
-            with time_limit(timeout):
-                returned = function(prompts=prompts, completions=completions, **arguments)
-        except (UserError, ProcessLost):
-            raise
-        except RewardTimeout:
-            failed[name] = f"it ran for more than {timeout:g} s"
-        except RewardFailed as error:
-            failed[name] = str(error)
-        except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
-            failed[name] = last_line(error)
-        else:
+        call = partial(function, prompts=prompts, completions=completions, **arguments)
+        returned, why = attempt(call, timeout)
+        if why is None:
             values = checked(returned, name, len(completions))
+        else:
+            failed[name] = why
         reward_B += weight * torch.tensor([0.0 if v is None else v for v in values], dtype=torch.float64)
         parts[name] = values
     return Rewards(reward_B, parts, failed)
+
+
+def attempt(call: Callable[[], Any], timeout: float) -> tuple[Any, str | None]:
+    """What a function of the user's returns, and None; or None, and one line that says why it failed.
+
+    timeout: seconds that it may take (0: no limit). A UserError that it raises is raised.
+    """
+    try:
+        with time_limit(timeout):
+            return call(), None
+    except (UserError, ProcessLost):
+        raise
+    except RewardTimeout:
+        return None, f"it ran for more than {timeout:g} s"
+    except RewardFailed as error:
+        return None, str(error)
+    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
+        return None, last_line(error)
 
 
 def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from lfpo.rewards import Rewards
 from lfpo.rewards.scoring import measured
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import Engine, Request
+from lfpo.rollout.episodes import Environment, Turn, play
 from lfpo.rollout.kept import score_predictions
 from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.trajectory import Trajectory
@@ -32,20 +33,19 @@ AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
 class Batch:
     """This rank's B rollouts of one iteration, and what it knows of all R rollouts on all ranks.
 
-    rows, completions, seeds [B]: data row, text and key of later random choices of each rollout.
-    trajectory [B rows]: on the policy's device. rewards [B]: on the CPU.
-    first: the number of this rank's first rollout among all R; its own are first .. first + B - 1.
+    A rollout has a row, or with an environment one for each of its turns; B counts rows.
+
+    turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of this rank's rollouts, on the CPU.
+    first: the number of this rank's first rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
     """
 
-    rows: list[Row]
+    turns: list[Turn]
     trajectory: Trajectory
-    completions: list[str]
     rewards: Rewards
-    seeds: list[int]
     first: int
     reward_R: torch.Tensor
     predicted_RM: torch.Tensor | None
@@ -55,12 +55,22 @@ class Batch:
     version: int
 
     def mine(self, block: torch.Tensor) -> torch.Tensor:
-        """Which of this rank's rollouts are among those numbered `block`, in its order; int64, 0 .. B - 1."""
-        return block[(block >= self.first) & (block < self.first + len(self.rows))] - self.first
+        """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
+        return torch.isin(self.rollout_B, block).nonzero().flatten()
 
     def of_rank(self, value_R: torch.Tensor) -> torch.Tensor:
-        """The values of this rank's rollouts [B], on the trajectory's device."""
-        return value_R[self.first : self.first + len(self.rows)].to(self.trajectory.tokens.device)
+        """The values of the rollouts of this rank's rows [B], on the trajectory's device."""
+        return value_R[self.rollout_B].to(self.trajectory.tokens.device)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The key of later random choices of each row, [B]."""
+        return [turn.seed for turn in self.turns]
+
+    @property
+    def rollout_B(self) -> torch.Tensor:
+        """The number of each row's rollout among all R, int64 [B]."""
+        return self.first + torch.tensor([turn.rollout for turn in self.turns])
 
     @property
     def unscored(self) -> bool:
@@ -81,6 +91,7 @@ def collect(
     score: Callable[[Sequence[Row], Sequence[str], list[list[int]]], Rewards],
     queue: RolloutQueue | None,
     progress: Progress,
+    environment: Environment | None = None,
 ) -> Batch:
     """Sample `plain.generations` rollouts for each of the iteration's prompts with an engine, and score them.
 
@@ -89,6 +100,7 @@ def collect(
     score: (data rows, texts, token ids) -> rewards. progress: told what is done.
     queue: takes the iteration's rollouts from there, after requests of it and of coming iterations were submitted.
     Without it the engine samples them now.
+    environment: plays the rollouts in turns, and gives their rewards in place of `score`.
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
     """
@@ -107,9 +119,13 @@ def collect(
 
     times, started = dict[str, float](), time.perf_counter()
     rows, request = asked(iteration)
-    if queue is None:
+    played, version = None, iteration
+    if environment is not None:
+        progress.begin("sampling", environment.max_turns * len(rows), "turns")
+        played = play(environment, engine, policy, tokenizer, request, rows, told)
+    elif queue is None:
         progress.begin("sampling", len(rows), "rollouts")
-        trajectory, version = engine.sample(request, told), iteration
+        trajectory = engine.sample(request, told)
     else:
         for coming in queue.missing(iteration):
             progress.begin("sampling", len(rows), "rollouts")
@@ -121,10 +137,15 @@ def collect(
         version = queue.version(iteration)
     sampled = time.perf_counter()
 
-    texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-    progress.begin("verdicts", len(rows), "completions")
-    rewards = score(rows, texts, trajectory.completion_ids())
-    progress.advance(len(rows))
+    if played is None:
+        texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
+        progress.begin("verdicts", len(rows), "completions")
+        rewards = score(rows, texts, trajectory.completion_ids())
+        progress.advance(len(rows))
+        turns, sums = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)], {}
+    else:
+        assert played.trajectory is not None  # each rank has prompts
+        turns, trajectory, rewards, sums = played.turns, played.trajectory, played.rewards, played.sums
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
 
     reward_R = distributed.all_gather_tensor(rewards.reward_B)
@@ -139,7 +160,7 @@ def collect(
         metrics["predictions/reward"] = float(predicted_RM.mean())
     if queue is not None:
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
-    metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory))
+    metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | sums)
     metrics["num_tokens"] = distributed.sum_number(float(trajectory.lengths.sum()))
     ranks = distributed.gather((rewards.failed, times))
     failed = {name: why for part, _ in ranks for name, why in part.items()}
@@ -147,11 +168,9 @@ def collect(
     metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
     metrics |= measured(source.reward_functions)
     return Batch(
-        rows=rows,
+        turns=turns,
         trajectory=trajectory,
-        completions=texts,
         rewards=rewards,
-        seeds=list(request.seeds),
         first=mine[0] * n,
         reward_R=reward_R,
         predicted_RM=predicted_RM,

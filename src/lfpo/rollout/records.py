@@ -13,16 +13,17 @@ from lfpo.rollout.trajectory import Trajectory
 
 
 def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON object for each of this rank's rollouts. signal_B: what the loss took instead of their rewards, [B]."""
+    """One JSON object for each of this rank's rows. signal_B: what the loss took instead of their rewards, [B]."""
     rewards = batch.rewards
     return [
         {
-            **completion_record(batch.trajectory, b, row["prompt"], batch.completions[b], tokenizer),
-            "rewards": {name: values[b] for name, values in rewards.parts.items()},
-            "reward": float(rewards.reward_B[b]),
+            **completion_record(batch.trajectory, b, turn.row["prompt"], turn.text, tokenizer),
+            **turn.note,
+            "rewards": {name: values[turn.rollout] for name, values in rewards.parts.items()},
+            "reward": float(rewards.reward_B[turn.rollout]),
             "r": float(signal_B[b].mean()),
         }
-        for b, row in enumerate(batch.rows)
+        for b, turn in enumerate(batch.turns)
     ]
 
 

@@ -130,7 +130,7 @@ def optimizer_step(
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
     filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
     if len(mine) or filler is None:
-        seeds = [key(batch.seeds[b], step.iteration) for b in mine.tolist()]
+        seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
         views = views_of(objective, trajectory.rows(mine), signal_B, seeds, step.inner)
     else:
         views = filler.select(mine)

@@ -38,6 +38,9 @@ class LFPOConfig:
         limit).
     reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
         past reward_timeout (0: it runs in the training process, without a limit).
+    environment: dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed)
+        and step(text) -> (reply, reward, done), in place of reward functions. max_turns: the most turns of an episode.
+        Here reward_timeout is for a rank's environments in one turn.
     keep_going: begin to train although a reward function raised when it was called once at start.
     eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
@@ -116,6 +119,8 @@ class LFPOConfig:
     reward_weights: list[float] | None = None
     reward_timeout: float = 1800.0
     reward_memory: float = 0.0
+    environment: str | None = None
+    max_turns: int = 0
     keep_going: bool = False
 
     max_steps: int = 40
@@ -194,7 +199,7 @@ class LFPOConfig:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
         at_least_one(self, "rollout_tokens")
-        not_negative(self, "eval_size", "eval_steps", "num_train_epochs")
+        not_negative(self, "eval_size", "eval_steps", "num_train_epochs", "max_turns")
         decays(self, "ema_decay", "average_decay")
         time_limits(self, "reward_timeout")
         if sum(given is not None for given in (self.task, self.data_file, self.dataset_name)) > 1:
@@ -227,6 +232,11 @@ class LFPOConfig:
                 raise ValueError(f"{key} does not work with '{name}': {why}")
         if not self.reward_memory >= 0:
             raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
+        if bool(self.environment) != bool(self.max_turns):
+            raise ValueError("'environment' and 'max_turns', the most turns of an episode, go together")
+        for name in ("max_staleness", "reward_workers"):
+            if self.environment and getattr(self.engine, name):
+                raise ValueError(f"'engine.{name}' does not work with 'environment', whose turns need the ones before")
         rollouts = self.prompts_per_iteration * self.num_generations
         if rollouts < self.optimizer_steps_per_iteration:
             raise ValueError(

@@ -7,8 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
+from lfpo.base.progress import Progress
+from lfpo.base.rng import key
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
+from lfpo.prompts.encoding import encode_rows
+from lfpo.rollout.engine import Request
+from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import completion_record
+from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 
 if TYPE_CHECKING:
@@ -34,8 +40,14 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     trainer.engine.update(f"theta after {step}", trainer.model)
+    environment = trainer.environment
     how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
     for name, sampler in trainer.eval_samplers.items():
+        if environment is not None:
+            found, played = _played(trainer, environment, name, sampler, progress)
+            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
+            records += [{"sampler": name, **record} for record in played]
+            continue
         progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
         result = evaluate(trainer.engine, trainer.model, trainer.tokenizer, rows, correct_all, sampler, **how)
         found = {"steps": result.mean_steps, "nfe": result.mean_nfe}
@@ -54,6 +66,30 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
     if trainer.args.log_completions:
         context.folder.write_rows(f"eval/step-{step}.jsonl", records)
     return metrics | {"time/eval": time.perf_counter() - started}
+
+
+def _played(
+    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, progress: Progress
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
+    model, tokenizer, mine = trainer.model, trainer.tokenizer, distributed.share(len(trainer.source.eval_rows))
+    rows = [trainer.source.eval_rows[i] for i in mine]
+    encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
+    request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in mine], sampler)
+    progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
+    turns, t, rewards, sums = play(
+        environment, trainer.engine, model, tokenizer, request, rows, lambda index, _: progress.advance(len(index))
+    )
+    sums["reward"] = (math.nan if rewards.failed else float(rewards.reward_B.sum()), len(rows))
+    records = []
+    if t is not None:
+        sums |= {"steps": (float(t.scheduled_steps.sum()), len(t)), "nfe": (float(t.nfe.sum()), len(t))}
+        for b, turn in enumerate(turns):
+            if (problem := mine[turn.rollout]) < KEPT:
+                record = completion_record(t, b, turn.row["prompt"], turn.text, tokenizer)
+                earned = rewards.parts[environment.name][turn.rollout]
+                records.append({"problem": problem, **record, **turn.note, "reward": earned})
+    return distributed.means_over_ranks(sums), [r for part in distributed.gather(records) for r in part]
 
 
 def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:

@@ -50,15 +50,18 @@ def _check_prompts(args: LFPOConfig) -> None:
             check_length(sampler, length, args.model, "sampler")
     elif args.data_file is None and args.dataset_name is None:
         raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-    elif not args.reward_funcs:
+    elif not args.reward_funcs and not args.environment:
         given = "data_file" if args.data_file else "dataset_name"
-        raise UserError(f"{given!r} needs 'reward_funcs': dotted paths of functions such as my_rewards.length")
+        raise UserError(
+            f"{given!r} needs 'reward_funcs': dotted paths of functions such as my_rewards.length; or an 'environment'"
+        )
     if args.data_file is not None:
         for split in ("train", "eval"):
             read_rows(args, split)
     if not args.reward_memory:  # with it, functions are only imported in their own process
         for path in args.reward_funcs:
             reward_function(path)
+    environment_class(args.environment)
 
 
 def reward_function(given: Any) -> RewardFunction:
@@ -70,3 +73,16 @@ def reward_function(given: Any) -> RewardFunction:
             + (f", which is {function!r}" if isinstance(given, str) else "")
         )
     return function
+
+
+def environment_class(path: str | None) -> Any:
+    """The class of environments at a dotted path, or what else makes them. Raises UserError for what cannot, and for a
+    class without `reset` or `step`."""
+    found = None if path is None else resolve(path, {}, kind="environment")
+    methods = ("reset", "step") if isinstance(found, type) else ("__call__",)
+    if path is not None and not all(hasattr(found, name) for name in methods):
+        raise UserError(
+            f"environment {path!r}: expected a class with reset(row, seed) and step(text) -> (reply, reward, done), "
+            f"found {found!r}"
+        )
+    return found

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,7 @@ from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_name
+from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
@@ -39,9 +40,7 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     args, model, reference = trainer.args, trainer.model, trainer.reference
     checked, longest, out = check_prompts(trainer)
     source = trainer.source.without(out) if out else trainer.source
-    failed = distributed.together(
-        lambda: check_rewards(source, trainer.tokenizer, trainer.reward_weights, args) if not distributed.rank() else []
-    )[0]
+    failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     needed, free = distributed.together(
@@ -51,7 +50,8 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
-    names, plan = ", ".join(map(reward_name, source.reward_functions)), ""
+    rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
+    names, plan = ", ".join(map(reward_name, rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
@@ -111,17 +111,22 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     return len(trained) + len(held_out), longest, left_out
 
 
-def check_rewards(source: PromptSource, tokenizer: Any, weights: Sequence[float], args: LFPOConfig) -> list[str]:
-    """Call each reward function once, with two stand-in completions of each of the first two prompts.
+def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
+    """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
+    the environment.
 
     Raises UserError for a function that raised or ran too long, and for a result that no batch could use: not a list,
     of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
     raise; returns a sentence for each that did.
     """
-    rows = [source.train_row(i) for i in (0, 0, 1, 1)]
-    ids = tokenizer.encode(STAND_IN, add_special_tokens=False)
-    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows], weights, args.reward_timeout)
+    args, rows = trainer.args, [source.train_row(i) for i in (0, 0, 1, 1)]
+    ids = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False)
+    weights, texts = trainer.reward_weights, [STAND_IN] * len(rows)
+    scored = source.score(rows, texts, [list(ids) for _ in rows], weights, args.reward_timeout)
     failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
+    if trainer.environment is not None:
+        _, why = step_all(trainer.environment, [Episode(0, rows[0], 0)], [STAND_IN])
+        failed = [] if why is None else [f"environment {trainer.environment.name!r} failed on its first call: {why}"]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -24,6 +24,7 @@ from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request
+from lfpo.rollout.episodes import Environment
 from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
@@ -34,6 +35,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.engines import make_engine, make_queue
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
+from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
 from lfpo.train.push import make_repository, run_push
@@ -86,6 +88,8 @@ class LFPOTrainer(Trainer):
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
         self.objective = make_objective(args.objective)
+        make = environment_class(args.environment)
+        self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
         self.reward_weights = reward_weights(args, self.source)
@@ -159,23 +163,23 @@ class LFPOTrainer(Trainer):
             score=partial(self.source.score, weights=self.reward_weights, timeout=args.reward_timeout),
             queue=self.queue,
             progress=context.progress,
+            environment=self.environment,
         )
         self._count_failures(batch.failed, iteration, context)
         return batch
 
     def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
         """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+        kind = "reward function" if self.environment is None else "environment"
         failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
         for name, times in failing.items():
             if times == 1:
                 context.note(
-                    f"reward function {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
-                raise CannotGoOn(
-                    f"reward function {name!r} failed for {times} batches in a row, last with: {failed[name]}"
-                )
+                raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
 
     def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
         """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""

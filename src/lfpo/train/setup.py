@@ -111,6 +111,8 @@ def make_source(
     Raises UserError if they give none, or more than one source of prompts.
     """
     functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
+    if functions and args.environment is not None:
+        raise UserError("an environment gives the rewards itself; leave out reward_funcs")
     sources = sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset))
     if not sources:
         raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
@@ -120,8 +122,10 @@ def make_source(
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
+        if args.environment is not None:
+            return replace(source, reward_functions=[], correct_all=None)
         return replace(source, reward_functions=functions) if functions else source
-    if not functions:
+    if not functions and args.environment is None:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
@@ -208,6 +212,9 @@ def samplers(
         raise UserError(f"sampler: {error}") from error
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
+    if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
+        what = "rollouts of one row each" if objective.whole_groups else "rewards of predictions within a rollout"
+        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
     group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
     reward_R = torch.zeros(len(group_R), dtype=torch.float64)
     signal_of(objective, reward_R, reward_R[:, None].expand(-1, len(kept_steps(objective, sampler))), group_R)

@@ -84,11 +84,12 @@ class Estimate:
         self.share = 1 / (args.fsdp_size or gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
         self.trained_here = self.adapter or self.share * self.sizes.total  # trained weights of one rank
 
-        self.rollouts = args.prompts_per_iteration * args.num_generations
-        self.problems = args.eval_size if args.task or args.eval_file else 0
+        turns = max(1, args.max_turns)  # each is a row; as many as there can be
+        self.rollouts = turns * args.prompts_per_iteration * args.num_generations
+        self.problems = turns * args.eval_size if args.task or args.eval_file else 0
         self.work = count(self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
-        fullest = fullest_rank(args, self.objective, gpus)
+        fullest = [turns * n for n in fullest_rank(args, self.objective, gpus)]
         self.fullest = sum(fullest) * gpus / self.rollouts
         views = [math.ceil(rollouts * self.work.views) for rollouts in fullest]
         self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)

@@ -1,0 +1,174 @@
+"""Rollouts of several turns: completions of the model, and between them the replies of an environment of the user's.
+
+Each turn is a row of the trajectory. Its prompt is the conversation so far, its completion what the model wrote then,
+and its reward that of the whole episode. So objectives and views need not know of turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from lfpo.base import distributed
+from lfpo.base.errors import UserError
+from lfpo.base.rng import key
+from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
+from lfpo.prompts.tasks import Row
+from lfpo.rewards.scoring import Rewards, attempt, reward_name
+from lfpo.rollout.denoise import Finished
+from lfpo.rollout.engine import Engine, Request
+from lfpo.rollout.trajectory import Trajectory, join
+
+
+@dataclass(frozen=True)
+class Environment:
+    """make: makes an object for each episode, with reset(row, seed) and step(text) -> (reply, reward, done).
+    max_turns: most turns of an episode. timeout: seconds for a rank's environments in one turn (0: no limit)."""
+
+    make: Callable[[], Any]
+    max_turns: int
+    timeout: float
+
+    @property
+    def name(self) -> str:
+        return reward_name(self.make)
+
+
+@dataclass
+class Episode:
+    """number: among the rank's. row: the data row, its prompt being the conversation so far. own: its environment, from
+    the first step on. open: whether that goes on. ids, cut: the conversation's tokens, and whether they are too many
+    for another turn."""
+
+    number: int
+    row: Row
+    seed: int
+    own: Any = None
+    reward: float = 0.0
+    open: bool = True
+    ids: Sequence[int] = ()
+    cut: bool = False
+
+    def step(self, environment: Environment, text: str) -> str:
+        """Give the environment what the model wrote; returns the reply. Raises UserError for a wrong return value."""
+        name = f"environment {environment.name!r}"
+        if self.own is None:
+            self.own = environment.make()
+            returned = self.own.reset(dict(self.row), key(self.seed, "environment"))
+            if returned is not None:
+                raise UserError(
+                    f"{name}: reset returned {returned!r:.60}, expected None; an episode begins with the row's prompt"
+                )
+        returned = self.own.step(text)
+        values = returned if isinstance(returned, tuple | list) else []
+        match [value.item() if hasattr(value, "item") else value for value in values]:  # numpy and torch scalars
+            case [str(reply), int() | float() as reward, bool(done)] if math.isfinite(reward):
+                self.reward, self.open = self.reward + reward, not done
+            case _:
+                raise UserError(
+                    f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
+                    "number, and True or False"
+                )
+        said: Any = text + reply
+        if not isinstance(self.row["prompt"], str):
+            said = [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
+        self.row = {**self.row, "prompt": self.row["prompt"] + said}
+        return reply
+
+
+class Turn(NamedTuple):
+    """A row of a trajectory. rollout: the number of its rollout among the rank's. row: the data row, its prompt being
+    what the model read. seed: of its random choices. text: what the model wrote. number, reply: in an episode, the
+    turn's number from 1, and the environment's reply, "" if it failed."""
+
+    rollout: int
+    row: Row
+    seed: int
+    text: str
+    number: int = 0
+    reply: str = ""
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What the row's record says about its turn."""
+        return {"turn": self.number, "reply": self.reply} if self.number else {}
+
+
+class Played(NamedTuple):
+    """This rank's episodes. turns, trajectory [B rows]: those of an episode one after the other; no trajectory without
+    episodes. rewards: of the episodes. sums: metric -> (sum, count) over them."""
+
+    turns: list[Turn]
+    trajectory: Trajectory | None
+    rewards: Rewards
+    sums: dict[str, tuple[float, int]]
+
+
+def play(
+    environment: Environment,
+    engine: Engine,
+    policy: MaskedDiffusionLM,
+    tokenizer: Any,
+    request: Request,
+    rows: Sequence[Row],
+    finished: Finished,
+) -> Played:
+    """Play this rank's episodes. A collective: all ranks sample equally often, also those that have no episode left.
+
+    request: of the first turns, with the seeds of the episodes. rows: the data row of each episode. finished: told of
+    each turn's rows.
+    An episode ends when its environment says so, after max_turns, or where the conversation no longer fits the model.
+    If an environment raises or takes too long, the rank's episodes end and have no rewards (see Rewards.failed).
+    """
+    episodes = [Episode(i, row, seed) for i, (row, seed) in enumerate(zip(rows, request.seeds, strict=True))]
+    turns, parts, failed, live = list[Turn](), list[Trajectory](), dict[str, str](), episodes
+    for number in range(1, environment.max_turns + 1):
+        if number > 1:
+            for e in live:
+                e.ids = encode_prompt(tokenizer, e.row["prompt"])
+                e.cut = bool(misfit(e.ids, policy, request.sampler.gen_length or 0))
+            live = [e for e in live if not e.cut]
+            seeds = [key(e.seed, "turn", number) for e in live]
+            request = dataclasses.replace(request, prompts=[e.ids for e in live], seeds=seeds, generations=1)
+        if not distributed.sum_number(len(live)):
+            break
+        texts, numbers, before = list[str](), [e.number for e in live], [e.row for e in live]
+        if live:
+            parts.append(engine.sample(request, finished))
+            texts = decode_completions(tokenizer, parts[-1].tokens, policy.eos_id)
+        else:
+            engine.idle()
+        replies, why = distributed.together(partial(step_all, environment, live, texts))[distributed.rank()]
+        turns += map(Turn, numbers, before, request.seeds, texts, [number] * len(live), replies)
+        failed |= {} if why is None else {environment.name: why}
+        live = [e for e in live if e.open and not failed]
+
+    trajectory = None
+    if parts:
+        trajectory = join(parts, policy.pad_id)
+        order = sorted(range(len(turns)), key=lambda b: turns[b].rollout)
+        turns = [turns[b] for b in order]
+        trajectory = trajectory.rows(torch.tensor(order, device=trajectory.tokens.device))
+    earned = [None if failed else e.reward for e in episodes]
+    reward_N = torch.tensor([x or 0.0 for x in earned], dtype=torch.float64)
+    n, cut = len(episodes), sum(e.cut for e in episodes)
+    sums = {"turns/mean": (float(len(turns)), n), "turns/cut": (float(cut), n)}
+    return Played(turns, trajectory, Rewards(reward_N, {environment.name: earned}, failed), sums)
+
+
+def step_all(environment: Environment, live: Sequence[Episode], texts: Sequence[str]) -> tuple[list[str], str | None]:
+    """Give environments what the model wrote. Returns their replies, and why one failed, with "" from there on."""
+    replies = [""] * len(texts)
+
+    def steps() -> None:
+        for i, e in enumerate(live):
+            replies[i] = e.step(environment, texts[i])
+
+    return replies, attempt(steps, environment.timeout)[1]
