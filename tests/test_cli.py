@@ -69,11 +69,16 @@ def test_sample_shows_steps(capsys: pytest.CaptureFixture[str]):
     assert "16 steps, 16 forwards" in lines[-1]
 
 
-def test_sample_gives_the_verdict_on_a_task(capsys: pytest.CaptureFixture[str]):
+def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.CaptureFixture[str]):
     verdicts = []
     for index in ("0", "1", "2", "3", "4", "5"):
         assert main(["sample", "--task", "sudoku", "--index", index, "--sampler.steps", "1"]) == 0
-        verdicts.append(re.findall(r"^verdict: (\w+)$", capsys.readouterr().out, re.MULTILINE))
+        printed = capsys.readouterr().out
+        verdicts.append(re.findall(r"^verdict: (\w+)$", printed, re.MULTILINE))
+        grids = [line.split() for line in printed.splitlines() if line.count("│") == 3]
+        assert len(grids) == 4
+        wrong = sum(a != b for row in grids for a, b in zip(row[5:10], row[10:15], strict=True))
+        assert verdicts[-1] == ["wrong" if wrong else "right"]
     assert {v[0] for v in verdicts} == {"right", "wrong"}
     assert main(["sample", "--task", "choice"]) == 0
     assert "verdict: " in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -94,20 +95,44 @@ def test_other_variants_of_illada_are_refused(
     assert said in error and str(folder / "config.json") in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("layout", CLASSES)
-def test_two_iterations_sampling_and_an_export(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, run = write(layout, tmp_path / "m"), tmp_path / "run"
-    train = ["train", "--model", str(folder), "--task", "sudoku", "--output_dir", str(run), "--threads", "1"]
+@pytest.mark.parametrize(
+    ("layout", "name"), [("dllm-0.6b", "m"), ("dllm-0.6b", "Qwen3-0.6B-diffusion-bd3lm-v0.1"), ("illada-8b", "m")]
+)
+def test_supervised_steps_two_iterations_samples_and_an_export(
+    layout: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, tuned, run = write(layout, tmp_path / name), tmp_path / "sft", tmp_path / "run"
+    sft = [
+        "sft",
+        "--model",
+        str(folder),
+        "--tasks",
+        "{sudoku: 1}",
+        "--steps",
+        "2",
+        "--batch_size",
+        "2",
+        "--threads",
+        "1",
+    ]
+    assert main([*sft, "--output_dir", str(tuned)]) == 0
+    train = ["train", "--model", str(tuned / "model"), "--task", "sudoku", "--output_dir", str(run), "--threads", "1"]
     train += ["--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_steps", "0"]
     train += ["--sampler.gen_length", "8", "--sampler.steps", "4", "--optimizer_steps_per_iteration", "1"]
     assert main([*train, "--reward_funcs", "reward_samples.even_tokens", "--learning_rate", "1e-2"]) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 2 and rows[-1]["grad_norm"] > 0
-    before, after = read_weights(folder), read_weights(run / "model")
-    assert before.keys() == after.keys()
-    assert any(not torch.equal(before[k], after[k]) for k in before)
+    states = [read_weights(path) for path in (folder, tuned / "model", run / "model")]
+    for before, after in itertools.pairwise(states):
+        assert before.keys() == after.keys()
+        assert any(not torch.equal(before[k], after[k]) for k in before)
+    blocks = 32 if "bd3lm" in name else None
+    assert load_model(run / "model").block_length == blocks
+    capsys.readouterr()
+    assert main(["sample", "--model", str(run / "model"), "--prompt", "a", "--sampler.gen_length", "8"]) == 0
+    assert "forwards" in capsys.readouterr().out
     exported = str(tmp_path / "exported")
     assert main(["export", str(run), "--layout", "transformers", "--output", exported]) == 0
-    assert json.loads((tmp_path / "exported" / "config.json").read_text())["architectures"] == [
-        CLASSES[layout][0].__name__
-    ]
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["architectures"] == [CLASSES[layout][0].__name__]
+    assert config.get("block_length") == blocks

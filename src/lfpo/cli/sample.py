@@ -18,12 +18,13 @@ from lfpo.models.loading import resolve
 from lfpo.models.room import check_memory
 from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
+from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.sudoku import grid_digits
 from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.rows import block_sizes
 from lfpo.rollout.trajectory import Trajectory
 
 SHOWN = 24  # most states that are printed
-VERDICTS = {True: ("right", "bold green"), False: ("wrong", "bold red"), None: ("this machine cannot judge it", "bold")}
 COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # early to late; lightness differs too
 
 
@@ -34,12 +35,12 @@ def run_sample(config: SampleConfig) -> None:
     dtype = getattr(torch, config.dtype)
     check_memory(resolve(config.model), dtype, device)
     model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
-    prompt: Any
     default_length = 128
     if config.task is not None:
         task = get_task(config.task)
         row = task.row("test", config.index)
-        prompt, default_length = row["prompt"], task.gen_length
+        prompt: Any = row["prompt"]
+        default_length = task.gen_length
     else:
         # A shell cannot easily type a line break; \n in the argument stands for one.
         prompt = (config.prompt or "").replace("\\n", "\n")
@@ -59,8 +60,7 @@ def run_sample(config: SampleConfig) -> None:
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
     if config.task is not None:
-        found, style = VERDICTS[task.correct_all([row], [text])[0]]
-        console.print(Text("verdict: ").append(found, style=style))
+        print_verdict(row, text, task.correct_all([row], [text])[0], console)
     sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
@@ -68,6 +68,34 @@ def run_sample(config: SampleConfig) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def print_verdict(row: dict[str, Any], completion: str, correct: bool | None, console: Console) -> None:
+    """Print the verdict on a task's row; under a 4x4 Sudoku also the grids, with wrong digits in red."""
+    if "puzzle" in row and (filled := grid_digits(marked_answer(completion) or completion)):
+        table = Table(box=None, padding=(0, 4, 0, 0), header_style="dim")
+        for title in ("puzzle", "completion", "solution"):
+            table.add_column(title)
+        given = "".join(c if c in "1234" else "·" for c in row["puzzle"])
+        table.add_row(_grid(given, given), _grid(filled, row["solution"]), _grid(row["solution"], row["solution"]))
+        console.print(table)
+    words = {
+        True: ("right", "bold green"),
+        False: ("wrong", "bold red"),
+        None: ("this machine cannot judge it", "bold"),
+    }
+    text, style = words[correct]
+    console.print(Text("verdict: ").append(text, style=style))
+
+
+def _grid(digits: str, expected: str) -> Text:
+    """16 digits as four rows of two boxes each; those that are not as expected in red."""
+    text = Text()
+    for i, (digit, right) in enumerate(zip(digits, expected, strict=True)):
+        text.append(digit, style="" if digit == right else "bold red reverse")
+        end = "" if i == 15 else "\n────┼────\n" if i == 7 else "\n" if i % 4 == 3 else " │ " if i % 4 == 1 else " "
+        text.append(end, style="dim")
+    return text
 
 
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:

@@ -181,7 +181,7 @@ def accumulate_gradients(
     meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
     progress: its phase counts the passes.
     """
-    meter, progress = meter or Meter(), progress or Progress()
+    progress = progress or Progress()
     size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
     views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
     pieces = [views.select(index).trim() for index in passes(views, **size)]
@@ -202,8 +202,8 @@ def accumulate_gradients(
         progress.advance()
         if weight:
             add_measures(measures, {**measured, **balance})
-            for policy in predictions.ran:
-                meter.flops += update_flops(policies[policy], piece, backward=policy == CURRENT)
+            if meter is not None:
+                meter.flops += sum(update_flops(policies[p], piece, backward=p == CURRENT) for p in predictions.ran)
     return loss_sum, measures
 
 
@@ -213,7 +213,7 @@ def logp_at_targets(
     views: Views,
     policy: str,
     *,
-    meter: Meter,
+    meter: Meter | None,
     filler: Views | None,
     **size: Any,
 ) -> torch.Tensor:
@@ -231,7 +231,8 @@ def logp_at_targets(
         if weight:
             found.append(logp_T)
             order.append(number_SL[places[number]][views.target[places[number]]])
-            meter.flops += update_flops(policies[policy], piece, backward=False)
+            if meter is not None:
+                meter.flops += update_flops(policies[policy], piece, backward=False)
     return torch.cat(found)[torch.cat(order).argsort()]
 
 
