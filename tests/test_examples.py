@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run_script(path: Path) -> None:
+    sys.argv = [str(path)]
     runpy.run_path(str(path), run_name="__main__")
 
 
