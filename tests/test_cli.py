@@ -142,6 +142,7 @@ def test_help_that_nobody_reads_ends_in_silence():
     assert without_reader("train", "--help") == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path):
     code, error = without_reader(*train_arguments(tmp_path))
     assert (code, error.count("\n")) == (0, 1)

@@ -27,7 +27,7 @@ def result(model: str, change: Any = None, **attributes: Any) -> dict[str, str]:
     engine.__class__ = Changed
     for name, value in attributes.items():
         setattr(engine, name, value)
-    return conformance(engine, loaded, PROMPTS, 24)
+    return conformance(engine, loaded, PROMPTS, 8)
 
 
 @pytest.mark.parametrize("model", ["embedded", "embedded-block"])

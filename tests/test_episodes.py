@@ -228,6 +228,7 @@ def test_a_resumed_run_has_the_same_numbers(llada: Path, tmp_path: Path):
     assert (tmp_path / "run/rollouts/step-2.jsonl").read_text() == rollouts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fsdp", ["false", "true"])
 def test_ranks_whose_episodes_end_at_other_turns_train_as_one(fsdp: str, llada: Path, tmp_path: Path):
     """Each rank has one of three prompts, whose episodes have one, two and three turns; two iterations."""

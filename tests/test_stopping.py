@@ -111,6 +111,7 @@ def test_supervised_training_stops_with_a_checkpoint_too(tmp_path: Path, monkeyp
     assert any("resumed from" in line for line in said)
 
 
+@pytest.mark.long
 def test_the_command_line_says_what_was_kept_and_exits_with_the_signal(tmp_path: Path):
     run = tmp_path / "run"
     place = ("--output_dir", str(run), "--threads", "1")

@@ -35,6 +35,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.long
 def test_tensorboard_shows_every_number_of_the_run_and_a_resumed_run_goes_on(tmp_path):
     pytest.importorskip("tensorboard")
     LFPOTrainer(args=config(tmp_path / "run", max_steps=2, report_to=["tensorboard"])).train()

@@ -80,6 +80,7 @@ def test_products_in_slices_are_those_of_the_whole(
     torch.testing.assert_close(product(a, b, precision), whole, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.long
 def test_bfloat16_weights_stay_in_their_files(wide: Path):
     with growth() as found:
         model = load_model(wide, dtype=torch.bfloat16)
@@ -98,7 +99,8 @@ def test_a_written_weight_does_not_change_its_file(tmp_path: Path):
     assert all((p == 1).all() for m in (model, load_model(source)) for p in m.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_4_bit_start_holds_one_matrix_beside_the_quantised_ones(dtype: torch.dtype, wide: Path):
     pytest.importorskip("bitsandbytes")
     with growth() as found:
@@ -141,6 +143,7 @@ def test_a_plan_holds_no_more_rows_than_there_are(tmp_path: Path):
     assert cache(num_generations=4, eval_file="unused", eval_size=16) == pytest.approx(4 * cache(num_generations=4))
 
 
+@pytest.mark.long
 def test_a_plan_reads_the_prompts_of_a_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from lfpo.cli.command_line import main
 
