@@ -100,7 +100,7 @@ def run_command(phases: Path, command: list[str]) -> int:
         return export(trainer)
 
     LFPOTrainer.sample_and_score = sampling  # type: ignore[method-assign,assignment]
-    LFPOTrainer.export = exporting  # type: ignore[method-assign]
+    LFPOTrainer.export = exporting  # type: ignore[method-assign,assignment]
     enter("start")
     return main(command)
 
