@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.base.config import flattened
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, replace_file
 
@@ -126,16 +127,10 @@ def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, An
 
 def differences(there: Settings, here: Settings) -> str:
     """The first three differences as text (`seed 0 there, 1 here`), or the empty string."""
-    old, new = (_flat(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
+    old, new = (flattened(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
     keys = [k for k in {**new, **old} if old.get(k) != new.get(k)]
     texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:3]]
     return "; ".join(texts + ([f"and {len(keys) - 3} more"] if len(keys) > 3 else []))
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else key).items()}
 
 
 def _short(value: Any) -> str:

@@ -146,8 +146,8 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
 
 
 def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
-    """Bytes of the body beside weights and gradients, for `rows` rows: those held from the forward to the backward pass,
-    and the most in both. They grow linearly in rows and layers.
+    """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to the
+    backward pass, and the most in both. They grow linearly in rows and layers.
 
     kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
     without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.

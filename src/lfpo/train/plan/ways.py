@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lfpo.base.config import flow_text, merge
+from lfpo.base.config import flattened, flow_text, merge
 from lfpo.models.settings import LoraSettings
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import Estimate
@@ -41,10 +41,6 @@ class Way:
     label: str
     changes: Changes
     found: Estimate
-
-    @property
-    def gpus(self) -> int:
-        return self.found.gpus
 
 
 def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
@@ -98,16 +94,6 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
     return best
 
 
-@dataclass(frozen=True)
-class WholeRun:
-    """tokens: that are sampled in training, at most. cost: in the currency of the price, None without one."""
-
-    training_hours: float
-    evaluation_hours: float
-    tokens: int
-    cost: float | None
-
-
 def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each.
 
@@ -126,12 +112,19 @@ def _worker_gpus(args: LFPOConfig) -> float:
     return args.engine.workers * (args.engine.gpus_per_worker or 1.0) if args.engine.name == "ray" else 0.0
 
 
-def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
-    """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour.
+@dataclass(frozen=True)
+class WholeRun:
+    """tokens: that are sampled in training, at most. cost: in the currency of the price, None without one."""
 
-    All forwards that the schedules allow are counted; early stopping takes fewer. Loading, rewards, checkpoints and
-    traffic between GPUs are not counted.
-    """
+    training_hours: float
+    evaluation_hours: float
+    tokens: int
+    cost: float | None
+
+
+def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
+    """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour. All
+    forwards that the schedules allow are counted; loading, rewards, checkpoints and traffic between GPUs are not."""
     args = found.args
     training = args.max_steps * seconds(found, flop_rate)[2] / 3600
     evaluation = found.evaluation_flops / (3600 * flop_rate * found.gpus)
@@ -152,24 +145,11 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
 
     recipe: a file or a recipe's name. given: keys that were given beside it. per_machine: GPUs of one machine.
     """
-    keys = merge(given, changes)
-    if recipe is None:
-        keys = {"output_dir": "runs/mine"} | keys
+    keys = ({} if recipe else {"output_dir": "runs/mine"}) | merge(given, changes)
     words = ["lfpo", "train", *([recipe] if recipe else [])]
-    for key, value in _flat(keys):
+    for key, value in flattened(keys, whole=["lora"]).items():
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
-    if gpus > 1:
-        machines = -(-gpus // per_machine)
-        where = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
-        starter = ["torchrun", *(where if machines > 1 else []), "--nproc_per_node", str(gpus // machines), "-m"]
-        words = starter + words
-    return shlex.join(words)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested mappings; lora and empty mappings are single values."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value and key != "lora":
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    machines = -(-gpus // per_machine)
+    meeting = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
+    starter = ["torchrun", *(meeting if machines > 1 else []), "--nproc_per_node", str(gpus // machines), "-m"]
+    return shlex.join((starter if gpus > 1 else []) + words)
