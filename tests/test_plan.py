@@ -317,9 +317,11 @@ def test_hours_and_cost_by_hand():
     assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
     assert run.tokens == 10 * 8 * COMPLETION
     # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
-    shape, hf, _ = model_shape(MODEL)
+    shape, model = model_shape(MODEL)
     forwards = COMPLETION * (PROMPT + COMPLETION)
-    one = model_flops(hf, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
+    one = model_flops(
+        model.backbone.config, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION
+    )
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0

@@ -12,8 +12,6 @@ from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.models.kv_cache import columns_for
-from lfpo.models.loading import family_of
-from lfpo.models.structure import FULL, Structure
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
@@ -56,19 +54,18 @@ class Estimate:
         self, args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
     ):
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
-        self.sizes, self.hf, self.shift = model_shape(config)
+        self.sizes, model = model_shape(config)
+        self.hf, self.shift, self.trained_block = model.backbone.config, model.family.shift, model.block_length
         if args.load_in_4bit and self.sizes.experts:
             raise UserError(NOT_IN_4BIT)
         self.objective = make_objective(args.objective)
-        self.trained_block = family_of(config, "config.json").block_length(config)
         gen_length = get_task(args.task).gen_length if args.task is not None else PromptSource.gen_length
         self.sampler, eval_samplers = samplers(args, gen_length, self.objective, self.trained_block)
         self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
-        structure = FULL if self.trained_block is None else Structure(self.trained_block, doubled=True)
         # Tokens of a view's forward, and the pairs of them that attend to each other.
-        self.view_tokens = int(structure.tokens(torch.tensor([self.length])))
-        self.view_pairs = float(structure.pairs(torch.tensor([self.length])))
+        structure, length = model.training_structure, torch.tensor([self.length])
+        self.view_tokens, self.view_pairs = int(structure.tokens(length)), float(structure.pairs(length))
         self.doubled = structure.doubled
 
         self.dtype = getattr(torch, args.dtype)
@@ -78,6 +75,7 @@ class Estimate:
         self.head_products = precision_of(args.head_precision, torch.device(device), self.dtype)
         self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
         self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
+        self.used = self.sizes.active + self.adapter  # weights of the layers that a token runs through
         self.trained = self.adapter or self.sizes.total
         self.share = 1 / (args.fsdp_size or gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
         self.trained_here = self.adapter or self.share * self.sizes.total  # trained weights of one rank
@@ -114,7 +112,8 @@ class Estimate:
         self.rollout_flops = self.rollouts * flops
         # A backward pass costs two forwards, or one where the weights are frozen.
         forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
-        one = self._flops(work.views * self.view_tokens, work.views * self.view_pairs, work.targets)
+        tokens, pairs = work.views * self.view_tokens, work.views * self.view_pairs
+        one = model_flops(self.hf, self.used, tokens, pairs, work.targets)
         self.update_flops = self.rollouts * self.objective.num_iterations * (forwards + work.before / work.views) * one
         times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
         problem = sum(self._sampling(sampler)[1] for sampler in eval_samplers.values())
@@ -150,10 +149,8 @@ class Estimate:
         moments = moment_bytes(args.optim) * trained
         optimiser: Phases = (0, moments, moments, moments)
         if args.optim.startswith("paged"):  # only those of the tensor that is being updated have to be on the GPU
-            largest = moment_bytes(args.optim) * (
-                sizes.matrix if args.lora else max(sizes.head, sizes.outside - sizes.head)
-            )
-            optimiser = (0, 0, min(largest, moments), 0)
+            largest = sizes.matrix if args.lora else max(sizes.head, sizes.outside - sizes.head)
+            optimiser = (0, 0, min(moment_bytes(args.optim) * largest, moments), 0)
         return {
             "weights": (held + 4 * adapter,) * 4,
             "reference": (4 * adapter if args.lora else frozen,) * 4,
@@ -204,7 +201,8 @@ class Estimate:
         in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
         active = in_flight * (self.sampler.block_length or 0)  # positions in the active blocks
         piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
-        forward = self._activations("forward", piece, length)[1] + 2 * active * hf.hidden_size * self.per_weight
+        _, forward = activations("forward", self.config, piece, length, self.dtype, args.lora, self.autocast)
+        forward += 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
         probability = 8 if self.head_products == "float32" else 4
         logits = active * hf.vocab_size
@@ -237,7 +235,8 @@ class Estimate:
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
         kind: Kind = "checkpointed" if args.gradient_checkpointing else "full"
-        held, peak = self._activations(kind, self.rows, self.view_tokens)
+        shape = (self.view_tokens, self.dtype, args.lora, self.autocast)
+        held, peak = activations(kind, self.config, self.rows, *shape)
         targets = min(self.rows * self.work.most_targets, self.rows * self.length)
         states = 3 * targets * self.hf.hidden_size * per_weight
         logits = targets * self.hf.vocab_size
@@ -262,12 +261,6 @@ class Estimate:
             "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head), 0),
         }
 
-    def _activations(self, kind: Kind, rows: int, length: int) -> tuple[float, float]:
-        return activations(kind, self.config, rows, length, self.dtype, self.args.lora, self.autocast)
-
-    def _flops(self, tokens: float, pairs: float, predicted: float) -> float:
-        return model_flops(self.hf, self.sizes.active + self.adapter, tokens, pairs, predicted)
-
     def _sampling(self, sampler: SamplerConfig, group: int = 1) -> tuple[int, float]:
         """Forwards and FLOPs of one rollout of a sampler, of `group` rollouts with the same prompt."""
         forwards, tokens = sampling_work(
@@ -275,4 +268,5 @@ class Estimate:
         )
         # Where the model attends block by block, a token sees half of the completion on average.
         keys = self.prompt_length + self.completion / (1 if self.trained_block is None else 2)
-        return forwards, self._flops(tokens, tokens * keys, forwards * (sampler.block_length or 0))
+        predicted = forwards * (sampler.block_length or 0)
+        return forwards, model_flops(self.hf, self.used, tokens, tokens * keys, predicted)

@@ -118,8 +118,8 @@ def by_value(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @by_value
-def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
-    """Parameter counts, transformers configuration and logit shift of a config.json's model."""
+def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
+    """Parameter counts of a config.json's model, and the model on the meta device."""
     model = skeleton(config)
     backbone, stack = model.backbone, model.backbone.model.layers
     counts = {f"layers.{name}": p.numel() for name, p in stack.named_parameters()}
@@ -134,7 +134,7 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
         head=0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel(),
         outside=sum(p.numel() for p in backbone.parameters()) - sum(counts.values()),
     )
-    return sizes, backbone.config, model.family.shift
+    return sizes, model
 
 
 @by_value
@@ -153,7 +153,7 @@ def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> t
     without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.
     """
     two, three = _of_small_runs(kind, config, *shape).unbind(1)
-    one_row, two_rows = two + (model_shape(config)[1].num_hidden_layers - 2) * (three - two)
+    one_row, two_rows = two + (model_shape(config)[1].backbone.config.num_hidden_layers - 2) * (three - two)
     held, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
     return held, peak
 

@@ -29,9 +29,11 @@ LIGHTER: tuple[Changes, ...] = (
     {"optim": "adamw_8bit", "offload_reference": True},
     {"optim": "paged_adamw_8bit", "offload_reference": True},
 )
-SPLIT: Changes = {"fsdp": True, "optim": "adamw_torch", "offload_reference": False, "load_in_4bit": False}
-ADAPTER: Changes = {"lora": {"r": LoraSettings().r}, "dtype": "bfloat16"}
-ADAPTER |= {"optim": "adamw_torch", "offload_reference": False}
+PLAIN: Changes = {"optim": "adamw_torch", "offload_reference": False}
+FSDP: Changes = {"fsdp": True, **PLAIN, "load_in_4bit": False}
+SPLIT = (FSDP, FSDP | {"rollout_gather": "layer"})
+ADAPTER: Changes = {"lora": {"r": LoraSettings().r}, "dtype": "bfloat16", **PLAIN}
+IN_4BIT: Changes = {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollout_gather": "model"}
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,23 @@ def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
     unchanged = [Way("as it stands", {}, plan(args, gpus=n)) for n in one_or_eight]
     if unchanged[0].found.peak <= memory:
         return [way for way in unchanged if way.found.peak <= memory]
-    found: list[Way | None] = []
-    if args.lora is None and not args.fsdp:
-        # A compiled forward needs its weights to stay where they are.
-        lighter = [c for c in LIGHTER if not (args.rollout_compile and c.get("offload_reference"))]
-        each = (_fitting(plan, args, "all weights", CHECKPOINTED | changes, gpus, memory) for changes in lighter)
-        found.append(next(filter(None, each), None))
-    if args.lora is None:
-        split = [n for n in (gpus, *more) if n > 1]
-        for changes in (CHECKPOINTED | SPLIT, CHECKPOINTED | SPLIT | {"rollout_gather": "layer"}):
-            fits = [_fitting(plan, args, "all weights, FSDP", changes, n, memory) for n in split]
-            found += fits
-            if any(fits):
+    # A compiled forward needs its weights to stay where they are.
+    lighter = [changes for changes in LIGHTER if not (args.rollout_compile and changes.get("offload_reference"))]
+    all_weights, experts = args.lora is None, unchanged[0].found.sizes.experts  # experts are not quantised
+    adapter = ADAPTER if all_weights else {}
+    found: list[Way] = []
+    for label, possible, numbers, choices in (
+        ("all weights", all_weights and not args.fsdp, [gpus], lighter),
+        ("all weights, FSDP", all_weights, [n for n in (gpus, *more) if n > 1], SPLIT),
+        ("LoRA", not args.load_in_4bit, one_or_eight, [adapter]),
+        ("LoRA, 4-bit base", not experts, one_or_eight, [adapter | IN_4BIT]),
+    ):
+        for changes in choices if possible else ():  # those that fit with the first changes with which any does
+            each = [_fitting(plan, args, label, CHECKPOINTED | changes, n, memory) for n in numbers]
+            if fits := [way for way in each if way is not None]:
+                found += fits
                 break
-    lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
-    if not args.load_in_4bit:
-        found += [_fitting(plan, args, "LoRA", lora, n, memory) for n in one_or_eight]
-    if not unchanged[0].found.sizes.experts:  # which are not quantised
-        four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollout_gather": "model"}
-        found += [_fitting(plan, args, "LoRA, 4-bit base", four_bit, n, memory) for n in one_or_eight]
-    return [way for way in found if way is not None]
+    return found
 
 
 def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: int, memory: float) -> Way | None:
