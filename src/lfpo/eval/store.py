@@ -18,7 +18,7 @@ from typing import Any
 from lfpo.base import distributed
 from lfpo.base.config import flattened
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
+from lfpo.base.files import json_lines, read_json, replace_file, writing
 
 # Beside the weights.
 DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
@@ -54,15 +54,10 @@ class Journal:
         if self.file is None:
             return
         lines = [{**r, "seconds": spent if i == 0 else 0.0} for i, r in enumerate(records)]
-        try:
+        with writing(self.file, "; it keeps earlier answers: free disk space, then run the same command again"):
             self._open(self.file)
             with self.file.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-        except OSError as error:
-            raise UserError(
-                f"{self.file}: could not be written ({error.strerror or error}); it keeps earlier answers: free disk "
-                "space or check permissions, then run the same command again"
-            ) from error
+                file.write(json_lines(lines))
 
     def _open(self, file: Path) -> None:
         """Create the file, or cut off an unfinished last line."""
@@ -136,14 +131,11 @@ def _short(value: Any) -> str:
 
 def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> None:
     """Write each of `files` (name -> rows) as JSONL, then the result. Raises UserError when one cannot be written."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, rows in files.items():
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), text)
+            replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), json_lines(rows))
         replace_file(path, json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
 def file_sha256(folder: Path) -> str:

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
+from lfpo.base.files import replace_file, writing
 from lfpo.base.measure import matmul_peak
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.runs.directory import writing
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
