@@ -17,7 +17,7 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import blocks_of
 from lfpo.train.config import LFPOConfig
 
@@ -129,21 +129,16 @@ def _toy(objective: Objective, sampler: SamplerConfig, trained_block: int | None
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
     kept_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
     kept = tokens[:, None].expand(-1, kept_at.shape[1], -1)
-    not_read = torch.zeros(size, dtype=torch.long)
-    return Trajectory(
-        prompt_ids=prompt,
-        prompt_mask=prompt,
-        tokens=tokens,
-        reveal_step=steps.repeat(size, 1),
-        confidence=tokens.float(),
-        entropy=tokens.float(),
-        scheduled_steps=torch.full((size,), len(counts) * blocks),
-        nfe=not_read,
-        queries=not_read,
+    return of_completions(
+        prompt,
+        prompt,
+        tokens,
+        steps.repeat(size, 1),
         sampler=sampler,
         mask_id=TOY["mask_token_id"],
         eos_id=TOY["eos_token_id"],
         structure=Structure(trained_block),
+        scheduled_steps=torch.full((size,), len(counts) * blocks),
         predicted_at=kept_at,
         predicted_tokens=kept,
         predicted_confidence=kept.float(),
