@@ -14,7 +14,7 @@ from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.structure import Structure
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 
 GEN_LENGTH, BLOCK = 12, 4
 
@@ -50,17 +50,13 @@ def plain_rollouts(model: MaskedDiffusionLM, prompts: Sequence[list[int]], *, en
             if model.eos_id in state[len(prompt) :]:
                 break
     ids, mask = left_pad(list(prompts), model.pad_id)
-    ones = torch.ones(len(prompts), dtype=torch.long)
-    return Trajectory(
-        prompt_ids=ids,
-        prompt_mask=mask,
-        tokens=tokens,
-        reveal_step=steps,
+    return of_completions(
+        ids,
+        mask,
+        tokens,
+        steps,
         confidence=confidence,
         entropy=entropy,
-        scheduled_steps=steps.amax(-1) + 1,
-        nfe=ones,
-        queries=ones,
         sampler=SamplerConfig(gen_length=GEN_LENGTH, block_length=BLOCK, temperature=1.0),
         mask_id=model.mask_id,
         eos_id=model.eos_id,

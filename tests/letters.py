@@ -10,7 +10,7 @@ from torch import nn
 
 from lfpo.base.batching import left_pad
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 
 LETTERS = "abe_"  # e: end of sequence and padding; _: the mask token
 EOS, MASK = 2, 3
@@ -37,20 +37,10 @@ def rollouts(
     steps = torch.arange(length).repeat(size, 1)
     if reveal is not None:
         steps = torch.tensor([[-1 if x == "-" else int(x) for x in row] for row in reveal])
-    return Trajectory(
-        prompt_ids=ids,
-        prompt_mask=mask,
-        tokens=torch.tensor([[LETTERS.index(x) for x in c] for c in completions]),
-        reveal_step=steps,
-        confidence=torch.ones(size, length),
-        entropy=torch.zeros(size, length) if entropy is None else torch.tensor(entropy),
-        scheduled_steps=steps.max(-1).values + 1,
-        nfe=torch.full((size,), length),
-        queries=torch.zeros(size, dtype=torch.long),
-        sampler=SamplerConfig(gen_length=length, **sampler),
-        mask_id=MASK,
-        eos_id=EOS,
-    )
+    tokens = torch.tensor([[LETTERS.index(x) for x in c] for c in completions])
+    more = {} if entropy is None else {"entropy": torch.tensor(entropy)}
+    settings = SamplerConfig(gen_length=length, **sampler)
+    return of_completions(ids, mask, tokens, steps, sampler=settings, mask_id=MASK, eos_id=EOS, **more)
 
 
 class Table(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import accumulate_gradients
 
 FOLDER = Path(__file__).parent / "goldens"
@@ -65,20 +65,9 @@ def trajectory(completion_ids: Any = None, reveal_step: Any = None, **sampler: A
     tokens = torch.tensor(batch["completion_ids"] if completion_ids is None else completion_ids)
     size, length = tokens.shape
     steps = torch.arange(length).repeat(size, 1) if reveal_step is None else torch.tensor(reveal_step)
-    return Trajectory(
-        prompt_ids=torch.tensor(batch["prompt_ids"]),
-        prompt_mask=torch.tensor(batch["prompt_mask"]),
-        tokens=tokens,
-        reveal_step=steps,
-        confidence=torch.ones(size, length),
-        entropy=torch.zeros(size, length),
-        scheduled_steps=torch.full((size,), length),
-        nfe=torch.full((size,), length),
-        queries=torch.zeros(size, dtype=torch.long),
-        sampler=SamplerConfig(gen_length=length, **sampler),
-        mask_id=MASK,
-        eos_id=EOS,
-    )
+    prompt_ids, prompt_mask = torch.tensor(batch["prompt_ids"]), torch.tensor(batch["prompt_mask"])
+    settings = SamplerConfig(gen_length=length, **sampler)
+    return of_completions(prompt_ids, prompt_mask, tokens, steps, sampler=settings, mask_id=MASK, eos_id=EOS)
 
 
 def masks(case: dict[str, Any]) -> torch.Tensor:

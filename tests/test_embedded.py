@@ -58,7 +58,7 @@ def test_evaluation_depends_on_its_seed_only():
     rows = [task.row("test", i) for i in range(6)]
     sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length)
     results = [
-        evaluate(as_it_is(model, t), model, tokenizer, rows, task.correct_all, sampler, seed=s, n_samples=2).completions
+        evaluate(as_it_is(model, t), model, tokenizer, rows, task.correct_all, sampler, seed=s).completions
         for s, t in ((1, 10**6), (1, 40), (2, 10**6))
     ]
     assert results[0] == results[1] != results[2]

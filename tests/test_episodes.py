@@ -275,7 +275,7 @@ def test_an_objective_that_joins_a_prompts_rows_in_its_loss_is_refused(tmp_path:
     with pytest.raises(
         UserError, match="objective Whole needs rollouts of one row each, which an environment does not"
     ):
-        samplers(args, list_source(ROWS, [], seed=0), Whole(), None)
+        samplers(args, 128, Whole(), None)
 
 
 def test_the_plan_counts_every_turn_as_a_rollout(llada: Path, tmp_path: Path):

@@ -17,7 +17,7 @@ from lfpo.cli.command_line import main
 from lfpo.eval import command
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, file_sha256, read_partial
-from lfpo.eval.terminal import Progress, group_means, show
+from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
 from processes import run_lfpo
@@ -37,14 +37,15 @@ def numbers(path: Path) -> dict[str, Any]:
 
 def killed_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations stop as by Ctrl-C once `count` answers are written down."""
-    advance = Progress.advance
+    add, written = Journal.add, []
 
-    def stop(self: Progress, more: int) -> None:
-        advance(self, more)
-        if self.done >= count:
+    def stop(self: Journal, records: list[dict[str, Any]]) -> None:
+        add(self, records)
+        written.extend(records)
+        if len(written) >= count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Progress, "advance", stop)
+    monkeypatch.setattr(Journal, "add", stop)
 
 
 def test_a_killed_evaluation_continues_to_the_same_result(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -229,9 +230,9 @@ def test_nothing_judged_is_no_accuracy(
 def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lfpo.eval.terminal.LINE_SECONDS", 0.0)
     console = Console(record=True, width=100, file=io.StringIO())
-    with Progress("gsm8k", 8, "completions", console) as progress:
-        progress.advance(2)
-        progress.advance(6)
+    with progress("gsm8k", 8, "completions", console) as advance:
+        advance(2)
+        advance(6)
     lines = console.export_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["gsm8k: 2 of 8 completions", "gsm8k: 8 of 8 completions"]
     assert lines[1].endswith("about 0 s left")

@@ -281,7 +281,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
     """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
     args = recipe(optim="adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2, **MANY)
     needed = small(args, 1).peak
-    found = {(way.label, way.gpus): way.changes for way in ways(small, args, 1, memory=needed - 1)}
+    found = {(way.label, way.found.gpus): way.changes for way in ways(small, args, 1, memory=needed - 1)}
     assert found["all weights, FSDP", 2]["optim"] == "adamw_torch"
     assert found["LoRA", 1]["dtype"] == "bfloat16"
     assert found["LoRA, 4-bit base", 1]["load_in_4bit"] is True
@@ -292,7 +292,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
 def test_a_stated_number_of_gpus_is_kept():
     args = recipe(prompts_per_iteration=4, **MANY)
     found = ways(small, args, 4, memory=0.9 * small(args, 4).peak)
-    assert {way.gpus for way in found} == {4}
+    assert {way.found.gpus for way in found} == {4}
     assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
 
 
@@ -317,9 +317,11 @@ def test_hours_and_cost_by_hand():
     assert run.cost == pytest.approx(3 * 4 * (run.training_hours + run.evaluation_hours))
     assert run.tokens == 10 * 8 * COMPLETION
     # Before the first iteration, after 5 and after 10: two samplers of at most one token a forward each.
-    shape, hf, _ = model_shape(MODEL)
+    shape, model = model_shape(MODEL)
     forwards = COMPLETION * (PROMPT + COMPLETION)
-    one = model_flops(hf, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION)
+    one = model_flops(
+        model.backbone.config, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION
+    )
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
@@ -356,7 +358,9 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
     def plan(args: LFPOConfig, gpus: int) -> Estimate:
         return Estimate(args, config, gpus=gpus)
 
-    found = [f"| {way.label} | {way.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)]
+    found = [
+        f"| {way.label} | {way.found.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)
+    ]
     page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
     table = page.split("| way | GPUs | peak, GiB |\n| --- | ---: | ---: |\n")[1].split("\n\n")[0]
     assert table.splitlines() == found

@@ -8,27 +8,15 @@ from lfpo.base.rng import generator
 from lfpo.objectives.lfpo import stratified_indices
 from lfpo.objectives.views import replay
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 
 MASK, EOS = 90, 91
 
 
 def make(tokens: list[list[int]], reveal: list[list[int]]) -> Trajectory:
-    b = len(tokens)
-    return Trajectory(
-        prompt_ids=torch.tensor([[EOS, 1, 2]] * b),
-        prompt_mask=torch.tensor([[0, 1, 1]] * b),
-        tokens=torch.tensor(tokens),
-        reveal_step=torch.tensor(reveal),
-        confidence=torch.ones(b, len(tokens[0])),
-        entropy=torch.zeros(b, len(tokens[0])),
-        scheduled_steps=torch.tensor([max(r) + 1 for r in reveal]),
-        nfe=torch.zeros(b, dtype=torch.long),
-        queries=torch.zeros(b, dtype=torch.long),
-        sampler=SamplerConfig(),
-        mask_id=MASK,
-        eos_id=EOS,
-    )
+    prompt, mask = torch.tensor([[EOS, 1, 2]] * len(tokens)), torch.tensor([[0, 1, 1]] * len(tokens))
+    settings = {"sampler": SamplerConfig(), "mask_id": MASK, "eos_id": EOS}
+    return of_completions(prompt, mask, torch.tensor(tokens), torch.tensor(reveal), **settings)
 
 
 def test_state_before_a_step_by_hand():

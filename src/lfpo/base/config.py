@@ -157,6 +157,15 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def flattened(values: dict[str, Any], whole: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys. Empty mappings, and those of the keys in `whole`, are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, dict) and value and key not in whole
+        found |= flattened(value, whole, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return found
+
+
 def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
     """An instance of dataclass `cls` from a mapping, with every key and type checked.
 

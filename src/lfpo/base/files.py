@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,17 @@ def replace_file(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def json_lines(rows: Iterable[Any]) -> str:
+    """The text of a JSONL file."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@contextlib.contextmanager
+def writing(path: Path, advice: str = "") -> Iterator[None]:
+    """Turn an OSError in this block into a UserError that names the file, with advice at its end."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: could not be written ({error.strerror or error}){advice}") from error

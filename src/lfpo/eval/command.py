@@ -17,7 +17,7 @@ from lfpo.eval.accuracy import scores
 from lfpo.eval.evaluate import Answer, costs, generate, grade
 from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
-from lfpo.eval.terminal import Progress, open_console, show
+from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.room import check_memory
@@ -127,13 +127,13 @@ def sample_and_grade(
     pending = [pair for pair in wanted if pair not in had][rank::world]
     title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
     new: list[Record] = []
-    with Progress(title, len(pending), "completions", console) as progress:
+    with progress(title, len(pending), "completions", console) as advance:
 
         def keep(answers: list[Answer]) -> None:
             records = [asdict(answer) for answer in answers]
             journal.add(records)
             new.extend(records)
-            progress.advance(len(records))
+            advance(len(records))
 
         if pending:
             engine = as_it_is(model, config.rollout_tokens)

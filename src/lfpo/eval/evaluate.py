@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,26 +34,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """accuracy: mean over problems and samples, with a 95 % interval over problems. pass_at_k: k -> estimate.
+    """accuracy: mean over problems, with its 95 % interval (see lfpo.eval.accuracy.scores). mean_steps, mean_nfe: of a
+    completion. completions, correct: text and verdict for each problem; row b of trajectory is completion b."""
 
-    mean_steps, mean_nfe, mean_length: scheduled steps (the paper's "inference steps"), forwards, and tokens up to the
-    first EOS of a completion. tokens_per_second: the sum of these lengths over the wall time of sampling.
-    completions, correct: text and verdict of each completion; trajectory: its row b is completion b.
-    """
-
-    n: int
-    n_samples: int
     accuracy: float | None
     interval: tuple[float, float] | None
-    pass_at_k: dict[int, float]
+    not_judged: int
     mean_steps: float
     mean_nfe: float
-    mean_length: float
-    tokens_per_second: float
-    seconds_per_problem: float
     completions: list[str]
     correct: list[Verdict]
-    not_judged: int
     trajectory: Trajectory
 
 
@@ -67,38 +56,38 @@ def evaluate(
     sampler: SamplerConfig,
     *,
     seed: int = 0,
-    n_samples: int = 1,
     finished: Callable[[list[Answer]], None] | None = None,
 ) -> EvalResult:
-    """Sample `n_samples` completions a row and verify them. sampler.gen_length must be set.
+    """Sample a completion of each row and verify it. sampler.gen_length must be set.
 
     engine: samples from `model`.
     correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
-    Each rank samples and verifies its share of the rows; all ranks return the whole result. The completions of row i
-    start at index i * n_samples; their noise is keyed by (seed, i, sample).
+    Each rank samples and verifies its share of the rows; all ranks return the whole result. The noise of row i is keyed
+    by (seed, i).
     finished: called with this rank's answers as soon as they are complete, a few at a time.
     """
     distributed.start()
-    pairs = [(i, j) for i in distributed.share(len(rows)) for j in range(n_samples)]
-    started = time.perf_counter()
+    mine = distributed.share(len(rows))
     own: list[Trajectory] = []
-    if pairs:
+    if mine:
+        pairs = [(i, 0) for i in mine]
         sampled = generate(engine, model, tokenizer, rows, pairs, sampler, seed=seed, finished=finished)
         own.append(sampled.to("cpu"))
     else:
         engine.idle()
-    seconds = time.perf_counter() - started
-    answers = [answer for t in own for answer in answers_of(t, pairs, tokenizer)]
-    verdicts = list(correct_all([rows[a.problem] for a in answers], [a.completion for a in answers]))
-    parts = distributed.gather((own, answers, verdicts, seconds))
-    answers = [answer for part in parts for answer in part[1]]
+    texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
+    parts = distributed.gather((own, texts, list(correct_all([rows[i] for i in mine], texts))))
+    completions = [text for part in parts for text in part[1]]
     verdicts = [verdict for part in parts for verdict in part[2]]
+    trajectory = join([t for part in parts for t in part[0]], model.pad_id)
+    found = scores(range(len(rows)), verdicts)
     return EvalResult(
-        **scores([a.problem for a in answers], verdicts),
-        **costs(answers, max(part[3] for part in parts)),
-        completions=[a.completion for a in answers],
+        **{name: found[name] for name in ("accuracy", "interval", "not_judged")},
+        mean_steps=float(trajectory.scheduled_steps.double().mean()),
+        mean_nfe=float(trajectory.nfe.double().mean()),
+        completions=completions,
         correct=verdicts,
-        trajectory=join([t for part in parts for t in part[0]], model.pad_id).to(model.device),
+        trajectory=trajectory.to(model.device),
     )
 
 
@@ -149,8 +138,7 @@ def grade(task: Any, rows: Sequence[Row], completions: Sequence[str]) -> list[Ve
 
 def costs(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
     """Mean steps, forwards and length, and the speed, of completions that took `seconds` of wall time in total."""
-    n = len(answers)
-    tokens = sum(a.length for a in answers)
+    n, tokens = len(answers), sum(a.length for a in answers)
     return {
         "mean_steps": sum(a.steps for a in answers) / n,
         "mean_nfe": sum(a.nfe for a in answers) / n,

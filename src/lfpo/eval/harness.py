@@ -2,18 +2,17 @@
 
     lfpo lm-eval --model_args pretrained=GSAI-ML/LLaDA-8B-Base,dtype=bfloat16 --tasks hellaswag
 
-Prompts and metrics are the harness's; decoding and its noise are those of `lfpo eval`. Under
-torchrun each rank holds a model and takes its share of the requests.
+Prompts and metrics are the harness's; decoding and its noise are those of `lfpo eval`. Under torchrun each rank holds a
+model and takes its share of the requests.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from lm_eval.api.model import LM
@@ -21,11 +20,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError, nearest
+from lfpo.base.config import build
+from lfpo.base.errors import UserError
 from lfpo.base.rng import key
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
-from lfpo.eval.settings import DTYPES
-from lfpo.eval.terminal import Progress, open_console
+from lfpo.eval.settings import Dtype
+from lfpo.eval.terminal import open_console, progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.rollout.engine import Request, as_it_is
@@ -36,7 +36,6 @@ R = TypeVar("R")
 
 DEFAULT_LENGTH = 256  # tokens of a completion if neither task nor arguments give it: the harness's default
 CHUNK = 256  # requests between two updates of the progress bar
-SAMPLER_FIELDS = {f.name: f for f in dataclasses.fields(SamplerConfig)}
 
 
 @register_model("lfpo")
@@ -68,15 +67,12 @@ class LfpoLM(LM):
         super().__init__()
         if batch_size not in (None, 1, "1", "auto") or max_batch_size is not None:
             raise UserError("lm-eval: rows are packed by tokens; leave batch_size out and give rollout_tokens")
-        if dtype not in DTYPES:
-            raise UserError(f"lm-eval: dtype {dtype!r} must be one of {', '.join(DTYPES)}")
-        for name in sampler:
-            if name not in SAMPLER_FIELDS:
-                known = ("pretrained", "dtype", "seed", "mc_num", "check_greedy", "rollout_tokens", *SAMPLER_FIELDS)
-                raise UserError(f"lm-eval: unknown model argument {name!r}{nearest(name, known)}")
-        self.mc_num, self.cfg_scale = int(mc_num), float(sampler.get("cfg_scale", 0.0))
-        if self.mc_num < 1 or not self.cfg_scale >= 0:
-            raise UserError(f"lm-eval: mc_num {mc_num} must be at least 1, and cfg_scale {self.cfg_scale} not negative")
+        if dtype not in get_args(Dtype):
+            raise UserError(f"lm-eval: dtype {dtype!r} must be one of {', '.join(get_args(Dtype))}")
+        self.cfg_scale = build(SamplerConfig, sampler, "lm-eval: model arguments").cfg_scale
+        self.mc_num = int(mc_num)
+        if self.mc_num < 1:
+            raise UserError(f"lm-eval: mc_num {mc_num} must be at least 1")
         distributed.start()
         # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
@@ -147,15 +143,11 @@ class LfpoLM(LM):
     def _sampler(self, options: dict[str, Any]) -> tuple[SamplerConfig, tuple[str, ...]]:
         """Sampler and stop texts of a request."""
         until = options.pop("until", None) or []
-        sampled = options.pop("do_sample", None)
-        values = {"gen_length": options.pop("max_gen_toks", DEFAULT_LENGTH)}
-        if sampled is False:
+        if options.pop("do_sample", None) is False:
             options.pop("temperature", None)
-        for name in options:
-            if name not in SAMPLER_FIELDS:
-                raise UserError(f"lm-eval: unknown generation setting {name!r}{nearest(name, SAMPLER_FIELDS)}")
+        values = {"gen_length": options.pop("max_gen_toks", DEFAULT_LENGTH), **options, **self.sampler}
         try:
-            sampler = SamplerConfig(**{**values, **options, **self.sampler})
+            sampler = build(SamplerConfig, values, "lm-eval: sampler")
             sampler = sampler.for_length(DEFAULT_LENGTH, self.model.block_length)
         except ValueError as error:
             raise UserError(f"lm-eval: sampler: {error}") from error
@@ -165,11 +157,11 @@ class LfpoLM(LM):
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
         mine = distributed.share(len(items))
         done: list[R] = []
-        with Progress(what, len(mine), "requests", self.console) as progress:
+        with progress(what, len(mine), "requests", self.console) as advance:
             for start in range(0, len(mine), CHUNK):
                 part = [items[i] for i in mine[start : start + CHUNK]]
                 done += work(part)
-                progress.advance(len(part))
+                advance(len(part))
         return [result for part in distributed.gather(done) for result in part]
 
     def _generate(self, asked: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:
@@ -220,7 +212,3 @@ def main(arguments: list[str]) -> None:
     with distributed.watched():
         cli_evaluate()
     distributed.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

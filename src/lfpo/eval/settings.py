@@ -12,7 +12,7 @@ from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks import TASKS
 from lfpo.rollout.sampler import SamplerConfig
 
-DTYPES = ("float32", "bfloat16")
+Dtype = Literal["float32", "bfloat16"]
 # One name for several tasks; their mean is printed too.
 GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
@@ -43,7 +43,7 @@ class EvalConfig:
     prompt_format: Literal["chat", "text"] = "chat"
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     seed: int = 0
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     rollout_tokens: int = 16384
     threads: int = 0
     output: str | None = None
@@ -55,8 +55,6 @@ class EvalConfig:
     def __post_init__(self) -> None:
         at_least_one(self, "n", "n_samples", "rollout_tokens")
         not_negative(self, "threads")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
         if not self.task_names:
             raise ValueError("'task' names no task")
         if self.n_samples > 1 and not self.sampler.is_random:

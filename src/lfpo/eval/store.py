@@ -6,6 +6,7 @@ replaced by RESULT.json, RESULT.completions.jsonl and, for code tasks, RESULT.sa
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base import distributed
+from lfpo.base.config import flattened
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
+from lfpo.base.files import json_lines, read_json, replace_file, writing
 
+# Beside the weights.
+DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
 Settings = dict[str, Any]
 Record = dict[str, Any]  # of one completion
 
@@ -26,10 +30,8 @@ class Journal:
     """The records of one rank. path: the result's file; with None nothing is written."""
 
     def __init__(self, path: Path | None, settings: Settings, rank: int):
-        self.file = path and partial_file(path, rank)
-        self.result = path
-        self.settings = settings
-        self._before = 0.0
+        self.result, self.settings = path, settings
+        self.file = path and path.with_name(f"{path.stem}.partial-{rank}.jsonl")
         self._started = self._last = time.perf_counter()
 
     def load(self) -> list[Record]:
@@ -40,8 +42,8 @@ class Journal:
             spent = max(spent, sum(r.pop("seconds") for r in records))
             found += records
         parts = distributed.gather((found, spent))
-        self._before = max(seconds for _, seconds in parts)
-        self._started = self._last = time.perf_counter()
+        self._last = time.perf_counter()
+        self._started = self._last - max(seconds for _, seconds in parts)
         unique = {pair_of(r): r for records, _ in parts for r in records}
         return [unique[k] for k in sorted(unique)]
 
@@ -52,15 +54,10 @@ class Journal:
         if self.file is None:
             return
         lines = [{**r, "seconds": spent if i == 0 else 0.0} for i, r in enumerate(records)]
-        try:
+        with writing(self.file, "; it keeps earlier answers: free disk space, then run the same command again"):
             self._open(self.file)
             with self.file.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-        except OSError as error:
-            raise UserError(
-                f"{self.file}: could not be written ({error.strerror or error}); it keeps earlier answers: free disk "
-                "space or check permissions, then run the same command again"
-            ) from error
+                file.write(json_lines(lines))
 
     def _open(self, file: Path) -> None:
         """Create the file, or cut off an unfinished last line."""
@@ -72,7 +69,7 @@ class Journal:
 
     def seconds(self) -> float:
         """Wall time of the slowest rank, earlier runs included, pauses between runs excluded. Collective."""
-        return self._before + max(distributed.gather(time.perf_counter() - self._started))
+        return max(distributed.gather(time.perf_counter() - self._started))
 
 
 def pair_of(record: Record) -> tuple[int, int]:
@@ -80,15 +77,8 @@ def pair_of(record: Record) -> tuple[int, int]:
     return record["problem"], record["sample"]
 
 
-def partial_file(result: Path, rank: int) -> Path:
-    return result.with_name(f"{result.stem}.partial-{rank}.jsonl")
-
-
 def partial_files(result: Path | None) -> list[Path]:
-    if result is None or not result.parent.is_dir():
-        return []
-    start = f"{result.stem}.partial-"
-    return sorted(p for p in result.parent.iterdir() if p.name.startswith(start) and p.name.endswith(".jsonl"))
+    return sorted(result.parent.glob(f"{glob.escape(result.stem)}.partial-*.jsonl")) if result else []
 
 
 def read_partial(file: Path) -> tuple[Settings, list[Record]]:
@@ -112,30 +102,26 @@ def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, An
         for file in (path, *partial_files(path)):
             file.unlink(missing_ok=True)
         return None
-    advice = "give another output, or --overwrite true to start anew"
-    if path.exists():
-        found = read_json(path)
-        if other := differences({k: found.get(k) for k in settings}, settings):
-            raise UserError(f"{path}: holds an evaluation with other settings ({other}); {advice}")
-        return found
-    for file in partial_files(path):
-        if other := differences(read_partial(file)[0], settings):
-            raise UserError(f"{file}: holds a stopped evaluation with other settings ({other}); {advice}")
-    return None
+    found = read_json(path) if path.exists() else None
+    if found is not None:
+        there = [(path, "an evaluation", {k: found.get(k) for k in settings})]
+    else:
+        there = [(file, "a stopped evaluation", read_partial(file)[0]) for file in partial_files(path)]
+    for file, what, theirs in there:
+        if other := differences(theirs, settings):
+            raise UserError(
+                f"{file}: holds {what} with other settings ({other}); give another output, or --overwrite true to "
+                "start anew"
+            )
+    return found
 
 
 def differences(there: Settings, here: Settings) -> str:
     """The first three differences as text (`seed 0 there, 1 here`), or the empty string."""
-    old, new = (_flat(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
+    old, new = (flattened(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
     keys = [k for k in {**new, **old} if old.get(k) != new.get(k)]
     texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:3]]
     return "; ".join(texts + ([f"and {len(keys) - 3} more"] if len(keys) > 3 else []))
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}" if name else key).items()}
 
 
 def _short(value: Any) -> str:
@@ -145,21 +131,18 @@ def _short(value: Any) -> str:
 
 def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> None:
     """Write each of `files` (name -> rows) as JSONL, then the result. Raises UserError when one cannot be written."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for name, rows in files.items():
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), text)
+            replace_file(path.with_name(f"{path.stem}.{name}.jsonl"), json_lines(rows))
         replace_file(path, json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
 def file_sha256(folder: Path) -> str:
     """SHA-256 of the files of a checkpoint folder that decide its output: weights, configuration, tokenizer."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
-        if file.suffix == ".safetensors" or file.name in _DECIDING:
+        if file.suffix == ".safetensors" or file.name in DECIDING:
             digest.update(f"{file.name}\n{_content_sha256(file)}\n".encode())
     return digest.hexdigest()
 
@@ -171,16 +154,6 @@ def _content_sha256(file: Path) -> str:
         return stored.name
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-_DECIDING = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 
 
 def data_sha256(rows: Sequence[dict[str, Any]]) -> str:

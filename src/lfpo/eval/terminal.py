@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import rich.progress
@@ -24,49 +25,41 @@ def open_console(quiet: bool) -> Console:
     return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
 
 
-class Progress:
-    """A bar in a terminal, a plain line every LINE_SECONDS elsewhere. Use as a context manager.
+@contextmanager
+def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere. Yields what to call with the number of items
+    that are done since the last call.
 
     total: number of items; unit: their name.
     """
+    done, started = 0, time.perf_counter()
+    printed = started
+    bar = rich.progress.Progress(
+        "{task.description}",
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        "left",
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task(title, total=total)
 
-    def __init__(self, title: str, total: int, unit: str, console: Console):
-        self.title, self.total, self.unit, self.console = title, total, unit, console
-        self.done = 0
-        self.started = self.printed = time.perf_counter()
-        self.bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("left"),
-            rich.progress.TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(title, total=total)
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        self.bar.update(self.task, completed=self.done)
+    def advance(count: int) -> None:
+        nonlocal done, printed
+        done += count
+        bar.advance(task, count)
         now = time.perf_counter()
-        if not self.console.is_terminal and now - self.printed >= LINE_SECONDS:
-            self.printed = now
-            left = (now - self.started) * (self.total - self.done) / max(1, self.done)
-            self.console.print(
-                f"{self.title}: {self.done} of {self.total} {self.unit}, {now - self.started:.0f} s, "
-                f"about {left:.0f} s left",
-                markup=False,
-                highlight=False,
-            )
+        if not console.is_terminal and now - printed >= LINE_SECONDS:
+            printed = now
+            left = (now - started) * (total - done) / max(1, done)
+            line = f"{title}: {done} of {total} {unit}, {now - started:.0f} s, about {left:.0f} s left"
+            console.print(line, markup=False, highlight=False)
+
+    with bar:
+        yield advance
 
 
 def show(results: Sequence[Result], console: Console) -> None:
@@ -110,10 +103,6 @@ def cells(r: Result) -> dict[str, str]:
 
 def group_means(results: Sequence[Result]) -> dict[str, float]:
     """The mean accuracy of each group whose tasks all have results."""
-    accuracy = {r["task"]: r["accuracy"] for r in results}
-    groups = {name: [accuracy.get(task) for task in tasks] for name, tasks in GROUPS.items()}
-    return {
-        name: sum(v for v in values if v is not None) / len(values)
-        for name, values in groups.items()
-        if None not in values
-    }
+    accuracy = {r["task"]: r["accuracy"] for r in results if r["accuracy"] is not None}
+    complete = {name: tasks for name, tasks in GROUPS.items() if accuracy.keys() >= set(tasks)}
+    return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in complete.items()}

@@ -28,23 +28,22 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
     files = numbered(folder, "eval", last)
     if not files:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
-    ends = [files[0]] if len(files) == 1 else [files[0], files[-1]]
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    by_sampler: dict[str, list[tuple[int, list[dict[str, Any]]]]] = {}
-    for step, path in ends:
-        records = [r for r in read_records(path) if "completion" in r]  # of other problems it holds verdicts only
-        for sampler in dict.fromkeys(r["sampler"] for r in records):
-            mine = [r for r in records if r["sampler"] == sampler]
-            by_sampler.setdefault(sampler, []).append((step, mine))
-            for record in mine:
+    by_sampler: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for step, path in dict.fromkeys([files[0], files[-1]]):
+        for record in read_records(path):
+            if "completion" in record:  # of other problems it holds verdicts only
+                sampler = record["sampler"]
                 entries = found.setdefault(sampler, {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
+                by_sampler.setdefault(sampler, {}).setdefault(step, []).append(record)
     pairs = {s: [entries for _, entries in sorted(p.items())] for s, p in found.items()}
     total = sum(len(p) for p in pairs.values())
     kept = {s: _within(p, BUDGET // max(1, len(pairs))) for s, p in pairs.items()}
     left_out = total - sum(len(p) for p in kept.values())
     note = f"{left_out} of {total} kept problems are left out to keep this page small" if left_out else ""
-    return {"problems": kept, "maps": [{"sampler": s, "panels": reveal_maps(m)} for s, m in by_sampler.items()]}, note
+    maps = [{"sampler": s, "panels": reveal_maps(list(m.items()))} for s, m in by_sampler.items()]
+    return {"problems": kept, "maps": maps}, note
 
 
 def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
@@ -68,28 +67,25 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
         records = read_records(path)
         read += len(records)
         histograms.append({"step": step, **reward_histograms(records, config)})
+        # The first and the last iteration get half of the rows; the others share the rest.
+        share = ROWS // 2 // max(1, len(chosen) - 2)
         if number in (0, len(chosen) - 1):
             maps.append((step, records))
-        # The first and the last iteration get half of the rows; the others share the rest.
-        ends = number in (0, len(chosen) - 1)
-        share = ROWS // 4 if ends else ROWS // 2 // max(1, len(chosen) - 2)
+            share = ROWS // 4
         whole = [records[i : i + size] for i in range(0, len(records), size)]
         groups += [
             {"step": step, "rows": [table_row(r, config) for r in group]}
             for group in evenly_spaced(whole, max(1, share // size))
         ]
     kept = _within(groups, BUDGET)
-    shown = sum(len(group["rows"]) for group in kept)
-    every = config["prompts_per_iteration"] * size * len(files)
+    shown, every = sum(len(group["rows"]) for group in kept), config["prompts_per_iteration"] * size * len(files)
     if not files:
         note = "this run kept no rollouts (log_completions: false)"
     elif shown == read and len(chosen) == len(files):
         note = f"all {read:,} rollouts"
     else:
-        note = (
-            f"{shown:,} of {every:,} rollouts: groups from {len(chosen)} of {len(files):,} iterations; the run's "
-            "rollouts/ folder holds all"
-        )
+        iterations = f"{len(chosen)} of {len(files):,} iterations"
+        note = f"{shown:,} of {every:,} rollouts: groups from {iterations}; the run's rollouts/ folder holds all"
     return {
         "groups": kept,
         "rollouts_note": note,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,14 +30,13 @@ def reveal_map(records: list[dict[str, Any]], length: int, steps: int) -> dict[s
     over records.
     """
     width, height = min(length, CELLS[0]), min(steps, CELLS[1])
-    counts: dict[tuple[int, int], int] = {}
-    column = [0] * width
+    counts, column = Counter[tuple[int, int]](), Counter[int]()
     for record in records:
         end = len(record["tokens"]) if "tokens" in record else length
         for position, step in enumerate(record["reveal_step"][:end]):
             if step >= 0:
                 x, y = position * width // length, step * height // steps
-                counts[x, y] = counts.get((x, y), 0) + 1
+                counts[x, y] += 1
                 column[x] += 1
     cells = [[x, y, round(n / column[x], 3)] for (x, y), n in sorted(counts.items())]
     used = [len({s for s in r["reveal_step"] if s >= 0}) for r in records]
@@ -56,17 +56,14 @@ def reward_histograms(records: list[dict[str, Any]], config: dict[str, Any]) -> 
 
     agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
     """
-    rewards = [r["reward"] for r in records]
-    group = config["num_generations"]
-    advantages = []
-    for start in range(0, len(rewards), group):
-        part = rewards[start : start + group]
-        advantages += [x - sum(part) / len(part) for x in part]
+    size, rewards = config["num_generations"], [r["reward"] for r in records]
+    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
     ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
     found: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
     if records and set(rewards) <= {0.0, 1.0}:
-        right = [sum(rewards[i : i + group]) for i in range(0, len(rewards), group)]
-        shares = {"all right": right.count(group), "all wrong": right.count(0.0)}
+        right = [sum(group) for group in groups]
+        shares = {"all right": right.count(size), "all wrong": right.count(0.0)}
         shares["mixed"] = len(right) - sum(shares.values())
         found["agreement"] = {name: n / len(right) for name, n in shares.items()}
     return found

@@ -11,9 +11,10 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
+from lfpo.base.files import writing
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
-from lfpo.runs.directory import Run, writing
+from lfpo.runs.directory import Run
 
 
 def write_figures(run: Run) -> list[Path]:

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.files import replace_file
+from lfpo.base.files import replace_file, writing
 from lfpo.report.data import page_data
-from lfpo.runs.directory import Run, writing
+from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
 # page.js starts the page.

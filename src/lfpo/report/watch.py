@@ -17,6 +17,14 @@ from lfpo.report.data import run_data
 from lfpo.report.html import embedded, page
 from lfpo.runs.directory import Run
 
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+AGAIN = {"Refresh": "2", "Retry-After": "2"}  # seconds
+
 
 @dataclass
 class WatchConfig:
@@ -98,18 +106,18 @@ class Handler(BaseHTTPRequestHandler):
             return
         tag = version(self.server.run.dir)
         if url.path == "/data.json" and self.headers.get("If-None-Match") == tag:
-            self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "", tag)
+            self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "", ETag=tag)
             return
         try:
             data = {**run_data(self.server.run), "live": True, "version": tag}
         except UserError as error:  # no metrics yet, or a file is being replaced: the page asks again
             self.close_connection = True
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", retry=True)
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", **AGAIN)
             return
         if url.path == "/":
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(data), tag)
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(data), ETag=tag)
         else:
-            self._answer(HTTPStatus.OK, "application/json", embedded(data), tag)
+            self._answer(HTTPStatus.OK, "application/json", embedded(data), ETag=tag)
 
     def _allowed(self, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
@@ -127,20 +135,12 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", reason)
         return allowed
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str, tag: str = "", retry: bool = False) -> None:
+    def _answer(self, status: HTTPStatus, kind: str, text: str, **more: str) -> None:
+        """more: headers beside HEADERS."""
         body = text.encode()
         self.send_response(status)
-        headers = {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "X-Frame-Options": "DENY",
-        }
-        headers |= {"ETag": tag} if tag else {}
-        headers |= {"Refresh": "2", "Retry-After": "2"} if retry else {}
-        for name, value in headers.items():
+        about = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in {**HEADERS, **about, **more}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -151,9 +151,6 @@ class Handler(BaseHTTPRequestHandler):
 
 def version(folder: Path) -> str:
     """ETag of a run's folder: changes whenever the run has written something that the page shows."""
-    state = []
-    for name in ("metrics.jsonl", "config.yaml", "notes.jsonl", "eval", "rollouts"):
-        if (folder / name).exists():
-            found = (folder / name).stat()
-            state.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
-    return f'"{"-".join(state)}"'
+    files = [folder / name for name in ("metrics.jsonl", "config.yaml", "notes.jsonl", "eval", "rollouts")]
+    state = [file.stat() for file in files if file.exists()]
+    return f'"{"-".join(f"{found.st_mtime_ns:x}-{found.st_size:x}" for found in state)}"'

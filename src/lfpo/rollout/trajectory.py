@@ -210,6 +210,25 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
     return step_B[:, None] if step_B.dim() == 1 else step_B
 
 
+def of_completions(
+    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **more: Any
+) -> Trajectory:
+    """Rollouts that no sampler made, of given completions that are revealed at given steps: of confidence 1 and entropy
+    0, in no forwards.
+
+    more: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
+    """
+    none = torch.zeros(len(tokens), dtype=torch.long)
+    fields = {
+        "confidence": torch.ones(tokens.shape),
+        "entropy": torch.zeros(tokens.shape),
+        "scheduled_steps": reveal_step.amax(-1) + 1,
+        "nfe": none,
+        "queries": none,
+    }
+    return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **fields | more)
+
+
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
     """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
     common number."""

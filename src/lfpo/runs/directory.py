@@ -16,7 +16,7 @@ from typing import Any
 from lfpo.base.config import load_yaml, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
+from lfpo.base.files import json_lines, read_json, replace_file, writing
 from lfpo.objectives.settings import LFPO
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
@@ -67,7 +67,7 @@ class Run:
         path = self.dir / name
         with writing(path, RESUME):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, "".join(json.dumps(r) + "\n" for r in rows))
+            replace_file(path, json_lines(rows))
         for listen in self.row_listeners:
             listen(name, rows)
 
@@ -92,15 +92,6 @@ class Run:
         for file in (self.metrics_file, self.notes_file):
             if file.exists():
                 self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
-
-
-@contextlib.contextmanager
-def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Turn an OSError in this block into a UserError that names the file, with advice at its end."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: could not be written ({error.strerror or error}){advice}") from error
 
 
 # Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file

@@ -26,7 +26,7 @@ from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
 from lfpo.train.dpo_config import DPOConfig
@@ -140,23 +140,17 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
         ends = torch.tensor([sampled_length(prompt, side, model) for prompt, *sides in pairs for side in sides])
         tokens = F.pad(tokens, (0, model.block_length - 1), value=model.eos_id)
         revealed = torch.arange(tokens.shape[1]) < ends[:, None]
-    size = len(tokens)
-    ones = torch.ones(size, dtype=torch.long)
-    return Trajectory(
-        prompt_ids=ids,
-        prompt_mask=mask,
-        tokens=tokens,
-        reveal_step=revealed.long() - 1,
-        confidence=torch.ones(tokens.shape),
-        entropy=torch.zeros(tokens.shape),
-        scheduled_steps=ones,
-        nfe=ones,
-        queries=ones,
+    trajectory = of_completions(
+        ids,
+        mask,
+        tokens,
+        revealed.long() - 1,
         sampler=SamplerConfig(gen_length=length),
         mask_id=model.mask_id,
         eos_id=model.eos_id,
         structure=Structure(model.block_length),
-    ).to(model.device)
+    )
+    return trajectory.to(model.device)
 
 
 def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple[Callable[[int], Pair], list[Pair]]:

@@ -94,7 +94,7 @@ class LFPOTrainer(Trainer):
         self.args = args = by_epochs(args, self.source)
         self.reward_weights = reward_weights(args, self.source)
         block_length = trained_block_length(model or args.model)
-        self.sampler, self.eval_samplers = samplers(args, self.source, self.objective, block_length)
+        self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old

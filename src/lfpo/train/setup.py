@@ -198,15 +198,15 @@ def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:
 
 
 def samplers(
-    args: LFPOConfig, source: PromptSource, objective: Objective, block_length: int | None
+    args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
 ) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
     """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
 
-    block_length: the model's. Raises UserError where a length does not fit, or the objective cannot learn from such
-    rollouts or from so few of them a prompt.
+    gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
+    the objective cannot learn from such rollouts or from so few of them a prompt.
     """
     try:
-        sampler = args.sampler.for_length(source.gen_length, block_length)
+        sampler = args.sampler.for_length(gen_length, block_length)
         evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from dataclasses import asdict, replace
@@ -14,12 +15,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file
+from lfpo.base.files import replace_file, writing
 from lfpo.base.measure import matmul_peak
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.runs.directory import writing
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
@@ -38,17 +38,17 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
     console, plan = Console(), _planner(config, args)
     found = plan(args, gpus=config.gpus)
     (memory, source), (rates, assumption) = _memory(config), _rates(config)
-    _print_memory(found, plan, config, memory, source, console)
 
-    def rate(args: LFPOConfig) -> float:
-        return rates["bfloat16" if args.bf16 and config.device == "cuda" else args.dtype]
+    def rate(found: Estimate) -> float:
+        return rates["bfloat16" if found.autocast else found.args.dtype]
 
-    taken = seconds(found, rate(args))
+    taken = seconds(found, rate(found))
+    _print_memory(found, plan, memory, source, console)
     _print_time(found, taken, assumption, console)
     rows = []
     for way in ways(plan, args, config.gpus, memory):
-        line = command(recipe, given, way.changes, way.gpus, config.gpus_per_machine)
-        rows.append((way, whole_run(way.found, rate(way.found.args), config.price_per_hour), line))
+        line = command(recipe, given, way.changes, way.found.gpus, config.gpus_per_machine)
+        rows.append((way, whole_run(way.found, rate(way.found), config.price_per_hour), line))
     if config.output:
         sizes = found.sizes
         result = {
@@ -62,7 +62,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
             "seconds": dict(zip(("rollout", "update", "iteration"), taken, strict=True)),
             "assumption": assumption,
             "ways": [
-                {"way": way.label, "gpus": way.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}
+                {"way": way.label, "gpus": way.found.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}
                 for way, run, line in rows
             ],
         }
@@ -85,21 +85,21 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "DefaultCPUAllocator" not in text:
         return None
     reason = text.splitlines()[0] if text else "an allocation failed"
-    lower = f"lower update_tokens (now {args.update_tokens})"
-    further = "set gradient_checkpointing or lora, or take more GPUs with fsdp, then --resume"
-    if not isinstance(args, LFPOConfig):
-        return UserError(f"out of memory ({reason}); {lower}, {further}")
-    config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = _planner(config, args)(args, gpus=gpus)
-    except UserError:  # a model object without a config.json that can be found
-        return UserError(f"out of memory ({reason}); see `lfpo plan`, and lower update_tokens or rollout_tokens")
-    phase = found.totals.index(found.peak)
-    largest = sorted(found.parts, key=lambda name: -found.parts[name][phase])[:3]
-    counted = ", ".join(f"{name} {found.parts[name][phase] / GIB:.2f}" for name in largest)
+    counted, lower = "", f"lower update_tokens (now {args.update_tokens})"
+    if isinstance(args, LFPOConfig):
+        lower += f" or rollout_tokens (now {args.rollout_tokens})"
+        with contextlib.suppress(UserError):  # a model object without a config.json that can be found
+            config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
+            found = _planner(config, args)(args, gpus=gpus)
+            phase = found.totals.index(found.peak)
+            largest = sorted(found.parts, key=lambda name: -found.parts[name][phase])[:3]
+            listed = ", ".join(f"{name} {found.parts[name][phase] / GIB:.2f}" for name in largest)
+            counted = (
+                f"`lfpo plan` counts {found.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most of it {listed}; "
+            )
     return UserError(
-        f"out of memory ({reason}); `lfpo plan` counts {found.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most "
-        f"of it {counted}; {lower} or rollout_tokens (now {args.rollout_tokens}), {further}"
+        f"out of memory ({reason}); {counted}{lower}, set gradient_checkpointing or lora, or take more GPUs with fsdp, "
+        "then --resume"
     )
 
 
@@ -138,13 +138,10 @@ def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
         ("bfloat16", config.tflops, ASSUMED_TFLOPS),
         ("float32", config.tflops_float32, ASSUMED_TFLOPS_FLOAT32),
     ):
-        if stated is not None:
-            rates[dtype], origin = stated * 1e12, "stated"
-        elif here:
+        rates[dtype], origin = 1e12 * (stated or assumed), "stated" if stated else "assumed"
+        if here and not stated:
             rates[dtype] = EFFICIENCY * matmul_peak(torch.device(config.device), getattr(torch, dtype))
             origin = f"{EFFICIENCY:.0%} of one large product, measured here"
-        else:
-            rates[dtype], origin = assumed * 1e12, "assumed"
         origins.append(f"{rates[dtype] / 1e12:.3g} TFLOP/s in {dtype} ({origin})")
     return rates, ", ".join(origins)
 
@@ -154,26 +151,26 @@ def readable(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
 
 
-def _colour(value: float, memory: float) -> str:
-    return "red" if value > memory else "yellow" if value > 0.9 * memory else "green"
+def _colour(size: float, memory: float) -> str:
+    return "red" if size > memory else "yellow" if size > 0.9 * memory else "green"
 
 
-def _print_memory(
-    found: Estimate, plan: Plan, config: PlanConfig, memory: float, source: str, console: Console
-) -> None:
+def _print_memory(found: Estimate, plan: Plan, memory: float, source: str, console: Console) -> None:
     """memory: bytes of one GPU. source: where that number is from."""
     args, sizes = found.args, found.sizes
-    how = "LoRA" if args.lora else "all weights"
-    split = ", split by FSDP2" if args.fsdp else ""
     active = f", {readable(sizes.active + sizes.outside)} active" if sizes.experts else ""
-    title = f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained ({how})"
-    console.print(f"{title}, {config.gpus} GPU{'s' if config.gpus > 1 else ''}{split}", soft_wrap=True)
+    console.print(
+        f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained "
+        f"({'LoRA' if args.lora else 'all weights'}), {found.gpus} GPU{'s' if found.gpus > 1 else ''}"
+        f"{', split by FSDP2' if args.fsdp else ''}",
+        soft_wrap=True,
+    )
     table = Table("GiB on each GPU", *(Column(phase, justify="right") for phase in PHASES), box=box.SIMPLE)
     table.columns[0].no_wrap = True
     for name, values in found.parts.items():
         table.add_row(name, *(f"{v / GIB:.2f}" if v else "" for v in values))
         if name == "activations of a pass":
-            opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=config.gpus)
+            opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=found.gpus)
             other = "without" if args.gradient_checkpointing else "with"
             table.add_row(f"[dim]  {other} checkpointing[/]", "", "", f"[dim]({opposite.parts[name][2] / GIB:.2f})[/]")
     table.add_section()
@@ -204,8 +201,7 @@ def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: 
     console.print(
         f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
         f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
-        f"({found.work.views:g} views a rollout{fullest}).{where}\n"
-        f"At {assumption}.",
+        f"({found.work.views:g} views a rollout{fullest}).{where}\nAt {assumption}.",
         soft_wrap=True,
     )
 
@@ -217,11 +213,11 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
     for name in ("", "way", "GPUs", "peak GiB", "training", "evaluation", "tokens", *(["cost"] if priced else [])):
         table.add_column(name, justify="left" if name == "way" else "right", no_wrap=name != "way")
     for number, (way, run, _) in enumerate(rows, 1):
-        peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
         hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))
         tokens = f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
-        cost = [f"{run.cost:.0f}" if run.cost >= 10 else f"{run.cost:.2f}"] if run.cost is not None else []
-        table.add_row(str(number), way.label, str(way.gpus), peak, *hours, tokens, *cost)
+        cost = [] if run.cost is None else [f"{run.cost:.{0 if run.cost >= 10 else 2}f}"]
+        peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
+        table.add_row(str(number), way.label, str(way.found.gpus), peak, *hours, tokens, *cost)
     console.print(table)
     console.print(
         "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
@@ -229,6 +225,6 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
         soft_wrap=True,
     )
     for number, (way, _, line) in enumerate(rows, 1):
-        label = f"\n{number}  {way.label}, {way.gpus} GPU{'s' if way.gpus > 1 else ''}"
-        console.print(label, style="dim", highlight=False)
+        gpus = f"{way.found.gpus} GPU{'s' if way.found.gpus > 1 else ''}"
+        console.print(f"\n{number}  {way.label}, {gpus}", style="dim", highlight=False)
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -12,12 +12,10 @@ from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.models.kv_cache import columns_for
-from lfpo.models.loading import family_of
-from lfpo.models.structure import FULL, Structure
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
+from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
@@ -28,6 +26,7 @@ from lfpo.train.flops import head_dim, model_flops
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.train.plan.work import count, fullest_rank, sampling_work
+from lfpo.train.setup import samplers
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")
@@ -55,44 +54,43 @@ class Estimate:
         self, args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
     ):
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
-        self.sizes, self.hf, self.shift = model_shape(config)
+        self.sizes, model = model_shape(config)
+        self.hf, self.shift, self.trained_block = model.backbone.config, model.family.shift, model.block_length
         if args.load_in_4bit and self.sizes.experts:
             raise UserError(NOT_IN_4BIT)
         self.objective = make_objective(args.objective)
-        self.trained_block = family_of(config, "config.json").block_length(config)
-        default_length = get_task(args.task).gen_length if args.task is not None else 128
-        try:
-            self.sampler = args.sampler.for_length(default_length, self.trained_block)
-        except ValueError as error:  # settings that do not go with this model
-            raise UserError(f"sampler: {error}") from error
-        check_rollouts(self.objective, self.sampler, trained_block=self.trained_block)
-        assert self.sampler.gen_length
-        self.prompt_length, self.completion = prompt_length, self.sampler.gen_length
+        gen_length = get_task(args.task).gen_length if args.task is not None else PromptSource.gen_length
+        self.sampler, eval_samplers = samplers(args, gen_length, self.objective, self.trained_block)
+        self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
-        structure = FULL if self.trained_block is None else Structure(self.trained_block, doubled=True)
         # Tokens of a view's forward, and the pairs of them that attend to each other.
-        self.view_tokens = int(structure.tokens(torch.tensor([self.length])))
-        self.view_pairs = float(structure.pairs(torch.tensor([self.length])))
-        self.doubled = self.view_tokens > self.length
+        structure, length = model.training_structure, torch.tensor([self.length])
+        self.view_tokens, self.view_pairs = int(structure.tokens(length)), float(structure.pairs(length))
+        self.doubled = structure.doubled
 
-        self.per_weight = getattr(torch, args.dtype).itemsize  # bytes
+        self.dtype = getattr(torch, args.dtype)
         self.autocast = args.bf16 and device == "cuda"
+        self.per_weight = self.dtype.itemsize  # bytes
         self.per_product = 2 if self.autocast else self.per_weight  # bytes of a weight in products of matrices
+        self.head_products = precision_of(args.head_precision, torch.device(device), self.dtype)
         self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
         self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
-        self.trained = self.adapter if args.lora is not None else self.sizes.total
+        self.used = self.sizes.active + self.adapter  # weights of the layers that a token runs through
+        self.trained = self.adapter or self.sizes.total
         self.share = 1 / (args.fsdp_size or gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
         self.trained_here = self.adapter or self.share * self.sizes.total  # trained weights of one rank
 
         turns = max(1, args.max_turns)  # each is a row; as many as there can be
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
         self.problems = turns * args.eval_size if args.task or args.eval_file else 0
-        self.work = count(self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations)
+        self.work = work = count(
+            self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations
+        )
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
         fullest = [turns * n for n in fullest_rank(args, self.objective, gpus)]
         self.fullest = sum(fullest) * gpus / self.rollouts
-        views = [math.ceil(rollouts * self.work.views) for rollouts in fullest]
-        self.rows = max(self.work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)
+        views = [math.ceil(rollouts * work.views) for rollouts in fullest]
+        self.rows = max(work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)
         # One for the rollouts, two for the EMA, and one for each update pass.
         passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
         self.transfers = 3 + passes if args.offload_reference else 0
@@ -113,16 +111,13 @@ class Estimate:
         self.forwards, flops = self._sampling(self.sampler, args.num_generations)
         self.rollout_flops = self.rollouts * flops
         # A backward pass costs two forwards, or one where the weights are frozen.
-        forwards = (3 if args.lora is None else 2) + self.work.others + int(args.gradient_checkpointing)
-        self.update_flops = (
-            self.rollouts
-            * self.objective.num_iterations
-            * (forwards + self.work.before / self.work.views)
-            * self._flops(self.work.views * self.view_tokens, self.work.views * self.view_pairs, self.work.targets)
-        )
+        forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
+        tokens, pairs = work.views * self.view_tokens, work.views * self.view_pairs
+        one = model_flops(self.hf, self.used, tokens, pairs, work.targets)
+        self.update_flops = self.rollouts * self.objective.num_iterations * (forwards + work.before / work.views) * one
         times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
-        samplers = [s.for_length(self.completion, self.trained_block) for s in args.eval_samplers.values()]
-        self.evaluation_flops = times * self.problems * sum(self._sampling(s)[1] for s in samplers)
+        problem = sum(self._sampling(sampler)[1] for sampler in eval_samplers.values())
+        self.evaluation_flops = times * self.problems * problem
 
     def _model_states(self) -> dict[str, Phases]:
         """What a run holds between passes: weights, reference, base policy, average, moments, gradients."""
@@ -154,8 +149,8 @@ class Estimate:
         moments = moment_bytes(args.optim) * trained
         optimiser: Phases = (0, moments, moments, moments)
         if args.optim.startswith("paged"):  # only those of the tensor that is being updated have to be on the GPU
-            largest = moment_bytes(args.optim) * (sizes.matrix if args.lora else max(sizes.head, sizes.rest))
-            optimiser = (0, 0, min(largest, moments), 0)
+            largest = sizes.matrix if args.lora else max(sizes.head, sizes.outside - sizes.head)
+            optimiser = (0, 0, min(moment_bytes(args.optim) * largest, moments), 0)
         return {
             "weights": (held + 4 * adapter,) * 4,
             "reference": (4 * adapter if args.lora else frozen,) * 4,
@@ -200,17 +195,16 @@ class Estimate:
 
     def _rollout_parts(self) -> dict[str, Phases]:
         args, hf, length, kind = self.args, self.hf, self.length, self.device
-        assert self.sampler.block_length
         stores = self.trained_block is not None
         # No more rows than a rank has, of rollouts or of an evaluation.
         most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
         in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
-        active = in_flight * self.sampler.block_length  # positions in the active blocks
+        active = in_flight * (self.sampler.block_length or 0)  # positions in the active blocks
         piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
-        forward = self._activations("forward", piece, length)[1] + 2 * active * hf.hidden_size * self.per_weight
+        _, forward = activations("forward", self.config, piece, length, self.dtype, args.lora, self.autocast)
+        forward += 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
-        products = precision_of(args.head_precision, torch.device(kind), getattr(torch, args.dtype))
-        probability = 8 if products == "float32" else 4
+        probability = 8 if self.head_products == "float32" else 4
         logits = active * hf.vocab_size
         drawing = 4 * min(LOGIT_ELEMENTS[kind], logits) + 3 * probability * min(DRAW_ELEMENTS[kind], logits)
         cache = 0.0
@@ -225,9 +219,8 @@ class Estimate:
 
     def _cast_of_head(self) -> float:
         """The slice of the head that a product casts, where the head has another dtype than products read."""
-        dtype = getattr(torch, self.args.dtype)
-        read = input_dtype(dtype, precision_of(self.args.head_precision, torch.device(self.device), dtype))
-        return 0 if read == dtype else read.itemsize * min(CAST_ELEMENTS[self.device], self.head)
+        read = input_dtype(self.dtype, self.head_products)
+        return 0 if read == self.dtype else read.itemsize * min(CAST_ELEMENTS[self.device], self.head)
 
     def _export_parts(self) -> dict[str, Phases]:
         """What writing the model takes beside the run's own: one tensor that is gathered or merged (the sum in float32)
@@ -242,7 +235,8 @@ class Estimate:
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
         kind: Kind = "checkpointed" if args.gradient_checkpointing else "full"
-        held, peak = self._activations(kind, self.rows, self.view_tokens)
+        shape = (self.view_tokens, self.dtype, args.lora, self.autocast)
+        held, peak = activations(kind, self.config, self.rows, *shape)
         targets = min(self.rows * self.work.most_targets, self.rows * self.length)
         states = 3 * targets * self.hf.hidden_size * per_weight
         logits = targets * self.hf.vocab_size
@@ -267,19 +261,12 @@ class Estimate:
             "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head), 0),
         }
 
-    def _activations(self, kind: Kind, rows: int, length: int) -> tuple[float, float]:
-        dtype = getattr(torch, self.args.dtype)
-        return activations(kind, self.config, rows, length, dtype, self.args.lora, self.autocast)
-
-    def _flops(self, tokens: float, pairs: float, predicted: float) -> float:
-        return model_flops(self.hf, self.sizes.active + self.adapter, tokens, pairs, predicted)
-
     def _sampling(self, sampler: SamplerConfig, group: int = 1) -> tuple[int, float]:
         """Forwards and FLOPs of one rollout of a sampler, of `group` rollouts with the same prompt."""
-        assert sampler.gen_length and sampler.block_length
         forwards, tokens = sampling_work(
             sampler, self.prompt_length, self.shift, trained_block=self.trained_block, group=group
         )
         # Where the model attends block by block, a token sees half of the completion on average.
-        keys = self.prompt_length + sampler.gen_length / (1 if self.trained_block is None else 2)
-        return forwards, self._flops(tokens, tokens * keys, forwards * sampler.block_length)
+        keys = self.prompt_length + self.completion / (1 if self.trained_block is None else 2)
+        predicted = forwards * (sampler.block_length or 0)
+        return forwards, model_flops(self.hf, self.used, tokens, tokens * keys, predicted)

@@ -19,6 +19,7 @@ from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.backbone import build_backbone
 from lfpo.models.experts import active_weights, is_expert
+from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.loading import SHIPPED, described, family_of
 from lfpo.models.lora import factors, inject
@@ -28,51 +29,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Kind = Literal["full", "checkpointed", "forward"]
 
-# Published checkpoints of a known layout: a plan for them needs no network.
-PUBLISHED = {
-    "GSAI-ML/LLaDA-8B-Base": "llada-8b",
-    "GSAI-ML/LLaDA-8B-Instruct": "llada-8b",
-    "GSAI-ML/LLaDA-1.5": "llada-8b",
-    "Dream-org/Dream-v0-Base-7B": "dream-7b",
-    "Dream-org/Dream-v0-Instruct-7B": "dream-7b",
-    "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-7b",
-    "apple/DiffuCoder-7B-Base": "dream-7b",
-    "apple/DiffuCoder-7B-Instruct": "dream-7b",
-    "apple/DiffuCoder-7B-cpGRPO": "dream-7b",
-    "inclusionAI/LLaDA-MoE-7B-A1B-Base": "llada-moe-7b",
-    "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": "llada-moe-7b",
-    "inclusionAI/LLaDA2.0-mini": "llada2-mini",
-    "inclusionAI/LLaDA2.1-mini": "llada2-mini",
-    "JetLM/SDAR-1.7B-Chat": "sdar-1.7b",
-    "JetLM/SDAR-4B-Chat": "sdar-4b",
-    "JetLM/SDAR-8B-Chat": "sdar-8b",
-    "JetLM/SDAR-30B-A3B-Chat": "sdar-30b-a3b",
-    "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1": "dllm-0.6b",
-    "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1": "dllm-0.6b-blocks",
-    "GSAI-ML/iLLaDA-8B-Base": "illada-8b",
-    "GSAI-ML/iLLaDA-8B-Instruct": "illada-8b",
+# Published checkpoints of each layout: a plan for them needs no network.
+CHECKPOINTS = {
+    "llada-8b": "GSAI-ML/LLaDA-8B-Base GSAI-ML/LLaDA-8B-Instruct GSAI-ML/LLaDA-1.5",
+    "dream-7b": "Dream-org/Dream-v0-Base-7B Dream-org/Dream-v0-Instruct-7B Dream-org/Dream-Coder-v0-Instruct-7B "
+    "apple/DiffuCoder-7B-Base apple/DiffuCoder-7B-Instruct apple/DiffuCoder-7B-cpGRPO",
+    "llada-moe-7b": "inclusionAI/LLaDA-MoE-7B-A1B-Base inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
+    "llada2-mini": "inclusionAI/LLaDA2.0-mini inclusionAI/LLaDA2.1-mini",
+    "sdar-1.7b": "JetLM/SDAR-1.7B-Chat",
+    "sdar-4b": "JetLM/SDAR-4B-Chat",
+    "sdar-8b": "JetLM/SDAR-8B-Chat",
+    "sdar-30b-a3b": "JetLM/SDAR-30B-A3B-Chat",
+    "dllm-0.6b": "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1",
+    "dllm-0.6b-blocks": "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1",
+    "illada-8b": "GSAI-ML/iLLaDA-8B-Base GSAI-ML/iLLaDA-8B-Instruct",
 }
+PUBLISHED = {name: layout for layout, names in CHECKPOINTS.items() for name in names.split()}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of parameters. layers: all layers. active: those of the layers that a token uses, which are fewer in a
-    mixture of experts. experts: those of the experts' matrices. layer: the largest layer. matrices: all matrices of the
-    layers. matrix: the largest of these. head: the head, 0 if it is tied to the embeddings. outside: the head, the
-    embeddings and the last norm, which FSDP leaves whole on every rank. rest: these without the head."""
+    """Numbers of parameters."""
 
     layers: int
-    active: int
-    experts: int
-    layer: int
-    matrices: int
-    matrix: int
-    head: int
-    outside: int
-
-    @property
-    def rest(self) -> int:
-        return self.outside - self.head
+    active: int  # of the layers' those that a token uses, which are fewer in a mixture of experts
+    experts: int  # in the experts' matrices
+    layer: int  # the largest layer
+    matrices: int  # all matrices of the layers
+    matrix: int  # the largest of these
+    head: int  # 0 if it is tied to the embeddings
+    outside: int  # head, embeddings and last norm, which FSDP leaves whole on every rank
 
     @property
     def total(self) -> int:
@@ -89,8 +75,9 @@ def model_config(name: str) -> dict[str, Any]:
     folder = SHIPPED.get(name, Path(name).expanduser())
     if folder.is_dir():
         return described(folder)[1]
+    known = ", ".join(LAYOUTS)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {', '.join(LAYOUTS)}")
+        raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {known}")
     from huggingface_hub import hf_hub_download
 
     try:
@@ -99,7 +86,7 @@ def model_config(name: str) -> dict[str, Any]:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"model {name!r}: its config.json could not be downloaded from the hub ({reason}); give a folder that "
-            f"holds one, or a layout: {', '.join(LAYOUTS)}"
+            f"holds one, or a layout: {known}"
         ) from error
 
 
@@ -109,9 +96,8 @@ def skeleton(
     """The model on the meta device, with `layers` layers (None: its own number)."""
     config = with_layers(config, layers)
     family = family_of(config, "config.json")
-    backbone: Any = build_backbone(family, config)
-    if backbone.config.tie_word_embeddings:
-        backbone.lm_head.weight = backbone.model.embed_tokens.weight
+    backbone = build_backbone(family, config)
+    tie(backbone)
     for p in backbone.parameters():
         p.data = p.data.to(dtype)
     return MaskedDiffusionLM(backbone, family, config, mask_id=0, eos_id=0, pad_id=0)
@@ -132,48 +118,42 @@ def by_value(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @by_value
-def model_shape(config: dict[str, Any]) -> tuple[Sizes, Any, bool]:
-    """Parameter counts, transformers configuration and logit shift of a config.json's model."""
+def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
+    """Parameter counts of a config.json's model, and the model on the meta device."""
     model = skeleton(config)
-    backbone = model.backbone
-    stack = backbone.model.layers
-    layers = sum(p.numel() for p in stack.parameters())
-    active = sum(active_weights(backbone, f"layers.{name}", p.numel()) for name, p in stack.named_parameters())
+    backbone, stack = model.backbone, model.backbone.model.layers
+    counts = {f"layers.{name}": p.numel() for name, p in stack.named_parameters()}
     matrices = [p.numel() for p in stack.parameters() if p.ndim >= 2]
     sizes = Sizes(
-        layers=layers,
-        active=int(active),
-        experts=sum(p.numel() for name, p in stack.named_parameters() if is_expert(f"layers.{name}")),
+        layers=sum(counts.values()),
+        active=int(sum(active_weights(backbone, name, count) for name, count in counts.items())),
+        experts=sum(count for name, count in counts.items() if is_expert(name)),
         layer=max(sum(p.numel() for p in layer.parameters()) for layer in stack),
         matrices=sum(matrices),
         matrix=max(matrices),
         head=0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel(),
-        outside=sum(p.numel() for p in backbone.parameters()) - layers,
+        outside=sum(p.numel() for p in backbone.parameters()) - sum(counts.values()),
     )
-    return sizes, backbone.config, model.family.shift
+    return sizes, model
 
 
 @by_value
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
     """The number of weights of one adapter."""
-    sizes = []
-    for layers in (2, 3):  # the first layer of a mixture of experts may be without experts
-        model = skeleton(config, layers=layers)
-        inject(model, settings)
-        sizes.append(sum(p.numel() for _, p in factors(model)))
-    return sizes[0] + (model_shape(config)[1].num_hidden_layers - 2) * (sizes[1] - sizes[0])
+    model = skeleton(config)
+    inject(model, settings)
+    return sum(p.numel() for _, p in factors(model))
 
 
 def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
-    """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to its
-    backward pass, and the most in both.
+    """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to the
+    backward pass, and the most in both. They grow linearly in rows and layers.
 
     kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
     without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.
-    Memory grows linearly in rows and layers, so one and two rows, and two and three layers, are enough.
     """
     two, three = _of_small_runs(kind, config, *shape).unbind(1)
-    one_row, two_rows = two + (model_shape(config)[1].num_hidden_layers - 2) * (three - two)
+    one_row, two_rows = two + (model_shape(config)[1].backbone.config.num_hidden_layers - 2) * (three - two)
     held, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
     return held, peak
 
@@ -220,10 +200,8 @@ def _drop_gradient(parameter: torch.Tensor) -> None:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live storages that operations create. now: at present. peak: the most so far.
-
-    excluded: tensors whose storages do not count.
-    """
+    """Counts the bytes of live storages that operations create, those of `excluded` tensors aside. now: at present.
+    peak: the most so far."""
 
     def __init__(self, excluded: Any):
         super().__init__()

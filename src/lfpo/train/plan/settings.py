@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import at_least_one, positive
 from lfpo.base.config import build, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.train.config import LFPOConfig
@@ -33,19 +33,14 @@ class PlanConfig:
     tflops_float32: float | None = None
     price_per_hour: float | None = None
     gpus_per_machine: int = 8
-    device: str = "cuda"
+    device: Literal["cuda", "cpu"] = "cuda"
     output: str | None = None
 
     def __post_init__(self) -> None:
         at_least_one(self, "gpus", "gpus_per_machine", "prompt_length")
-        for name in ("gpu_memory", "price_per_hour", "tflops", "tflops_float32"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name!r} must be above 0")
+        positive(self, "gpu_memory", "price_per_hour", "tflops", "tflops_float32")
         if self.gpus > self.gpus_per_machine and self.gpus % self.gpus_per_machine:
             raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
-        if self.device not in ("cuda", "cpu"):
-            raise ValueError(f"device {self.device!r} must be cuda or cpu")
 
 
 def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanConfig, LFPOConfig]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lfpo.base.config import flow_text, merge
+from lfpo.base.config import flattened, flow_text, merge
 from lfpo.models.settings import LoraSettings
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import Estimate
@@ -29,9 +29,11 @@ LIGHTER: tuple[Changes, ...] = (
     {"optim": "adamw_8bit", "offload_reference": True},
     {"optim": "paged_adamw_8bit", "offload_reference": True},
 )
-SPLIT: Changes = {"fsdp": True, "optim": "adamw_torch", "offload_reference": False, "load_in_4bit": False}
-ADAPTER: Changes = {"lora": {"r": LoraSettings().r}, "dtype": "bfloat16"}
-ADAPTER |= {"optim": "adamw_torch", "offload_reference": False}
+PLAIN: Changes = {"optim": "adamw_torch", "offload_reference": False}
+FSDP: Changes = {"fsdp": True, **PLAIN, "load_in_4bit": False}
+SPLIT = (FSDP, FSDP | {"rollout_gather": "layer"})
+ADAPTER: Changes = {"lora": {"r": LoraSettings().r}, "dtype": "bfloat16", **PLAIN}
+IN_4BIT: Changes = {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollout_gather": "model"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,6 @@ class Way:
     label: str
     changes: Changes
     found: Estimate
-
-    @property
-    def gpus(self) -> int:
-        return self.found.gpus
 
 
 def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
@@ -57,26 +55,23 @@ def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
     unchanged = [Way("as it stands", {}, plan(args, gpus=n)) for n in one_or_eight]
     if unchanged[0].found.peak <= memory:
         return [way for way in unchanged if way.found.peak <= memory]
-    found: list[Way | None] = []
-    if args.lora is None and not args.fsdp:
-        # A compiled forward needs its weights to stay where they are.
-        lighter = [c for c in LIGHTER if not (args.rollout_compile and c.get("offload_reference"))]
-        each = (_fitting(plan, args, "all weights", CHECKPOINTED | changes, gpus, memory) for changes in lighter)
-        found.append(next(filter(None, each), None))
-    if args.lora is None:
-        split = [n for n in (gpus, *more) if n > 1]
-        for changes in (CHECKPOINTED | SPLIT, CHECKPOINTED | SPLIT | {"rollout_gather": "layer"}):
-            fits = [_fitting(plan, args, "all weights, FSDP", changes, n, memory) for n in split]
-            found += fits
-            if any(fits):
+    # A compiled forward needs its weights to stay where they are.
+    lighter = [changes for changes in LIGHTER if not (args.rollout_compile and changes.get("offload_reference"))]
+    all_weights, experts = args.lora is None, unchanged[0].found.sizes.experts  # experts are not quantised
+    adapter = ADAPTER if all_weights else {}
+    found: list[Way] = []
+    for label, possible, numbers, choices in (
+        ("all weights", all_weights and not args.fsdp, [gpus], lighter),
+        ("all weights, FSDP", all_weights, [n for n in (gpus, *more) if n > 1], SPLIT),
+        ("LoRA", not args.load_in_4bit, one_or_eight, [adapter]),
+        ("LoRA, 4-bit base", not experts, one_or_eight, [adapter | IN_4BIT]),
+    ):
+        for changes in choices if possible else ():  # those that fit with the first changes with which any does
+            each = [_fitting(plan, args, label, CHECKPOINTED | changes, n, memory) for n in numbers]
+            if fits := [way for way in each if way is not None]:
+                found += fits
                 break
-    lora = CHECKPOINTED | (ADAPTER if args.lora is None else {})
-    if not args.load_in_4bit:
-        found += [_fitting(plan, args, "LoRA", lora, n, memory) for n in one_or_eight]
-    if not unchanged[0].found.sizes.experts:  # which are not quantised
-        four_bit = lora | {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollout_gather": "model"}
-        found += [_fitting(plan, args, "LoRA, 4-bit base", four_bit, n, memory) for n in one_or_eight]
-    return [way for way in found if way is not None]
+    return found
 
 
 def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: int, memory: float) -> Way | None:
@@ -98,16 +93,6 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
     return best
 
 
-@dataclass(frozen=True)
-class WholeRun:
-    """tokens: that are sampled in training, at most. cost: in the currency of the price, None without one."""
-
-    training_hours: float
-    evaluation_hours: float
-    tokens: int
-    cost: float | None
-
-
 def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each.
 
@@ -126,12 +111,19 @@ def _worker_gpus(args: LFPOConfig) -> float:
     return args.engine.workers * (args.engine.gpus_per_worker or 1.0) if args.engine.name == "ray" else 0.0
 
 
-def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
-    """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour.
+@dataclass(frozen=True)
+class WholeRun:
+    """tokens: that are sampled in training, at most. cost: in the currency of the price, None without one."""
 
-    All forwards that the schedules allow are counted; early stopping takes fewer. Loading, rewards, checkpoints and
-    traffic between GPUs are not counted.
-    """
+    training_hours: float
+    evaluation_hours: float
+    tokens: int
+    cost: float | None
+
+
+def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
+    """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour. All
+    forwards that the schedules allow are counted; loading, rewards, checkpoints and traffic between GPUs are not."""
     args = found.args
     training = args.max_steps * seconds(found, flop_rate)[2] / 3600
     evaluation = found.evaluation_flops / (3600 * flop_rate * found.gpus)
@@ -152,24 +144,11 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
 
     recipe: a file or a recipe's name. given: keys that were given beside it. per_machine: GPUs of one machine.
     """
-    keys = merge(given, changes)
-    if recipe is None:
-        keys = {"output_dir": "runs/mine"} | keys
+    keys = ({} if recipe else {"output_dir": "runs/mine"}) | merge(given, changes)
     words = ["lfpo", "train", *([recipe] if recipe else [])]
-    for key, value in _flat(keys):
+    for key, value in flattened(keys, whole=["lora"]).items():
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
-    if gpus > 1:
-        machines = -(-gpus // per_machine)
-        where = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
-        starter = ["torchrun", *(where if machines > 1 else []), "--nproc_per_node", str(gpus // machines), "-m"]
-        words = starter + words
-    return shlex.join(words)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested mappings; lora and empty mappings are single values."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value and key != "lora":
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    machines = -(-gpus // per_machine)
+    meeting = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
+    starter = ["torchrun", *(meeting if machines > 1 else []), "--nproc_per_node", str(gpus // machines), "-m"]
+    return shlex.join((starter if gpus > 1 else []) + words)

@@ -17,27 +17,32 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import blocks_of
 from lfpo.train.config import LFPOConfig
 
-TOY = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
+TOY: dict[str, Any] = {
+    "d_model": 4,
+    "n_layers": 1,
+    "n_heads": 1,
+    "mlp_hidden_size": 4,
+    "vocab_size": 16,
+    "init_std": 0.5,
+}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 TOY_ROLLOUTS = 8  # random masks have other sizes in each; the work is their mean
 
 
 @dataclass(frozen=True)
 class Work:
-    """views, targets: of one rollout, in one pass through the batch. most_targets: the most targets of one view.
-    unit: views that must share a pass. before: views of one rollout that run without gradients before the pass.
-    others: policies beside CURRENT whose predictions the loss uses."""
+    """What an objective computes in one pass through the batch."""
 
-    views: float
-    targets: float
-    most_targets: int
-    unit: int
-    before: float
-    others: int
+    views: float  # of one rollout
+    targets: float  # of one rollout
+    most_targets: int  # of one view
+    unit: int  # views that must share a pass
+    before: float  # views of one rollout that run without gradients before the pass
+    others: int  # policies beside CURRENT whose predictions the loss uses
 
 
 def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | None = None, group: int = 1) -> Work:
@@ -118,29 +123,23 @@ def _revealed(sampler: SamplerConfig) -> torch.Tensor:
 def _toy(objective: Objective, sampler: SamplerConfig, trained_block: int | None, size: int) -> Trajectory:
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
     assert sampler.gen_length and sampler.block_length
-    length, blocks = sampler.gen_length, sampler.gen_length // sampler.block_length
-    counts = _revealed(sampler)
-    in_block = torch.arange(len(counts)).repeat_interleave(counts)
-    steps = torch.cat([in_block + i * len(counts) for i in range(blocks)]).expand(size, -1)
-    tokens = torch.ones(size, length, dtype=torch.long)
-    kept: dict[str, Any] = {}
-    if keep_steps := kept_steps(objective, sampler):
-        kept["predicted_at"] = torch.tensor(keep_steps).expand(size, -1)
-        kept["predicted_tokens"] = tokens[:, None].expand(-1, len(keep_steps), -1)
-        kept["predicted_confidence"] = torch.ones(kept["predicted_tokens"].shape)
-    return Trajectory(
-        prompt_ids=torch.zeros(size, trained_block or 1, dtype=torch.long),
-        prompt_mask=torch.ones(size, trained_block or 1, dtype=torch.long),
-        tokens=tokens,
-        reveal_step=steps.clone(),
-        confidence=torch.ones(size, length),
-        entropy=torch.ones(size, length),
-        scheduled_steps=torch.full((size,), len(counts) * blocks),
-        nfe=torch.full((size,), int((counts > 0).sum()) * blocks),
-        queries=torch.zeros(size, dtype=torch.long),
+    counts, blocks = _revealed(sampler), sampler.gen_length // sampler.block_length
+    steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
+    prompt = torch.ones(size, trained_block or 1, dtype=torch.long)
+    tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
+    kept_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
+    kept = tokens[:, None].expand(-1, kept_at.shape[1], -1)
+    return of_completions(
+        prompt,
+        prompt,
+        tokens,
+        steps.repeat(size, 1),
         sampler=sampler,
-        mask_id=15,
-        eos_id=14,
+        mask_id=TOY["mask_token_id"],
+        eos_id=TOY["eos_token_id"],
         structure=Structure(trained_block),
-        **kept,
+        scheduled_steps=torch.full((size,), len(counts) * blocks),
+        predicted_at=kept_at,
+        predicted_tokens=kept,
+        predicted_confidence=kept.float(),
     )
