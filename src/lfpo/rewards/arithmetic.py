@@ -28,6 +28,9 @@ _LATEX = [
     (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
     (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\^"), "**"),
+    (re.compile(r"\{"), "("),
+    (re.compile(r"\}"), ")"),
 ]
 
 
@@ -35,7 +38,7 @@ def python_source(latex: str) -> str:
     """Arithmetic in plain LaTeX (`plain_latex`) as Python; other text as it is."""
     for pattern, replacement in _LATEX:
         latex = pattern.sub(replacement, latex)
-    return latex.translate(str.maketrans({"^": "**", "{": "(", "}": ")"}))
+    return latex
 
 
 def parse(source: str) -> ast.expr:

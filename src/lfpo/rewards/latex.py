@@ -11,8 +11,8 @@ from lfpo.rewards.answers import closing_brace
 
 MAX_LAYERS = 10
 GREEK = """
-    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega
-    ell Gamma Delta Theta Lambda Sigma Phi Psi Omega
+    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
+    omega ell
 """.split()  # noqa: SIM905
 
 _FONT = (
@@ -71,17 +71,13 @@ def _base(found: re.Match[str]) -> str:
     return "" if base == "10" else f"_{base}"
 
 
-def _interval(found: re.Match[str]) -> str:
-    """`(1, 2)` for `]1, 2[`."""
-    return found[1].replace("]", "(") + found[2] + found[3].replace("[", ")")
-
-
-_SIGNS = {
-    sign: f"\\{name} " for sign, name in zip("×÷·π∞∪±≈∈≤≥", "times div cdot pi infty cup pm approx in le ge".split())
-}
+_SIGNS = str.maketrans(
+    {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup "}  # noqa: RUF001
+    | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "°": "^\\circ "}
+)
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
 _END = r"\s*[^\[\](),\s][^\[\](),]*"
-_DEGREES = r"(?:\^\s*\{?\s*\\circ\s*\}?|°)"
+_DEGREES = r"\^\s*\{?\s*\\circ\s*\}?"
 # A thin space between digits marks a group of three; a wider space separates two numbers.
 _GROUPED = r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,?\s*\\!|\\,|[\u2009\u202f])\s*\d{3})+(?!\d)"
 _IN_BASE = (
@@ -112,7 +108,8 @@ _SPELLINGS = [
         (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
         (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
         (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
-        (rf"([\[\](])({_END},{_END})([\[\])])", _interval),
+        (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
+        (rf"([\[(]{_END},{_END})\[", r"\1)"),
         (rf"{_FONT}\s*\{{([^{{}}]*)\}}", _without_font),
         (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
         (_IN_BASE, _base),
@@ -130,7 +127,7 @@ def plain_latex(text: str) -> str:
 
     Words are left in `\\text{}`, also `percent` and `degrees` for their signs.
     """
-    text = unwrapped(text).translate(str.maketrans(_SIGNS))
+    text = unwrapped(text).translate(_SIGNS)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     return _stripped(text)

@@ -18,8 +18,6 @@ from lfpo.rewards.symbolic import readable, symbolic_available, symbolically_equ
 from lfpo.rewards.units import is_unit, measures, without_units
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
-MAX_SIDES = 5  # of `1 + 2 = 2 + 1 = 3`
-MAX_ELEMENTS = 50
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
 _ANY_COMMA = re.compile(",")
@@ -29,13 +27,15 @@ _UNIONS = re.compile(r"\\cup(?![A-Za-z])")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-_CONJUNCTION = re.compile(r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or|\\lor)(?![A-Za-z]))|;")
+_AND_OR = r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or|\\lor)(?![A-Za-z]))"
+_CONJUNCTION = re.compile(rf"{_AND_OR}|;|\\cup(?=[^(\[]*(?:[<>]|\\[lg]e))")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
+_BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
 _CELLS = re.compile(r"&|\\\\")
 _DECIMAL = re.compile(r"(\d*)\.(\d+)")
 _NAME = re.compile(
-    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?:{'|'.join(GREEK)}))\}}?"
+    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{'|'.join(GREEK)}))\}}?"
     r"(?:_(?:[A-Za-z0-9]+|\{[A-Za-z0-9]+\}))?'*(?:\^(?:-1|\{-1\})(?=\())?(?:\([^()=]*\))?"
     r"|\([A-Za-z](?:,[A-Za-z])+\)"
 )
@@ -65,7 +65,7 @@ def same_number(answer: str, gold: str) -> bool:
     if not _comparable(answer, gold):
         return False
     expected = to_number(statement(plain_latex(gold))[1])
-    sides = _sides(statement(plain_latex(answer))[1])
+    sides = split_outside(statement(plain_latex(answer))[1], _EQUALS)
     read = to_number if len(sides) == 1 else _computed
     return expected is not None and all(read(side) == expected for side in sides)
 
@@ -100,7 +100,7 @@ def statement(text: str) -> tuple[str, str]:
     """
     builder = _BUILDER.fullmatch(text)
     parts = split_outside(_CONJUNCTION.sub(", ", builder[2] if builder else text), _COMMAS)
-    ranges = [found for part in parts if (found := _interval(part))]
+    ranges = [found for part in parts if "and" not in text and (found := _interval(part))]
     elements = ranges if len(ranges) == len(parts) else [_assigned(part) for part in parts]
     (name, _), *others = elements
     if not all(value for _, value in elements) or {other for other, _ in others} not in (set(), {""}, {name}):
@@ -152,12 +152,12 @@ def _same(answer: str, gold: str) -> bool:
     if "\\approx" in answer and "\\approx" not in gold:
         return _same_rounded(answer, gold)
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
-        sides = _sides(answer)
+        sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
     (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
     if (ours, theirs) == ([answer.strip()], [gold.strip()]):
         return _by_algebra(answer, gold)
-    if kind != their_kind or len(ours) != len(theirs) or len(ours) > MAX_ELEMENTS:
+    if kind != their_kind or len(ours) != len(theirs):
         return False
     if kind not in (",", "\\cup"):
         return all(map(_same, ours, theirs))
@@ -178,13 +178,12 @@ def _parts(text: str) -> tuple[str, list[str]]:
         return f"matrix {bars} {_CELLS.findall(cells)}", _CELLS.split(cells)
     if len(parts := split_outside(text, _UNIONS)) > 1:
         return "\\cup", parts
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return ",", split_outside(text[2:-2], _ANY_COMMA)
     parts = split_outside(text, _COMMAS)
-    if len(parts) == 1 and text[:1] in ("(", "[") and text[-1:] in (")", "]"):
-        inner = split_outside(text[1:-1], _ANY_COMMA)
-        if len(inner) > 1:
-            return text[0] + text[-1], inner
+    if len(parts) == 1 and (found := _BRACKETS.fullmatch(text)):
+        kind = found[1] + found[3]
+        inner = split_outside(found[2], _ANY_COMMA)
+        if kind == "\\{\\}" or len(inner) > 1:
+            return kind.replace("\\{\\}", ","), inner
     return ",", [value for part in parts for value in _signed(part)]
 
 
@@ -205,12 +204,6 @@ def _same_rounded(answer: str, gold: str) -> bool:
     else:
         rounds = value is not None and _by_algebra(decimal, exact, places)
     return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
-
-
-def _sides(value: str) -> list[str]:
-    """The sides of an equation; one for anything else. An equation is a right answer if every side of it is."""
-    sides = split_outside(value, _EQUALS)
-    return sides if len(sides) <= MAX_SIDES else [""]
 
 
 def _computed(text: str) -> Fraction | None:

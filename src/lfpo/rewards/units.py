@@ -64,26 +64,19 @@ def measure(word: str) -> str:
 
 
 def _units(text: str) -> list[re.Match[str]]:
-    """The units that follow a text's values: in `\\text{}` before an operator, and words at the end."""
-    found = []
-    for unit in (*_IN_TEXT.finditer(text), *_TRAILING.finditer(text)):
-        before = text[: unit.start()]
-        apart = before[-1:] == " " or unit.re is _IN_TEXT
-        if (
-            (apart or (len(unit[1]) > 1 and measure(unit[1])))
-            and _VALUE.search(before.rstrip()[-4:])
-            and is_unit(unit[1])
-        ):
-            found.append(unit)
-    return found
+    """Units in a text: in `\\text{}` before an operator, and words at the end."""
+    return [unit for unit in (*_IN_TEXT.finditer(text), *_TRAILING.finditer(text)) if is_unit(unit[1])]
 
 
 def without_units(text: str) -> str:
     """The text without the units that follow its values."""
     text = text.strip()
     for unit in reversed(_units(text)):
-        text = f"{text[: unit.start()]} {text[unit.end() :]}"
-    return text.strip()
+        before, words = text[: unit.start()], unit[1]
+        apart = before[-1:] == " " or unit.re is _IN_TEXT or (len(words) > 1 and measure(words))
+        if apart and _VALUE.search(before.rstrip()[-4:]):
+            text = f"{before} {text[unit.end() :]}".strip()
+    return text
 
 
 def measures(text: str) -> frozenset[str]:
