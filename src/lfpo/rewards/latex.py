@@ -88,7 +88,6 @@ _SPELLINGS = [
     (re.compile(pattern), spelling)
     for pattern, spelling in (
         (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
-        (r"\{,\}", ","),
         (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])", ""),
         (r"<=|\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
@@ -96,7 +95,6 @@ _SPELLINGS = [
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\varnothing", r"\\emptyset"),
-        (r"\+\\infty", r"\\infty"),
         # A double backslash ends a row of a matrix.
         (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[ ,;:!()\[\]]|\\?\$|~", " "),
         (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),

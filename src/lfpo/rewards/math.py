@@ -197,12 +197,12 @@ def _signed(text: str) -> list[str]:
 def _same_rounded(answer: str, gold: str) -> bool:
     """Whether `exact \\approx decimal` has the gold's value on a side, and the decimal is the exact value rounded."""
     exact, _, decimal = answer.partition("\\approx")
-    places = len(re.sub(r"\D", "", decimal.partition(".")[2]))
     known, value = _computed(exact), to_number(decimal)
+    places = len(decimal.strip().partition(".")[2])
     if known is not None and value is not None:
         rounds = abs(known - value) * 2 <= Fraction(1, 10**places)
     else:
-        rounds = value is not None and _by_algebra(decimal, exact, places)
+        rounds = _by_algebra(decimal, exact, places)
     return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
 
 
