@@ -78,6 +78,10 @@ _SIGNS = str.maketrans(
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
 _END = r"\s*[^\[\](),\s][^\[\](),]*"
 _DEGREES = r"\^\s*\{?\s*\\circ\s*\}?"
+_SPACING = (
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|q?quad|(?:bf|it|rm|sf|tt)(?!\s*\{))(?![A-Za-z])"
+    r"|(?<!\\)\\[ ,;:!()\[\]]|\\?\$|~|^\s*(?:=|\\approx(?![A-Za-z]))"  # a double backslash ends a row of a matrix
+)
 # A thin space between digits marks a group of three; a wider space separates two numbers.
 _GROUPED = r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,?\s*\\!|\\,|[\u2009\u202f])\s*\d{3})+(?!\d)"
 _IN_BASE = (
@@ -89,16 +93,13 @@ _SPELLINGS = [
     for pattern, spelling in (
         (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
         (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])", ""),
         (r"<=|\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
         (r">=|\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\varnothing", r"\\emptyset"),
-        # A double backslash ends a row of a matrix.
-        (r"\\q?quad(?![A-Za-z])|(?<!\\)\\[ ,;:!()\[\]]|\\?\$|~", " "),
         (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
-        (r"\\(?:bf|it|rm|sf|tt)(?![A-Za-z])(?!\s*\{)", " "),
+        (_SPACING, " "),
         (r"\\?%", r"\\text{percent}"),
         (_DEGREES + r"\s*C(?![A-Za-z])", r"\\text{degrees celsius}"),
         (_DEGREES + r"\s*F(?![A-Za-z])", r"\\text{degrees fahrenheit}"),
@@ -115,7 +116,6 @@ _SPELLINGS = [
         (r"\\[dtc]?frac\s*(\{[^{}]*\})\s*(\w)", r"\\frac\1{\2}"),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
-        (r"^\s*(?:=|\\approx(?![A-Za-z]))", ""),
     )
 ]
 
