@@ -51,15 +51,6 @@ def _stripped(text: str) -> str:
 
 
 TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` leaves, around words
-
-
-def _without_font(found: re.Match[str]) -> str:
-    """The content of a font command, or `\\text{}` around words. A single letter in `\\text` may be a unit."""
-    is_text = found[1].startswith("text") or found[1].endswith("box")
-    words = re.search("[A-Za-z]" if is_text else "[A-Za-z]{2}", found[2])
-    return f"\\text{{{found[2]}}}" if words else f" {found[2]} "
-
-
 _BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
 
 
@@ -109,13 +100,15 @@ _SPELLINGS = [
         (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
         (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
         (rf"([\[(]{_END},{_END})\[", r"\1)"),
-        (rf"{_FONT}\s*\{{([^{{}}]*)\}}", _without_font),
+        (rf"{_FONT}\s*\{{((?:[^{{}}A-Za-z]|[A-Za-z](?!\.?[A-Za-z]))*)\}}", r" \2 "),
+        (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
         (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
         (_IN_BASE, _base),
         (r"\\[dtc]?frac\s*(\w)", r"\\frac{\1}"),
         (r"\\[dtc]?frac\s*(\{[^{}]*\})\s*(\w)", r"\\frac\1{\2}"),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
+        (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
     )
 ]
 
@@ -138,15 +131,13 @@ def canonical(text: str) -> str:
     """Plain LaTeX that is equal for answers which differ only in typography. Keeps a space between two digits."""
     text = re.sub(r"_\{(\w+)\}", r"_\1", TEXT.sub(r"\1", text))
     text = _JOINING_SPACE.sub("", " ".join(text.split())).removesuffix(".")
-    if option := re.fullmatch(r"\(([A-Za-z])\)", text):
-        return option[1]
     return text.casefold() if re.fullmatch("[A-Za-z]{2,}", text) else text
 
 
-def split_outside(text: str, separators: re.Pattern[str]) -> list[str]:
+def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
     """Split at the matches of a pattern that are outside all brackets."""
     parts, depth, start, seen = [], 0, 0, 0
-    for found in separators.finditer(text):
+    for found in re.finditer(separators, text):
         depth += sum((c in "([{") - (c in ")]}") for c in text[seen : found.start()])
         seen = found.start()
         if depth == 0:

@@ -20,10 +20,8 @@ from lfpo.rewards.units import is_unit, measures, without_units
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
-_ANY_COMMA = re.compile(",")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
-_UNIONS = re.compile(r"\\cup(?![A-Za-z])")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
@@ -100,14 +98,14 @@ def statement(text: str) -> tuple[str, str]:
     """
     builder = _BUILDER.fullmatch(text)
     parts = split_outside(_CONJUNCTION.sub(", ", builder[2] if builder else text), _COMMAS)
-    ranges = [found for part in parts if "and" not in text and (found := _interval(part))]
-    elements = ranges if len(ranges) == len(parts) else [_assigned(part) for part in parts]
-    (name, _), *others = elements
-    if not all(value for _, value in elements) or {other for other, _ in others} not in (set(), {""}, {name}):
+    ranges = [_interval(part) for part in parts]
+    is_union = all(name for name, _ in ranges) and "and" not in text
+    (name, _), *others = elements = ranges if is_union else [_assigned(part) for part in parts]
+    if {other for other, _ in others} not in (set(), {""}, {name}) or not all(value for _, value in elements):
         return "", without_units(text)
-    if builder and (builder[1] != name or not ranges):
-        return "", text
-    return "" if builder else name, ("\\cup " if ranges else ", ").join(value for _, value in elements)
+    if builder:
+        return "", "\\cup ".join(value for _, value in ranges) if is_union and name == builder[1] else text
+    return name, ("\\cup " if is_union else ", ").join(value for _, value in elements)
 
 
 def _assigned(text: str) -> tuple[str, str]:
@@ -126,19 +124,17 @@ def _name(text: str) -> str:
     return name if _NAME.fullmatch(name) and name not in ("e", "i") else ""
 
 
-def _interval(text: str) -> tuple[str, str] | None:
-    """(name, interval) of `x > 5`, `5 < x`, `-2 \\le x < 7`; None for anything else."""
+def _interval(text: str) -> tuple[str, str]:
+    """(name, interval) of `x > 5`, `5 < x`, `-2 \\le x < 7`; no name for anything else."""
     parts = [part.strip() for part in _RELATION.split(text)]
     if set(parts[1::2]) <= {">", "\\ge"}:
         parts = [_FLIPPED.get(part, part) for part in reversed(parts)]
     if len(parts) == 3:
         parts = ["-\\infty", "<", *parts] if _name(parts[0]) else [*parts, "<", "\\infty"]
     if len(parts) != 5 or not all(parts) or not {parts[1], parts[3]} <= {"<", "\\le"}:
-        return None
+        return "", text
     low, left, middle, right, high = parts
-    name = _name(middle)
-    if not name or _name(low) or _name(high):
-        return None
+    name = "" if _name(low) or _name(high) else _name(middle)
     return name, "(["[left != "<"] + f"{low},{high}" + ")]"[right != "<"]
 
 
@@ -176,12 +172,12 @@ def _parts(text: str) -> tuple[str, list[str]]:
         cells = found[3].strip().removesuffix("\\\\")
         bars = "|" in (found[1], text[-1]) or found[2] == "v"
         return f"matrix {bars} {_CELLS.findall(cells)}", _CELLS.split(cells)
-    if len(parts := split_outside(text, _UNIONS)) > 1:
+    if len(parts := split_outside(text, r"\\cup(?![A-Za-z])")) > 1:
         return "\\cup", parts
     parts = split_outside(text, _COMMAS)
     if len(parts) == 1 and (found := _BRACKETS.fullmatch(text)):
         kind = found[1] + found[3]
-        inner = split_outside(found[2], _ANY_COMMA)
+        inner = split_outside(found[2], ",")
         if kind == "\\{\\}" or len(inner) > 1:
             return kind.replace("\\{\\}", ","), inner
     return ",", [value for part in parts for value in _signed(part)]
