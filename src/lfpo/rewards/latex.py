@@ -84,10 +84,11 @@ _SPELLINGS = [
     for pattern, spelling in (
         (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
         (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
-        (r"<=|\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
-        (r">=|\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
+        (r"<=|\\leq(?:slant)?", r"\\le "),
+        (r">=|\\geq(?:slant)?", r"\\ge "),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
+        (r"\+\s*\\infty", r"\\infty"),
         (r"\\varnothing", r"\\emptyset"),
         (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
         (_SPACING, " "),

@@ -28,13 +28,13 @@ MAX_DEPTH = 10  # nested brackets
 MAX_EXPONENT = 999
 
 _FUNCTIONS = "frac sqrt binom det sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
-_SIGNS = "pi infty cdot times div le ge ne neq in mathbb lfloor rfloor lceil rceil lvert rvert"
+_SIGNS = "pi cdot times div le ge ne neq in mathbb lfloor rfloor lceil rceil lvert rvert"
 _COMMAND = re.compile(rf"\\(?:{'|'.join([*_FUNCTIONS.split(), *_SIGNS.split(), *GREEK])})(?![A-Za-z])")
 _SUBSCRIPT = re.compile(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)")
 # Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
-# joins them, and reads words as products of letters (`even` = `neve`).
+# joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
 _DROPPED = re.compile(
-    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
+    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|inf|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
 )
 # Algebra on these only runs into the time limit.
 _HUGE = re.compile(r"\*\*|\d\s*[eE]\s*\d{3}|\d{40}|\d{3}[})]?\s*!|[)}!]\s*!|\\binom\{[^{}]*\d{3}")
