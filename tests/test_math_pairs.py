@@ -59,7 +59,7 @@ def test_wrong_answers_are_refused(gold: str, answer: str) -> None:
 FORMS = (
     "{n}", "${n}$", "\\({n}\\)", "**{n}**", "\\mathbf{{{n}}}", "{{\\bf {n}}}", "x = {n}", "x \\approx {n}",
     "\\text{{The answer is }}{n}", "The answer is {n}.", "{n} {u}", "{n}\\text{{ {u}}}", "{n}\\,\\mathrm{{{u}}}",
-    "\\textbf{{{n} {u}}}",
+    "\\textbf{{{n} {u}}}", "= {n}", "{n} {u} in total", "{n} = {n}",
 )  # fmt: skip
 UNITS = ("cm", "kg", "hours", "apples", "dollars")
 

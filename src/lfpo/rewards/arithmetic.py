@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import cast
@@ -22,6 +23,22 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_LATEX = [
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\^"), "**"),
+    (re.compile(r"\{"), "("),
+    (re.compile(r"\}"), ")"),
+]
+
+
+def python_source(latex: str) -> str:
+    """Arithmetic in plain LaTeX (`plain_latex`) as Python; other text as it is."""
+    for pattern, replacement in _LATEX:
+        latex = pattern.sub(replacement, latex)
+    return latex
 
 
 def parse(source: str) -> ast.expr:

@@ -140,7 +140,8 @@ def worker(
     is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
     """
     folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    # The order of sets is fixed: sympy's verdict on infinities depends on it.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONHASHSEED": "0"}
     flags = ["ends_with_thread"] * ends_with_thread
     command = [sys.executable, "-P", "-m", "lfpo.rewards.child_worker", function, *flags]
     return ChildProcess(command, seconds, memory, env, quiet)

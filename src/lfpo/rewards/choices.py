@@ -6,7 +6,7 @@ import re
 
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.each import each
-from lfpo.rewards.latex import unwrapped, without_introduction
+from lfpo.rewards.latex import unwrapped
 
 _LETTER = re.compile(r"(?:\\(?:text|mathrm|textbf)\{|\*\*)?\(?([A-Z])\)?\}?[.:)]?(?:\*\*)?(?:\s+(.*))?", re.DOTALL)
 MAX_CHARS = 2_000
@@ -21,7 +21,7 @@ def choice_accuracy(text: str, answer: str, options: list[str]) -> float:
 def chosen_letter(text: str, options: list[str]) -> str | None:
     """The letter in the marked answer: `B`, `(B)`, `B.` or `B) text of option B`. None for anything else."""
     answer = marked_answer(text)
-    found = _LETTER.fullmatch(without_introduction(unwrapped(answer[:MAX_CHARS]))) if answer else None
+    found = _LETTER.fullmatch(unwrapped(answer[:MAX_CHARS])) if answer else None
     if found is None or ord(found[1]) - ord("A") >= len(options):
         return None
     if found[2] is not None and _words(found[2]) != _words(options[ord(found[1]) - ord("A")]):

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from lfpo.rewards.answers import marked_answer
-from lfpo.rewards.arithmetic import constants, evaluate, parse
+from lfpo.rewards.arithmetic import constants, evaluate, parse, python_source
 from lfpo.rewards.each import each
-from lfpo.rewards.latex import unwrapped
+from lfpo.rewards.latex import plain_latex
 
-MAX_CHARS = 1_000
+MAX_CHARS = 400
 _ALLOWED = (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Constant)
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_SPELLINGS = {
-    "\\left": "",
-    "\\right": "",
-    "\\times": "*",
-    "\\cdot": "*",
-    "\\div": "/",
-    "×": "*",  # noqa: RUF001
-    "÷": "/",
-    "−": "-",  # noqa: RUF001
-    "$": "",
-}
 
 
 @each
@@ -73,9 +60,4 @@ def _uses(expression: str, numbers: list[int]) -> bool:
 
 def _expression(text: str) -> str:
     text = marked_answer(text) or ""
-    if len(text) > MAX_CHARS:
-        return ""
-    text = _FRACTION.sub(r"((\1)/(\2))", unwrapped(text))
-    for old, new in _SPELLINGS.items():
-        text = text.replace(old, new)
-    return text
+    return python_source(plain_latex(text)) if len(text) <= MAX_CHARS else ""

@@ -9,50 +9,35 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from lfpo.rewards.answers import last_boxed, marked_answer
-from lfpo.rewards.arithmetic import evaluate, parse
+from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
+from lfpo.rewards.arithmetic import evaluate, parse, python_source
 from lfpo.rewards.each import each
-from lfpo.rewards.latex import TEXT, canonical, plain_latex, split_outside, without_introduction
+from lfpo.rewards.latex import GREEK, TEXT, canonical, plain_latex, split_outside
 from lfpo.rewards.numbers import to_number
 from lfpo.rewards.symbolic import readable, symbolic_available, symbolically_equal
 from lfpo.rewards.units import is_unit, measures, without_units
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
-MAX_SIDES = 5  # of `1 + 2 = 2 + 1 = 3`
-MAX_ELEMENTS = 50
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
-_ANY_COMMA = re.compile(",")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
-_UNIONS = re.compile(r"\\cup(?![A-Za-z])")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-_OR = re.compile(r"\\text\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:cup|lor)(?![A-Za-z])")
-_CONJUNCTION = re.compile(r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))|;")
+_AND_OR = r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or|\\lor)(?![A-Za-z]))"
+_CONJUNCTION = re.compile(rf"{_AND_OR}|;|\\cup(?=[^(\[]*(?:[<>]|\\[lg]e))")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
-_GREEK = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta lambda mu nu xi rho sigma tau phi varphi chi psi omega"
-    " ell Gamma Delta Theta Lambda Sigma Phi Psi Omega"
-).replace(" ", "|")
+_BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
+_CELLS = re.compile(r"&|\\\\")
+_DECIMAL = re.compile(r"(\d*)\.(\d+)")
 _NAME = re.compile(
-    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?:{_GREEK}))\}}?"
+    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{'|'.join(GREEK)}))\}}?"
     r"(?:_(?:[A-Za-z0-9]+|\{[A-Za-z0-9]+\}))?'*(?:\^(?:-1|\{-1\})(?=\())?(?:\([^()=]*\))?"
     r"|\([A-Za-z](?:,[A-Za-z])+\)"
 )
 _NAME_WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)+|[A-Za-z]{4,}")
-_TO_PYTHON = (
-    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
-    (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
-    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
-    (re.compile(r"\\div(?![A-Za-z])"), "/"),
-    (re.compile(r"\^"), "**"),
-    (re.compile(r"\{"), "("),
-    (re.compile(r"\}"), ")"),
-    (re.compile(r"(\d*)\.(\d+)"), lambda m: f"({int(m[1] + m[2])}/1{'0' * len(m[2])})"),
-)
 
 
 @each
@@ -77,8 +62,8 @@ def same_number(answer: str, gold: str) -> bool:
     """Whether both texts are numbers with the same value. Either may be named or computed: `x = 5`, `2 + 3 = 5`."""
     if not _comparable(answer, gold):
         return False
-    expected = to_number(statement(bare(gold))[1])
-    sides = _sides(statement(bare(answer))[1])
+    expected = to_number(statement(plain_latex(gold))[1])
+    sides = split_outside(statement(plain_latex(answer))[1], _EQUALS)
     read = to_number if len(sides) == 1 else _computed
     return expected is not None and all(read(side) == expected for side in sides)
 
@@ -87,56 +72,40 @@ def equivalent(answer: str, gold: str) -> bool:
     """Whether an answer, without its mark, is mathematically equal to the reference. Both are LaTeX or plain text."""
     if not _comparable(answer, gold):
         return False
-    answer, gold = bare(answer), bare(gold)
-    if not answer or not gold:
-        return False
+    answer, gold = plain_latex(answer), plain_latex(gold)
+    (name, ours), (named, theirs) = statement(answer), statement(gold)
     if canonical(answer) == canonical(gold):
         return True
-    (name, ours), (named, theirs) = statement(answer), statement(gold)
     if name and named and name != named:
         return False
-    if _same(ours, theirs):
-        return True
-    return len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name and _by_algebra(answer, gold)
+    equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name
+    return _same(ours, theirs) or (equations and _by_algebra(answer, gold))
 
 
 def _comparable(answer: str, gold: str) -> bool:
     """Whether both texts are of bounded length, the answer's braces are closed, and no measure is another one."""
     if not answer.strip() or max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    depth = 0
-    for brace in re.findall(r"(?<!\\)[{}]", answer):
-        depth += 1 if brace == "{" else -1
-        if depth < 0:
-            return False
     ours, theirs = measures(answer), measures(gold)
-    return depth == 0 and (ours <= theirs or theirs <= ours)
-
-
-def bare(text: str) -> str:
-    """The text without math delimiters, `the answer is` and a final full stop."""
-    return plain_latex(without_introduction(plain_latex(text)))
+    return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1 and (ours <= theirs or theirs <= ours)
 
 
 def statement(text: str) -> tuple[str, str]:
     """(name, value) of `x = 5`, `AB = 5 cm`, `(a,b) = (2,4)`, `x = -2 or x = 1`, `-2 < x \\le 7`, `x \\in [1,2]`.
 
-    The name is empty if nothing is named. Inequalities in one name become intervals. `and`, `or` and `;` between
-    elements become commas. Units are dropped.
+    The name is empty if nothing is named. Inequalities in one name become a union of intervals. `and`, `or` and `;`
+    between elements become commas. Units are dropped.
     """
     builder = _BUILDER.fullmatch(text)
-    ranges = [_interval(part) for part in _OR.split(builder[2] if builder else text)]
-    named = [part for part in ranges if part is not None]
-    names = {name for name, _ in named}
-    if len(named) == len(ranges) and len(names) == 1 and (not builder or builder[1] in names):
-        return "" if builder else named[0][0], "\\cup ".join(value for _, value in named)
-    elements = [_assigned(part) for part in split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)]
-    names = {name for name, _ in elements}
-    if not all(value for _, value in elements):
-        return "", text
-    if len(names) == 1 or (len(names) == 2 and elements[0][0] and not any(name for name, _ in elements[1:])):
-        return elements[0][0], ", ".join(value for _, value in elements)
-    return "", without_units(text)
+    parts = split_outside(_CONJUNCTION.sub(", ", builder[2] if builder else text), _COMMAS)
+    ranges = [_interval(part) for part in parts]
+    is_union = all(name for name, _ in ranges) and "and" not in text
+    (name, _), *others = elements = ranges if is_union else [_assigned(part) for part in parts]
+    if {other for other, _ in others} not in (set(), {""}, {name}) or not all(value for _, value in elements):
+        return "", without_units(text)
+    if builder:
+        return "", "\\cup ".join(value for _, value in ranges) if is_union and name == builder[1] else text
+    return name, ("\\cup " if is_union else ", ").join(value for _, value in elements)
 
 
 def _assigned(text: str) -> tuple[str, str]:
@@ -155,22 +124,17 @@ def _name(text: str) -> str:
     return name if _NAME.fullmatch(name) and name not in ("e", "i") else ""
 
 
-def _interval(text: str) -> tuple[str, str] | None:
-    """(name, interval) of `x > 5`, `5 < x`, `-2 \\le x < 7`; None for anything else."""
+def _interval(text: str) -> tuple[str, str]:
+    """(name, interval) of `x > 5`, `5 < x`, `-2 \\le x < 7`; no name for anything else."""
     parts = [part.strip() for part in _RELATION.split(text)]
-    if len(parts) == 3:
-        rising = parts[1] in ("<", "\\le")
-        first, last = ("-\\infty", "\\infty") if rising else ("\\infty", "-\\infty")
-        strict = "<" if rising else ">"
-        parts = [first, strict, *parts] if _name(parts[0]) else [*parts, strict, last]
-    if len(parts) != 5 or not all(parts) or any("=" in part or "," in part for part in (parts[0], parts[4])):
-        return None
-    if parts[1] in (">", "\\ge"):
+    if set(parts[1::2]) <= {">", "\\ge"}:
         parts = [_FLIPPED.get(part, part) for part in reversed(parts)]
+    if len(parts) == 3:
+        parts = ["-\\infty", "<", *parts] if _name(parts[0]) else [*parts, "<", "\\infty"]
+    if len(parts) != 5 or not all(parts) or not {parts[1], parts[3]} <= {"<", "\\le"}:
+        return "", text
     low, left, middle, right, high = parts
-    name = _name(middle)
-    if not {left, right} <= {"<", "\\le"} or not name or _name(low) or _name(high):
-        return None
+    name = "" if _name(low) or _name(high) else _name(middle)
     return name, "(["[left != "<"] + f"{low},{high}" + ")]"[right != "<"]
 
 
@@ -184,16 +148,12 @@ def _same(answer: str, gold: str) -> bool:
     if "\\approx" in answer and "\\approx" not in gold:
         return _same_rounded(answer, gold)
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
-        sides = _sides(answer)
-        return len(sides) > 1 and all(
-            (expected is not None and _computed(s) == expected) or _same(s, gold) for s in sides
-        )
+        sides = split_outside(answer, _EQUALS)
+        return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
     (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
-    if kind == "," and len(ours) == 1 and not their_kind:
-        return _same(ours[0], gold)
-    if not kind and not their_kind:
+    if (ours, theirs) == ([answer.strip()], [gold.strip()]):
         return _by_algebra(answer, gold)
-    if kind != their_kind or len(ours) != len(theirs) or len(ours) > MAX_ELEMENTS:
+    if kind != their_kind or len(ours) != len(theirs):
         return False
     if kind not in (",", "\\cup"):
         return all(map(_same, ours, theirs))
@@ -206,64 +166,53 @@ def _same(answer: str, gold: str) -> bool:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """(kind, elements) of a list, union, tuple, interval or matrix; ("", []) for a single value."""
+    """(kind, elements) of a list, union, tuple, interval or matrix; a single value is a list of one."""
     text = text.strip()
     if found := _MATRIX.fullmatch(text):
-        rows = [row.split("&") for row in found[3].strip().removesuffix("\\\\").split("\\\\")]
+        cells = found[3].strip().removesuffix("\\\\")
         bars = "|" in (found[1], text[-1]) or found[2] == "v"
-        return f"matrix {bars} {[len(row) for row in rows]}", [cell for row in rows for cell in row]
-    if len(parts := split_outside(text, _UNIONS)) > 1:
+        return f"matrix {bars} {_CELLS.findall(cells)}", _CELLS.split(cells)
+    if len(parts := split_outside(text, r"\\cup(?![A-Za-z])")) > 1:
         return "\\cup", parts
-    if text.startswith("\\{") and text.endswith("\\}") and len(parts := split_outside(text[2:-2], _ANY_COMMA)) > 0:
-        return ",", parts
-    if len(parts := split_outside(text, _COMMAS)) > 1:
-        return ",", [value for part in parts for value in _signed(part)]
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and len(parts := split_outside(text[1:-1], _ANY_COMMA)) > 1:
-        return text[0] + text[-1], parts
-    return (",", values) if len(values := _signed(text)) > 1 else ("", [])
+    parts = split_outside(text, _COMMAS)
+    if len(parts) == 1 and (found := _BRACKETS.fullmatch(text)):
+        kind = found[1] + found[3]
+        inner = split_outside(found[2], ",")
+        if kind == "\\{\\}" or len(inner) > 1:
+            return kind.replace("\\{\\}", ","), inner
+    return ",", [value for part in parts for value in _signed(part)]
 
 
 def _signed(text: str) -> list[str]:
     """`a + b` and `a - b` for `a \\pm b`; the text itself for anything else."""
-    found = _PLUS_MINUS.findall(text)
-    return [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+") for sign in "+-"] if len(found) == 1 else [text]
+    if len(_PLUS_MINUS.findall(text)) != 1:
+        return [text]
+    return [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+") for sign in "+-"]
 
 
 def _same_rounded(answer: str, gold: str) -> bool:
     """Whether `exact \\approx decimal` has the gold's value on a side, and the decimal is the exact value rounded."""
     exact, _, decimal = answer.partition("\\approx")
-    value = to_number(decimal)
-    if not exact.strip() or value is None:
-        return not exact.strip() and _same(decimal, gold)
-    places = len(re.sub(r"\D", "", decimal.partition(".")[2]))
-    known = _computed(exact)
-    if known is not None:
+    known, value = _computed(exact), to_number(decimal)
+    places = len(decimal.strip().partition(".")[2])
+    if known is not None and value is not None:
         rounds = abs(known - value) * 2 <= Fraction(1, 10**places)
     else:
-        rounds = all(map(readable, (exact, decimal))) and symbolic_available()
-        rounds = rounds and symbolically_equal(exact, decimal.strip(), places)
+        rounds = _by_algebra(decimal, exact, places)
     return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
-
-
-def _sides(value: str) -> list[str]:
-    """The sides of an equation; one for anything else. An equation is a right answer if every side of it is."""
-    sides = split_outside(value, _EQUALS)
-    return sides if len(sides) <= MAX_SIDES else [""]
 
 
 def _computed(text: str) -> Fraction | None:
     """The value of a number or of arithmetic, one side of `1,200 / 2 = 600`; None for anything else."""
     if (value := to_number(text)) is not None:
         return value
-    for pattern, replacement in _TO_PYTHON:
-        text = pattern.sub(replacement, text)
-    if not re.fullmatch(r"[0-9+\-*/() ]+", text):
-        return None
+    source = _DECIMAL.sub(lambda m: f"({int(m[1] + m[2])}/1{'0' * len(m[2])})", python_source(text))
     try:
-        return evaluate(parse(text))
+        return evaluate(parse(source)) if re.fullmatch(r"[0-9+\-*/() ]+", source) else None
     except ValueError:
         return None
 
 
-def _by_algebra(answer: str, gold: str) -> bool:
-    return readable(answer) and readable(gold) and symbolic_available() and symbolically_equal(gold, answer)
+def _by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
+    readings = readable(answer) and readable(gold) and symbolic_available()
+    return readings and symbolically_equal(gold, answer, decimals)

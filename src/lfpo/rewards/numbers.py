@@ -12,24 +12,24 @@ MAX_CHARS = 100
 MAX_EXPONENT = 50
 
 _UNSIGNED = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)"
-_ARGUMENT = rf"(?:\{{\s*([-+]?\s*{_UNSIGNED})\s*\}}|(\d))"
 _DECIMAL = re.compile(
     rf"({_UNSIGNED})(?:e([-+]?\d{{1,3}})|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{{?([-+]?\d{{1,3}})\}}?)?"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_RATIO = re.compile(rf"(?:(\d+)\s+)?({_UNSIGNED})\s*/\s*({_UNSIGNED})")
-_FRACTION = re.compile(rf"(\d*)\s*\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}")
+_FRACTION = re.compile(r"\\frac\s*\{\s*([^{}\s]+)\s*\}\s*\{\s*([^{}\s]+)\s*\}")
+_RATIO = re.compile(rf"(?:(\d+)\s+)?([-+]?{_UNSIGNED})\s*/\s*([-+]?{_UNSIGNED})")
 
 
 def to_number(text: str) -> Fraction | None:
     """The exact value of a text that is one number, else None.
 
-    Currency, percent and degree signs are dropped (`50%` is 50, as in MATH's own grader), and so are units.
+    Currency, percent and degree signs are dropped (`50%` is 50, as in MATH's own grader), and so are units and `the
+    answer is`.
     `5 thousand` and `5 or` are not numbers. Commas must group thousands.
     """
     if len(text) > MAX_CHARS:
         return None
-    text = without_units(TEXT.sub(r" \1 ", plain_latex(text)))
+    text = without_units(_FRACTION.sub(r" \1/\2 ", TEXT.sub(r" \1 ", plain_latex(text))))
     found = re.fullmatch(r"([-+]?)[\s€£¥]*([-+]?)(.*?)[\s€£¥]*", text, re.DOTALL)  # -$5 and $-5
     if found is None or (found[1] and found[2]):
         return None
@@ -45,11 +45,7 @@ def _unsigned(text: str) -> Fraction | None:
         digits = found[3] or found[4]
         repeated = Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(found[2]))
         return _decimal(f"{found[1] or 0}.{found[2]}") + repeated
-    if found := _RATIO.fullmatch(text):
-        return _ratio(found[1], found[2], found[3])
-    if found := _FRACTION.fullmatch(text):
-        return _ratio(found[1], found[2] or found[3], found[4] or found[5])
-    return None
+    return _ratio(*found.groups()) if (found := _RATIO.fullmatch(text)) else None
 
 
 def _ratio(whole: str | None, above: str, below: str) -> Fraction | None:

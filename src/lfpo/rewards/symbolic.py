@@ -19,6 +19,7 @@ from math import prod
 from typing import Any
 
 from lfpo.rewards.child_process import ChildFailed, call, cpu_limit, worker
+from lfpo.rewards.latex import GREEK
 
 CPU_SECONDS = 2.0
 WALL_SECONDS = 60.0  # for a machine too busy to give the child its CPU time
@@ -26,19 +27,14 @@ MEMORY_BYTES = 2 << 30
 MAX_DEPTH = 10  # nested brackets
 MAX_EXPONENT = 999
 
-_COMMANDS = frozenset(
-    """
-    frac sqrt pi cdot times div infty binom le ge ne neq in mathbb det sin cos tan cot sec csc arcsin arccos arctan sinh
-    cosh tanh log ln exp lfloor rfloor lceil rceil lvert rvert alpha beta gamma delta epsilon varepsilon theta lambda mu
-    nu rho sigma tau phi varphi psi omega
-    """.split()  # noqa: SIM905
-)
-_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_FUNCTIONS = "frac sqrt binom det sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
+_SIGNS = "pi cdot times div le ge ne neq in mathbb lfloor rfloor lceil rceil lvert rvert"
+_COMMAND = re.compile(rf"\\(?:{'|'.join([*_FUNCTIONS.split(), *_SIGNS.split(), *GREEK])})(?![A-Za-z])")
 _SUBSCRIPT = re.compile(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)")
 # Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
-# joins them, and reads words as products of letters (`even` = `neve`).
+# joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
 _DROPPED = re.compile(
-    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
+    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|inf|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
 )
 # Algebra on these only runs into the time limit.
 _HUGE = re.compile(r"\*\*|\d\s*[eE]\s*\d{3}|\d{40}|\d{3}[})]?\s*!|[)}!]\s*!|\\binom\{[^{}]*\d{3}")
@@ -47,9 +43,9 @@ _POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|
 
 def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
-    rest = _COMMAND.sub(lambda found: "|" if found[1] in _COMMANDS else "?", text)
+    rest = _SUBSCRIPT.sub(r"\1", _COMMAND.sub("|", text))
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
-    if _DROPPED.search(_SUBSCRIPT.sub(r"\1", rest)) or _HUGE.search(text) or max(depth, default=0) > MAX_DEPTH:
+    if _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > MAX_DEPTH:
         return False
     exponents = [found[1] for found in _POWER.finditer(text)]
     products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
@@ -71,23 +67,17 @@ def symbolically_equal(gold: str, answer: str, decimals: int = 12) -> bool:
 
 
 def verified(gold: str, answer: str, decimals: int) -> bool:
-    """math-verify's verdict. Only for the child, whose limits end the process."""
-    math_verify, config = _math_verify()
+    """math-verify's verdict. Only for the child: limits the memory of this process, and its limits end it."""
+    resource: Any = importlib.import_module("resource")  # POSIX only
+    math_verify: Any = importlib.import_module("math_verify")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    # Its units include single letters: with them, `13t` is 13. `units.py` has removed the units.
+    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
+    config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
     with cpu_limit(CPU_SECONDS):
         parsed = [math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
         # With twelve decimals, an approximation of 1/3 or pi is wrong.
         return bool(math_verify.verify(*parsed, float_rounding=decimals, timeout_seconds=None))
-
-
-@functools.cache
-def _math_verify() -> tuple[Any, list[Any]]:
-    """The package and its settings. Limits the memory of this process."""
-    resource = importlib.import_module("resource")  # POSIX only
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    math_verify = importlib.import_module("math_verify")
-    # Its units include single letters: with them, `13t` is 13. `units.py` has removed the units.
-    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
-    return math_verify, [math_verify.LatexExtractionConfig(normalization_config=normal)]
 
 
 _CHILD = worker(f"{__name__}:verified", WALL_SECONDS)
