@@ -48,7 +48,6 @@ class Job:
     tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
     setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
     unittest: the tests define unittest.TestCase classes, and every test method counts.
-    in_place: a correct program passes only if what it changes in its arguments reaches the tests.
     together: program and tests run in one module of one process. Nothing defends such a verdict from a cheat.
     processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
     unclear: why the row of the job cannot be judged in two processes, or "".
@@ -61,7 +60,6 @@ class Job:
     setup: str = ""
     functions: Sequence[str] = ()
     unittest: bool = False
-    in_place: bool = False
     together: bool = False
     processes: bool = False
     unclear: str = ""
@@ -128,10 +126,9 @@ def encode_job(job: Job, nonce: bytes = b"") -> bytes:
             code(parsed(source, "a test", job.entry_point), "<test>") for source in (f"{imports}\n{job.setup}", *tests)
         ]
         return marshal.dumps({**content, "setup": compiled[0], "tests": [(found, "") for found in compiled[1:]]})
-    modes = ["s"] * len(suite.modes) if job.in_place else suite.modes
     names = {"functions": suite.names, "imports": suite.imports, "stops": suite.stops, "expected": count_tests(job)}
     return marshal.dumps(
-        {**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, modes, strict=True))}
+        {**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, suite.modes, strict=True))}
     )
 
 

@@ -47,7 +47,7 @@ class Suite:
 
     names: functions of the program, the entry point first. imports: (name, module, member or "") of what the judge
     imports for the suite. setup, tests: marshalled code; with unittest, tests has one item. modes: for each test, with
-    copies ("c") or shared containers ("s"), see the judge. stops: a test may see StopIteration. needs: why the suite
+    copies ("c") or changes in place ("s"), see the judge. stops: a test may see StopIteration. needs: why the suite
     cannot be judged, or "".
     """
 
@@ -81,6 +81,8 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
     if not needs and not _loaded(nodes) & {*names}:
         needs = "a use of the program in the tests: every program would pass them"
     calling = {*names, "candidate"}
+    if not needs and any(_sees_copies(test, calling) for test in walked):
+        needs = "together=True, because the tests change a result, or compare it by `is`: it is a copy"
     guards = Guards(calling | results(nodes, calling))
     return Suite(
         names=names,
@@ -172,9 +174,9 @@ def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
 
 
 def _modes(nodes: list[ast.AST], names: set[str]) -> str:
-    """How a test runs (judge._in_modes). "s" if it ignores the result of a call or compares identity: it tests changes.
+    """How a test runs (judge._in_modes). "s" if it ignores the result of a call: it tests changes of an argument.
 
-    "sc" if it uses a variable that it passed, or changes a result. "c" otherwise.
+    "sc" if it uses a variable that it passed. "c" otherwise.
     """
     expects = ("assertRaises", "raises", "suppress")
     guarded = {
@@ -184,21 +186,23 @@ def _modes(nodes: list[ast.AST], names: set[str]) -> str:
         or (isinstance(node, ast.With) and any(word in ast.unparse(node.items[0]) for word in expects))
         for child in ast.walk(node)
     }
-    mine = results(nodes, names)
-    for node in nodes:
-        if isinstance(node, ast.Expr) and id(node) not in guarded and called(node.value, names):
-            return "s"
-        if isinstance(node, ast.Compare) and _compares_identity(node, {*names, *mine}):
-            return "s"
+    if any(isinstance(n, ast.Expr) and id(n) not in guarded and called(n.value, names) for n in nodes):
+        return "s"
     loads = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and called(node, names)]
     passed = _loaded(n for call in calls for part in (*call.args, *call.keywords) for n in ast.walk(part))
-    changed = any(
+    return "sc" if any(loads.count(name) > 1 for name in passed - names) else "c"
+
+
+def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
+    """Whether a test changes a result, or asks whether it is another object: it is a copy, and so are arguments."""
+    mine = results(nodes, names)
+    return any(
         (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _root(node) in mine)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _root(node.value) in mine)
+        or (isinstance(node, ast.Compare) and _compares_identity(node, names | mine))
         for node in nodes
     )
-    return "sc" if changed or any(loads.count(name) > 1 for name in passed - names) else "c"
 
 
 def _root(node: ast.AST) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .handles import Program
+    from .judged import Program
 
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
@@ -33,17 +33,16 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     if data is None:
         return
     job = marshal.loads(data)
-    nonce = job.pop("nonce")
 
     def report(letter: str, text: str = "") -> None:
-        values.send(outbox, nonce + f"{letter}{text[:500]}".encode("utf-8", "replace"))
+        values.send(outbox, job["nonce"] + f"{letter}{text[:500]}".encode("utf-8", "replace"))
 
     sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 if job["together"] else 20_000))  # for nested values
     if job["together"]:
         _judge_together(job, report)
-        os._exit(0)
-    _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
+    else:
+        _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
 
 
 def describe(error: BaseException) -> str:
@@ -84,11 +83,11 @@ def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
 
 def _judge(job: dict[str, Any], report: Callable[..., None], pipes: tuple[int, int]) -> None:
     from . import strict
-    from .handles import Program
+    from .judged import Program
 
     program = Program(pipes, job["stops"])
     sys.modules["tests"] = module = types.ModuleType("tests")
-    strict.install(vars(module), program.refuse)
+    strict.install(vars(module), program.fail)
     try:
         program.ask("load", job["program"])
     except BaseException as error:  # whatever the program raised
@@ -121,21 +120,22 @@ def _prepare(job: dict[str, Any], module: types.ModuleType, program: Program) ->
             space[name] = getattr(sys.modules[imported], member) if member else sys.modules[imported]
         problem = _execute(job["setup"], module)  # which may define the prompt's stub
         for name in () if problem else job["functions"]:
-            space[name] = program.handle(program.ask("define", name))
+            space[name] = program.ask("define", name)
     except BaseException as error:  # the program does not define the name
         return describe(error)
     return problem
 
 
 def _in_modes(program: Program, modes: str, run: Callable[..., str], *test: Any) -> tuple[str, str]:
-    """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
+    """Run a test once or twice: c with calls that get copies, s with arguments that calls change in place.
 
-    "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared containers,
-    and if a call has changed one, with copies too. A program could otherwise change what it is compared with.
+    "sc" is for a test that uses an argument after the call: it must pass in place, and if a call has changed an
+    argument, with copies too. A program could otherwise change what it is compared with.
     """
     for mode in modes:
-        changed = program.begin(shares=mode == "s")
-        if mode == "c" and modes == "sc" and not changed:
+        changed = program.changed
+        program.begin(in_place=mode == "s")
+        if modes == "sc" and mode == "c" and not changed:
             break
         problem = run(*test)
         if problem == "skipped" and not program.calls:

@@ -7,7 +7,7 @@ import unittest
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -16,19 +16,16 @@ def find_cases(module: types.ModuleType) -> list[unittest.TestCase]:
     return list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module)))
 
 
-def _flat(suite: Any) -> Any:
+def _flat(suite: Any) -> Iterator[Any]:
     for part in suite:
-        if isinstance(part, unittest.TestSuite):
-            yield from _flat(part)
-        else:
-            yield part
+        yield from _flat(part) if isinstance(part, unittest.TestSuite) else (part,)
 
 
 def outcome(case: unittest.TestCase) -> str:
     """Why a case failed, "skipped", or "". Its class fixtures run too."""
-    found: list[str] = []
+    found = ["it did not run"]
     run([case], found.append)
-    return found[0] if found else "it did not run"
+    return found[-1]
 
 
 def run(cases: list[unittest.TestCase], report: Callable[[str], None]) -> None:

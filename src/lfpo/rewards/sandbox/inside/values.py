@@ -1,9 +1,9 @@
 """Values between processes: pickles of built-in values only, and records that stand for everything else.
 
 Unpickling creates built-in containers, numbers, texts and records, and calls nothing of the sender's choice: the only
-global is MAKE, which makes a record, and neither a record nor MAKE can be called, changed or filled by another opcode.
-Afterwards the records become values by a closed table of pure constructors (plain_types.py). References to one object
-stay references to one object.
+global is Record, which no other opcode can change or fill. Afterwards the records become values by a closed table of
+constructors. These are pure: they open nothing and import only their own modules. Attributes that a sender set on an
+instance are not sent. References to one object stay references to one object.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ else:  # _pickle needs `partial` of functools, whose import takes a tenth of a j
     import _pickle
 
     del sys.modules["functools"]
-import _operator
-
-from .plain_types import NotAValue, from_plain, to_plain
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Refer = Callable[[Any], tuple[str, Any] | None]  # kind and content of an object that is not a value, or None
+    Refer = Callable[[Any], tuple[str, Any]]  # kind and content of an object that is not a value
     Resolve = Callable[[str, Any], Any]  # the object of a kind and content
 
 MAX_FRAME = 2**28
-MAX_SHARED = 10_000
-"""Containers that two processes share before they start anew: each message looks at all of them."""
-_ATOMS = {int, float, str, bytes, bool, type(None)}
-_SHARED: dict[str, Any] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
+_ATOMS = {int, float, str, bytes, bytearray, bool, type(None)}
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_REDUCED = {
+    *("builtins.range", "builtins.slice", "builtins.complex", "fractions.Fraction", "decimal.Decimal"),
+    *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
+    *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
+    *("pathlib.PosixPath", "pathlib.PurePosixPath"),
+}
+"""Types that are built from the arguments, items and pairs of their own pickling."""
+_ARRAY_KINDS = "biufcmMSU"
+
+
+class NotAValue(TypeError):
+    """The object, or something in it, cannot be sent."""
 
 
 class Abandoned(BaseException):
@@ -62,161 +69,49 @@ class Record:
         raise BadBytes("a record cannot be changed")
 
 
-class _Make:
-    __slots__ = ()
-
-    def __call__(self, kind: str, content: Any) -> Record:
-        return Record(kind, content)
-
-    def __setstate__(self, state: Any) -> None:
-        raise BadBytes("a global cannot be changed")
-
-    def __reduce__(self) -> str:
-        return "MAKE"
-
-
-MAKE = _Make()
-
-
-class Shared:
-    """Mutable containers that two processes both hold. A message between them has the content of those that changed.
-
-    changed: whether a message of the other process changed a container that this one had sent.
-    """
-
-    def __init__(self, changed: bool = False) -> None:
-        self.objects: list[Any] = []
-        self.known: list[Any] = []  # the content of each that the other process knows, None for none
-        self.numbers: dict[int, int] = {}
-        self.changed = changed
-
-    def number(self, value: Any) -> int:
-        if id(value) not in self.numbers:
-            self.numbers[id(value)] = len(self.objects)
-            self.objects.append(value)
-            self.known.append(None)
-        return self.numbers[id(value)]
-
-    def find(self, kind: str, number: int) -> Any:
-        if number == len(self.objects):
-            self.number(_SHARED[kind]())
-        found = self.objects[number]
-        if number < 0 or type(found) is not _SHARED[kind]:
-            raise BadBytes("another container")
-        return found
-
-    def news(self, number: int) -> Any:
-        """The content of a container (items, or keys and then values, or bytes), None if the other process knows it."""
-        value, known = self.objects[number], self.known[number]
-        found = bytes(value) if type(value) is bytearray else (*value, *(value.values() if type(value) is dict else ()))
-        if known is not None and len(known) == len(found) and all(map(_operator.is_, known, found)):
-            return None
-        self.known[number] = found
-        return found
-
-    def fill(self, number: int, content: Any) -> None:
-        """Give a container its content. `news` is to be called when its records are built."""
-        value = self.objects[number]
-        self.changed |= self.known[number] is not None
-        if type(value) is dict:
-            value.clear()
-            value.update(zip(content[: len(content) // 2], content[len(content) // 2 :], strict=True))
-        elif type(value) is set:
-            value.clear()
-            value.update(content)
-        else:
-            value[:] = content
-
-    def forget(self, count: int, known: list[Any]) -> None:
-        """Undo an encoding that failed. count, known: of the objects before it."""
-        self.numbers = {id(value): number for number, value in enumerate(self.objects[:count])}
-        del self.objects[count:]
-        self.known = known
-
-
 class _Pickler(_pickle.Pickler):
-    """refer: kind and content of an object that is not a value."""
-
     def __init__(self, file: Any, refer: Refer | None) -> None:
         super().__init__(file, 5)
         self._refer = refer
 
     def reducer_override(self, value: Any) -> Any:
-        if value is MAKE:
+        if value is Record:
             return NotImplemented
-        found = to_plain(value) or (self._refer(value) if self._refer else None)
+        found = _to_plain(value) or (self._refer(value) if self._refer else None)
         if found is None:
             raise NotAValue(f"a {type(value).__name__} is not plain data")
-        return MAKE, found
-
-
-class _SharingPickler(_Pickler):
-    def __init__(self, file: Any, refer: Refer | None, shared: Shared) -> None:
-        super().__init__(file, refer)
-        self._shared = shared
-
-    def persistent_id(self, value: Any) -> Any:
-        name = type(value).__name__
-        return (name, self._shared.number(value)) if type(value) is _SHARED.get(name) else None
+        return Record, found
 
 
 class _Unpickler(_pickle.Unpickler):
-    def __init__(self, file: Any, shared: Shared | None) -> None:
-        super().__init__(file)
-        self._shared, self.records = shared, False
+    records = False
 
     def find_class(self, module: str, name: str) -> Any:
-        if name != "MAKE":
+        if name != "Record":
             raise BadBytes(f"{module}.{name} is not a value")
         self.records = True
-        return MAKE
-
-    def persistent_load(self, number: Any) -> Any:
-        if self._shared is None:
-            raise BadBytes("a reference to nothing")
-        return self._shared.find(*number)
+        return Record
 
 
-def encode(value: Any, refer: Refer | None = None, shared: Shared | None = None) -> bytes:
-    """The value as bytes. refer: kind and content of an object that is not a value. shared: containers that the
-    receiver also has. Raises NotAValue."""
+def encode(value: Any, refer: Refer | None = None) -> bytes:
+    """The value as bytes. refer: kind and content of an object that is not a value. Raises NotAValue."""
     file = io.BytesIO()
-    pickler = _Pickler(file, refer) if shared is None else _SharingPickler(file, refer, shared)
-    before = (len(shared.objects), shared.known[:]) if shared is not None else None
     try:
-        pickler.dump(value)
-        number = 0
-        while shared is not None and number < len(shared.objects):
-            if (news := shared.news(number)) is not None:
-                pickler.dump((number, news))
-            number += 1
-    except (RecursionError, NotAValue) as error:
-        if shared is not None and before is not None:
-            shared.forget(*before)
-        raise NotAValue("nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
+        _Pickler(file, refer).dump(value)
+    except RecursionError:
+        raise NotAValue("nested too deeply") from None
     return file.getvalue()
 
 
-def decode(data: bytes, resolve: Resolve | None = None, shared: Shared | None = None) -> Any:
+def decode(data: bytes, resolve: Resolve | None = None) -> Any:
     """The encoded value. resolve: gives the object of a kind and content that are not plain data. Raises BadBytes."""
     file = io.BytesIO(data)
-    unpickler = _Unpickler(file, shared)
+    unpickler = _Unpickler(file)
     try:
-        value, news = unpickler.load(), []
-        while shared is not None and file.tell() < len(data):
-            news.append(unpickler.load())
-        if file.tell() != len(data) or min((number for number, _ in news), default=0) < 0:
+        value = unpickler.load()
+        if file.tell() != len(data):
             raise BadBytes("bytes after the value")
-        for number, content in news:
-            shared.fill(number, content)  # type: ignore[union-attr]
-        if unpickler.records:
-            builder = _Builder(resolve)
-            value = builder.built(value)
-            for number, _ in news:
-                builder.built(shared.objects[number])  # type: ignore[union-attr]
-        for number, _ in news:
-            shared.news(number)  # type: ignore[union-attr]
-        return value
+        return _Builder(resolve).built(value) if unpickler.records else value
     except BadBytes:
         raise
     except Exception as error:  # whatever malformed bytes or a constructor raise
@@ -247,17 +142,83 @@ class _Builder:
         elif kind in (tuple, frozenset):
             self.done[id(value)] = value, kind(self.built(item) for item in value)
         elif kind is Record:
-            self.done[id(value)] = value, self.record(value)
+            self.done[id(value)] = value, self.record(value.kind, self.built(value.content))
+        else:
+            raise BadBytes(f"a {kind.__name__} is not a value")
         return self.done[id(value)][1]
 
-    def record(self, record: Any) -> Any:
-        content = self.built(record.content)
-        found = from_plain(record.kind, content)
-        if found is not NotImplemented:
-            return found
+    def record(self, kind: str, content: Any) -> Any:
+        if kind == "base":
+            return content
+        if kind in ("numpy.ndarray", "numpy.generic"):
+            array = _array(*content)
+            return array if kind == "numpy.ndarray" else array[()]
+        if kind in _REDUCED:
+            arguments, items, pairs = content
+            value = named(kind)(*arguments)
+            if items:
+                value.extend(items)
+            for key, item in pairs:
+                value[key] = item
+            return value
         if self.resolve is None:
-            raise BadBytes(f"unknown kind {record.kind!r}")
-        return self.resolve(record.kind, content)
+            raise BadBytes(f"unknown kind {kind!r}")
+        return self.resolve(kind, content)
+
+
+def _to_plain(value: Any) -> tuple[str, Any] | None:
+    """Kind and built-in content of an instance of one of the types, None for anything else."""
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return _numpy_to_plain(sys.modules["numpy"], value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in _REDUCED and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
+        return name, _reduced(value)
+    base = next((b for b in _BASES if isinstance(value, b) and kind.__eq__ is b.__eq__), None)
+    return None if base is None else ("base", _plain_base(base, value))
+
+
+def _plain_base(base: Any, value: Any) -> Any:
+    """The built-in value in an instance of a subclass that keeps the `__eq__` of its base, without its methods."""
+    if base in (int, float, complex):
+        return base.__pos__(value)
+    if base in (str, bytes):
+        return base.__str__(value) if base is str else base.__bytes__(value)
+    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+
+
+def _reduced(value: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of the type's constructor, items and pairs. A time zone of another library becomes its offset."""
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None and _to_plain(zone) is None:
+        offset = value.utcoffset()
+        value = value.replace(tzinfo=None if offset is None else named("datetime.timezone")(offset))
+    _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
+    return arguments[type(value) is complex :], tuple(items or ()), tuple(pairs or ())
+
+
+def named(name: str) -> Any:
+    """The object of a dotted name. importlib would take longer to import than most jobs."""
+    module, _, member = name.rpartition(".")
+    __import__(module)
+    return getattr(sys.modules[module], member)
+
+
+def _numpy_to_plain(numpy: Any, value: Any) -> tuple[str, Any] | None:
+    """An array or a number. Arrays of objects, and subclasses such as matrix, are not plain data."""
+    if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
+        return None
+    array = numpy.asarray(value)
+    if array.dtype.kind not in _ARRAY_KINDS:
+        return None
+    kind = "numpy.ndarray" if type(value) is numpy.ndarray else "numpy.generic"
+    return kind, (array.dtype.str, array.shape, array.tobytes())
+
+
+def _array(dtype: str, shape: Any, content: Any) -> Any:
+    if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
+        raise ValueError(f"arrays of {dtype} are not plain data")
+    return named("numpy.frombuffer")(content, dtype=dtype).reshape(shape).copy()
 
 
 def send(fd: int, data: bytes) -> None:
