@@ -25,11 +25,8 @@ from lfpo.rewards.sandbox.job import Limits
 logger = logging.getLogger(__name__)
 
 BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"
-
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
-_PATIENCE = 15
-"""Seconds for a supervising process to end its descendants."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import main; main(sys.argv[2])"
 
@@ -76,26 +73,22 @@ def start(
     limits: Limits,
     libraries: tuple[str, ...],
     scratch: str,
-    stdin: int,
-    stdout: int,
     others: Sequence[int] = (),
-    stderr: int = subprocess.DEVNULL,
     cores: Sequence[int] = (),
+    **streams: int,
 ) -> subprocess.Popen[bytes]:
     """Start a confined process in a new session.
 
     role: `judge`, `program` or `together` (inside/start.py). scratch: its writable folder on the rung `limits`; on the
-    others it has its own /tmp. stdin, stdout, stderr: file descriptors. others: for the judge, the file descriptors
-    from and to the program. cores: those that the process and its children may use (none: all).
+    others it has its own /tmp. others: for the judge, the file descriptors from and to the program. cores: those that
+    the process and its children may use (none: all). streams: file descriptors for stdin, stdout and stderr.
     """
-    features = kernel_features()
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
         "root": os.geteuid() == 0,
         "linux": sys.platform == "linux",
-        "landlock": features["Landlock"],
-        "seccomp": features["seccomp"],
+        **kernel_features(),
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
         "scratch": scratch if rung == LIMITS else "/tmp",
@@ -103,16 +96,14 @@ def start(
         "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
         "cores": list(cores),
-        **{k: v for k, v in vars(limits).items() if k not in {"seconds", "program_chars"}},
+        **vars(limits),
     }
     if others:
         settings["program_inbox"], settings["program_outbox"] = others
     command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]
     if rung == BUBBLEWRAP:
         command = [*_bubblewrap(limits, libraries), *command]
-    return subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=others, env={}, cwd="/", start_new_session=True
-    )
+    return subprocess.Popen(command, pass_fds=others, env={}, cwd="/", start_new_session=True, **streams)
 
 
 def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
@@ -143,18 +134,15 @@ def _keeps_capabilities() -> bool:
     return os.geteuid() == 0 or path is None or not os.stat(path).st_mode & stat.S_ISUID
 
 
-def stop(process: subprocess.Popen[bytes], rung: str) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End the process and its descendants, and wait for it.
 
-    On the rung `limits` SIGTERM tells the process to end its descendants (inside/supervise.py). On the others SIGKILL
-    ends process 1 of the namespace, and the kernel ends the rest.
+    SIGKILL ends process 1 of a namespace, and the kernel ends the rest. On the rung `limits` seccomp forbids to start
+    another process; without it only those that stayed in the session end.
     """
-    if rung == LIMITS and sys.platform == "linux" and process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it may have left its session
     process.wait()
 
 
@@ -162,27 +150,46 @@ def stop(process: subprocess.Popen[bytes], rung: str) -> None:
 def scratch_folder() -> Iterator[str]:
     """A new folder for a process on the rung `limits`. It is deleted afterwards, with whatever the program left in it.
 
-    A folder that cannot be deleted is named in a warning; no job fails because of it.
+    A folder that cannot be deleted is named in a warning; no job fails because of it. shutil.rmtree would recurse, and
+    open a file for each level.
     """
     path = tempfile.mkdtemp(prefix="lfpo-sandbox-")
     try:
         yield path
     finally:
-        delete(path)
-
-
-def delete(path: str) -> None:
-    """Delete a folder, however deeply nested. shutil.rmtree would recurse, and open a file for each level."""
-    with contextlib.suppress(OSError):  # most programs leave nothing
-        os.rmdir(path)
-        return
-    without_access = ["-type", "d", "!", "-perm", "-700"]
-    for command in (
-        ["rm", "-rf", path],
-        ["find", path, *without_access, "-execdir", "chmod", "u+rwx", "{}", ";"],
-        ["rm", "-rf", path],
-    ):
+        with contextlib.suppress(OSError):  # most programs leave nothing
+            os.rmdir(path)
+        for command in (["rm", "-rf", path], ["chmod", "-R", "u+rwx", path], ["rm", "-rf", path]):
+            if os.path.lexists(path):
+                subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
         if os.path.lexists(path):
-            subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
-    if os.path.lexists(path):
-        logger.warning("sandbox: %s could not be deleted", path)
+            logger.warning("sandbox: %s could not be deleted", path)
+
+
+def is_full(folder: str, limits: Limits, process: int) -> bool:
+    """For the rung `limits`: whether a folder, and deleted files that a process has open, exceed the limits.
+
+    A folder whose files cannot be looked at counts as full: its path is too long, or it has no permission to read.
+    """
+    used = count = 0
+    opened = f"/proc/{process}/fd"
+    folders = [opened, folder]
+    while folders:
+        path = folders.pop()
+        try:
+            for name in os.listdir(path):
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    status = os.stat(f"{path}/{name}", follow_symlinks=path == opened)
+                    if path == opened and status.st_nlink:
+                        continue
+                    used, count = used + 512 * status.st_blocks, count + 1
+                    if used > limits.disk or count > limits.files:
+                        return True
+                    if path != opened and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o300 == 0o300:
+                        folders.append(f"{path}/{name}")  # without both permissions it is empty
+        except (FileNotFoundError, NotADirectoryError):  # it was deleted meanwhile
+            continue
+        except OSError:
+            if path != opened:  # else the process has ended
+                return True
+    return False

@@ -11,6 +11,7 @@ import os
 import queue
 import secrets
 import select
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,14 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, failed
-from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
+from lfpo.rewards.sandbox.rungs import Unsafe, usable_rung
 from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
+_INTERVAL = 0.1
+"""Seconds between two looks at the disk on the rung `limits`."""
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 
 
@@ -50,7 +53,7 @@ class Sandbox:
     ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
-        self.rung = require_rung(rung, unsafe) if rung else strongest_rung(unsafe)
+        self.rung = usable_rung(rung, unsafe)
         self.limits = limits or Limits()
         cores, ranks = _cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.workers = workers or max(1, len(cores) // ranks)
@@ -98,13 +101,18 @@ class Sandbox:
         if len(job.program) > self.limits.program_chars:
             return failed(job, f"the program is longer than {self.limits.program_chars} characters")
         with ExitStack() as stack:
-            report = self._start(stack, content, job.together, cores)
-            messages = list(_messages(report, begin + self.limits.seconds, nonce))
+            report, folders = self._start(stack, content, job.together, cores)
+            messages = list(_messages(report, begin + self.limits.seconds, nonce, folders, self.limits))
         return _verdict(messages, expected, self.limits, begin)
 
-    def _start(self, stack: ExitStack, content: bytes, together: bool, cores: Sequence[int]) -> int:
-        """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor
-        of the reports. Closing the stack kills the processes and closes the descriptors."""
+    def _start(
+        self, stack: ExitStack, content: bytes, together: bool, cores: Sequence[int]
+    ) -> tuple[int, dict[str, int]]:
+        """Start the judge and the program, or one process that is both, and send the job.
+
+        Returns the file descriptor of the reports, and for each scratch folder the process that may write there.
+        Closing the stack kills the processes and closes the descriptors.
+        """
         (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
         stack.callback(os.close, to_judge)
         stack.callback(os.close, report)
@@ -115,31 +123,46 @@ class Sandbox:
             theirs += [program_in, to_program, from_program, program_out]
             ends = (from_program, to_program)
             roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, ends)]
+        folders: dict[str, int] = {}
         try:
             for role, stdin, stdout, others in roles:
                 scratch = stack.enter_context(launch.scratch_folder()) if self.rung == launch.LIMITS else ""
-                arguments = (self.rung, role, self.limits, self.libraries, scratch, stdin, stdout, others)
-                stack.callback(launch.stop, launch.start(*arguments, cores=cores), self.rung)
+                streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
+                arguments = (self.rung, role, self.limits, self.libraries, scratch, others, cores)
+                process = launch.start(*arguments, **streams)
+                stack.callback(launch.stop, process)
+                if scratch:
+                    folders[scratch] = process.pid
         finally:
             for fd in theirs:
                 os.close(fd)
         with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
             values.send(to_judge, content)
-        return report
+        return report, folders
 
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str]]:
-    """Letter and text of the reports (judge.serve), until the last, the judge's end ("") or the deadline ("late").
+def _messages(
+    fd: int, deadline: float, nonce: bytes, folders: dict[str, int], limits: Limits
+) -> Iterator[tuple[str, str]]:
+    """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), or
+    until one of the folders is full ("full").
 
     With a nonce they come from a process that also runs the program: one without it ends them ("forged").
     """
-    poll, data = select.poll(), b""
+    poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if folders else 1e9)
     poll.register(fd, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+    while (now := time.monotonic()) < deadline:
+        if now >= look:
+            if any(launch.is_full(folder, limits, process) for folder, process in folders.items()):
+                yield "full", ""
+                return
+            look = time.monotonic() + _INTERVAL
+        if not poll.poll(1000 * (min(deadline, look) - now)):
+            continue
         piece = os.read(fd, 2**16)
         data += piece
         if not piece or len(data) > _MAX_REPORT:
@@ -167,6 +190,8 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
         reasons = [text]
     elif last == "late":
         reasons.append(f"not done after {limits.seconds:g} s")
+    elif last == "full":
+        reasons.append("the program uses more disk than it may")
     elif last == "forged":
         reasons = ["the program wrote a report of its own"]
     elif last != "d":

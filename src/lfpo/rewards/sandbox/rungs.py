@@ -44,38 +44,33 @@ def available_rungs() -> tuple[Rung, ...]:
     return tuple(_probe(name) for name in RUNGS)
 
 
-def strongest_rung(unsafe: Unsafe = False) -> str:
-    """Name of the strongest available rung. Raises UserError if there is none but `limits` and it is not allowed."""
-    for found in available_rungs():
-        if found.available and (_allows(unsafe) or found.name in _SAFE):
-            return found.name
-    reasons = "; ".join(f"{found.name}: {found.reason}" for found in available_rungs() if found.name in _SAFE)
-    raise UserError(
-        f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {_permission()} "
-        "to run it under resource limits only"
-    )
+def usable_rung(name: str | None, unsafe: Unsafe) -> str:
+    """The name, if that rung can be used; without one, the strongest that can.
 
-
-def _allows(unsafe: Unsafe) -> bool:
-    """Whether the rung `limits` may be used: root must say so, because a program there runs as root."""
-    return unsafe == "root" or (bool(unsafe) and os.geteuid() != 0)
-
-
-def _permission() -> str:
-    if os.geteuid() == 0:
-        return 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
-    return "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
-
-
-def require_rung(name: str, unsafe: Unsafe) -> str:
-    """The name, if that rung can be used. Raises UserError if it is unknown, not available or not allowed."""
-    found = {r.name: r for r in available_rungs()}.get(name)
-    if found is None:
+    Raises UserError if it is unknown, not available or not allowed. root must allow the rung `limits` by its own word,
+    because a program there runs as root.
+    """
+    root = os.geteuid() == 0
+    allowed = unsafe == "root" or (bool(unsafe) and not root)
+    permission = "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
+    if root:
+        permission = 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
+    rungs = {found.name: found for found in available_rungs()}
+    if name is None:
+        usable = [found.name for found in rungs.values() if found.available and (allowed or found.name in _SAFE)]
+        if usable:
+            return usable[0]
+        reasons = "; ".join(f"{safe}: {rungs[safe].reason}" for safe in _SAFE)
+        raise UserError(
+            f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {permission} "
+            "to run it under resource limits only"
+        )
+    if name not in rungs:
         raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
-    if not found.available:
-        raise UserError(f"sandbox rung {name!r} is not available on this machine: {found.reason}")
-    if name not in _SAFE and not _allows(unsafe):
-        raise UserError(f"sandbox rung {name!r} does not confine a program; pass {_permission()} to use it anyway")
+    if not rungs[name].available:
+        raise UserError(f"sandbox rung {name!r} is not available on this machine: {rungs[name].reason}")
+    if name not in _SAFE and not allowed:
+        raise UserError(f"sandbox rung {name!r} does not confine a program; pass {permission} to use it anyway")
     return name
 
 
@@ -88,26 +83,22 @@ def _probe(name: str) -> Rung:
     if name == launch.BUBBLEWRAP and not shutil.which("bwrap"):
         return Rung(name, False, "bwrap is not installed (package bubblewrap)")
     with tempfile.TemporaryDirectory() as scratch:
-        process = launch.start(
-            name, "program", Limits(), (), scratch, subprocess.DEVNULL, subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        process = launch.start(name, "program", Limits(), (), scratch, **silent)
         try:
             _, errors = process.communicate(timeout=_PROBE_SECONDS)
         except subprocess.TimeoutExpired:
             errors = b"did not start in time"
         finally:
-            launch.stop(process, name)
-    if process.returncode == 0:
-        features = ", ".join(feature for feature, has in launch.kernel_features().items() if has) or "no Landlock"
-        return Rung(name, True, f"{features}; {_CONFINES[name in _SAFE]}", _not_stopped(name))
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
-
-
-def _not_stopped(name: str) -> str:
-    """What a program can still do on a rung of this machine."""
+            launch.stop(process)
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
+    features = launch.kernel_features()
+    reason = f"{', '.join(n for n, has in features.items() if has) or 'no Landlock'}; {_CONFINES[name in _SAFE]}"
     if name in _SAFE:
-        return "attacks on the kernel; use of CPU and memory up to the limits"
+        return Rung(name, True, reason, "attacks on the kernel; use of CPU and memory up to the limits")
     left = "reading the names and metadata of all files; filling the disk for 0.1 s; attacks on the kernel"
-    missing = " and ".join(feature for feature, has in launch.kernel_features().items() if not has)
-    return f"{left}; without {missing} what that forbids: files, network, signals" if missing else left
+    if missing := " and ".join(feature for feature, has in features.items() if not has):
+        left += f"; without {missing} what that forbids: files, network, signals, processes"
+    return Rung(name, True, reason, left)

@@ -142,9 +142,9 @@ class Link:
             return "error", taken_apart(value)
         if isinstance(value, Remote):
             return "yours", value._number
-        if self._by_name and isinstance(value, types.BuiltinFunctionType | type):
-            if value.__module__ in sys.stdlib_module_names and "." not in value.__qualname__:
-                return "named", (value.__module__, value.__qualname__)
+        named = self._by_name and isinstance(value, types.BuiltinFunctionType | type)
+        if named and value.__module__ in sys.stdlib_module_names and "." not in value.__qualname__:
+            return "named", (value.__module__, value.__qualname__)
         if id(value) not in self._numbers:  # an object has one number only
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
