@@ -21,23 +21,10 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
 from lfpo.rewards.syntax import quietly, syntax_tree
 
-# Names that suites often use without importing them, because programs usually do. The judge imports its own.
-_MODULES = {
-    *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
-    *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
-}
-_ALIASES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"}
-_MEMBERS = {
-    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
-    **dict.fromkeys(("isclose", "inf", "sqrt", "pi"), "math"),
-    **dict.fromkeys(("date", "timedelta"), "datetime"),
-    **dict.fromkeys(("List", "Dict", "Set", "Tuple", "Optional", "Any", "Union"), "typing"),
-    "Decimal": "decimal",
-    "Fraction": "fractions",
-}
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
+_COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 
 
@@ -45,18 +32,13 @@ _IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 class Suite:
     """What a job's tests take from the program.
 
-    names: functions of the program, the entry point first. imports: (name, module, member or "") of what the judge
-    imports for the suite. setup, tests: marshalled code; with unittest, tests has one item. modes: for each test, with
-    copies ("c") or changes in place ("s"), see the judge. stops: a test may see StopIteration. needs: why the suite
-    cannot be judged, or "".
+    names: functions of the program, the entry point first. setup, tests: marshalled code. needs: why the suite cannot
+    be judged, or "".
     """
 
     names: tuple[str, ...]
-    imports: tuple[tuple[str, str, str], ...]
     setup: bytes
     tests: tuple[bytes, ...]
-    modes: tuple[str, ...]
-    stops: bool
     needs: str
 
 
@@ -70,27 +52,21 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
     prepared = parsed(setup, "the setup", entry_point)
     walked = [list(ast.walk(tree)) for tree in trees]
     nodes = [*ast.walk(prepared), *(node for test in walked for node in test)]
-    missing = _missing(nodes) - {entry_point, *functions}
-    known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
-    unknown = missing - known
-    if not entry_point and not functions and len(unknown or known) == 1:
-        [entry_point] = unknown or known
-        unknown, known = unknown - {entry_point}, known - {entry_point}
+    unknown = _missing(nodes) - {entry_point, *functions}
+    if not entry_point and not functions and len(unknown) == 1:
+        entry_point = unknown.pop()
     names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name))
+    calling = {*names, "candidate"}
     needs = _needs(nodes, "\n".join((setup, *tests)), unknown)
     if not needs and not _loaded(nodes) & {*names}:
         needs = "a use of the program in the tests: every program would pass them"
-    calling = {*names, "candidate"}
     if not needs and any(_sees_copies(test, calling) for test in walked):
-        needs = "together=True, because the tests change a result, or compare it by `is`: it is a copy"
+        needs = _COPIES
     guards = Guards(calling | results(nodes, calling))
     return Suite(
         names=names,
-        imports=tuple(sorted(_import(name, nodes) for name in known)),
         setup=code(guards.visit(prepared), "<setup>"),
         tests=tuple(code(guards.visit(tree), f"<test {number}>") for number, tree in enumerate(trees)),
-        modes=tuple(_modes(test, calling) for test in walked),
-        stops="StopIteration" in "\n".join((setup, *tests)),
         needs=needs,
     )
 
@@ -166,43 +142,42 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
             )
 
 
-def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
-    """Name, module and member ("" for the module itself)."""
-    if name == "datetime" and any(called(node, {name}) for node in nodes):
-        return name, name, name  # the class
-    return (name, _MEMBERS[name], name) if name in _MEMBERS else (name, _ALIASES.get(name, name), "")
-
-
-def _modes(nodes: list[ast.AST], names: set[str]) -> str:
-    """How a test runs (judge._in_modes). "s" if it ignores the result of a call: it tests changes of an argument.
-
-    "sc" if it uses a variable that it passed. "c" otherwise.
-    """
-    expects = ("assertRaises", "raises", "suppress")
-    guarded = {
-        id(child)
-        for node in nodes
-        if isinstance(node, ast.Try | ast.TryStar | ast.Lambda)
-        or (isinstance(node, ast.With) and any(word in ast.unparse(node.items[0]) for word in expects))
-        for child in ast.walk(node)
-    }
-    if any(isinstance(n, ast.Expr) and id(n) not in guarded and called(n.value, names) for n in nodes):
-        return "s"
-    loads = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and called(node, names)]
-    passed = _loaded(n for call in calls for part in (*call.args, *call.keywords) for n in ast.walk(part))
-    return "sc" if any(loads.count(name) > 1 for name in passed - names) else "c"
-
-
 def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
-    """Whether a test changes a result, or asks whether it is another object: it is a copy, and so are arguments."""
+    """Whether a test changes a result, compares one by `is`, or looks at an argument after the call."""
     mine = results(nodes, names)
-    return any(
-        (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _root(node) in mine)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _root(node.value) in mine)
-        or (isinstance(node, ast.Compare) and _compares_identity(node, names | mine))
-        for node in nodes
-    )
+    if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
+        return True
+    parts: list[ast.AST] = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
+    parts += [
+        value for n in parts if isinstance(n, ast.Assert) and isinstance(n.test, ast.BoolOp) for value in n.test.values
+    ]
+    first: dict[str, tuple[int, int]] = {}  # where the program first gets a variable
+    looks: list[tuple[tuple[int, int], set[str]]] = []  # where the test alone uses variables
+    for part in parts:
+        place = part.lineno, part.col_offset  # type: ignore[attr-defined]
+        inner = [*ast.walk(part)]
+        calls = [n for n in inner if isinstance(n, ast.Call) and called(n, names)]
+        passed = {name for call in calls for value in (*call.args, *call.keywords) for name in _variables(value)}
+        for name in passed:
+            first[name] = min(place, first.get(name, place))
+        if not passed:
+            looks.append((place, _loaded(inner)))
+    return any(place > first[name] for place, used in looks for name in used & {*first})
+
+
+def _variables(node: ast.AST) -> set[str]:
+    """Variables in an argument, without those in calls there: `deepcopy(x)` is another object."""
+    if isinstance(node, ast.Call | ast.Lambda):
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set()
+    return own.union(*map(_variables, ast.iter_child_nodes(node)))
+
+
+def _changes(node: ast.AST, names: set[str]) -> bool:
+    """Whether a statement sets an item of a variable, or calls a method and ignores its result."""
+    sets = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    calls = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return (sets or calls) and _root(node.value if calls else node) in names  # type: ignore[attr-defined]
 
 
 def _root(node: ast.AST) -> str:
@@ -212,8 +187,10 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _compares_identity(node: ast.Compare, names: set[str]) -> bool:
+def _compares_identity(node: ast.AST, names: set[str]) -> bool:
     """Whether `is` compares something of the program with something other than a constant."""
+    if not isinstance(node, ast.Compare):
+        return False
     sides = [node.left, *node.comparators]
     plain = any(isinstance(side, ast.Constant) or getattr(side, "id", "") in dir(builtins) for side in sides)
     is_identity = any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)

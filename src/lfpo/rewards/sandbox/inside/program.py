@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import types
 
-from . import values
 from .link import Link
 from .values import Abandoned
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Answer requests until the judge closes the pipe."""
     module = types.ModuleType("program")
-    link = Link((inbox, outbox), by_name=False)
+    link = Link(inbox, outbox, judges=False)
 
     def load(source: str) -> None:
         sys.modules[module.__name__] = module
@@ -34,14 +33,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
             raise TypeError(f"{name!r} is not callable")
         return found
 
-    def call_in_place(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The result, and the arguments if the call has changed them, else None."""
-        given = [args, kwargs]
-        before = values.encode(given, link.refer)
-        result = target(*args, **kwargs)
-        return result, None if values.encode(given, link.refer) == before else given
-
-    link.operations |= {"load": load, "define": define, "call in place": call_in_place}
+    link.operations |= {"load": load, "define": define}
     try:
         while True:
             kind, *operands = link.receive()

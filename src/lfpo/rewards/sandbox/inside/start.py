@@ -129,9 +129,7 @@ def _drop_privileges(settings: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        kernel.call(
-            "unshare", kernel.CLONE_NEWUSER
-        )  # the process limit is per namespace, and not for root
+        kernel.call("unshare", kernel.CLONE_NEWUSER)  # the process limit is per namespace, and not for root
     if settings["linux"]:
         kernel.share_heap()
         kernel.die_with_parent()  # a change of user clears this setting, a fork does not copy it

@@ -7,30 +7,13 @@ import unittest
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 
-def find_cases(module: types.ModuleType) -> list[unittest.TestCase]:
-    """The test methods of the module's classes."""
-    return list(_flat(unittest.defaultTestLoader.loadTestsFromModule(module)))
-
-
-def _flat(suite: Any) -> Iterator[Any]:
-    for part in suite:
-        yield from _flat(part) if isinstance(part, unittest.TestSuite) else (part,)
-
-
-def outcome(case: unittest.TestCase) -> str:
-    """Why a case failed, "skipped", or "". Its class fixtures run too."""
-    found = ["it did not run"]
-    run([case], found.append)
-    return found[-1]
-
-
-def run(cases: list[unittest.TestCase], report: Callable[[str], None]) -> None:
-    """Run cases, and report the outcome of each when it stops."""
-    unittest.TestSuite(cases).run(_Result(report))
+def run(module: types.ModuleType, report: Callable[[str], None]) -> None:
+    """Run the test methods of the module's classes, and report for each, when it stops, why it failed, or ""."""
+    unittest.defaultTestLoader.loadTestsFromModule(module).run(_Result(report))
 
 
 class _Result(unittest.TestResult):

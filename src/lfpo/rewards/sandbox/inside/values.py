@@ -174,25 +174,12 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if name in _REDUCED and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
         return name, _reduced(value)
-    base = next((b for b in _BASES if isinstance(value, b) and kind.__eq__ is b.__eq__), None)
-    return None if base is None else ("base", _plain_base(base, value))
-
-
-def _plain_base(base: Any, value: Any) -> Any:
-    """The built-in value in an instance of a subclass that keeps the `__eq__` of its base, without its methods."""
-    if base in (int, float, complex):
-        return base.__pos__(value)
-    if base in (str, bytes):
-        return base.__str__(value) if base is str else base.__bytes__(value)
-    return dict(dict.items(value)) if base is dict else base(base.__iter__(value))
+    base = next((b for b in _BASES if isinstance(value, b)), None)
+    return base and ("base", str.__str__(value) if base is str else base(value))
 
 
 def _reduced(value: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Arguments of the type's constructor, items and pairs. A time zone of another library becomes its offset."""
-    zone = getattr(value, "tzinfo", None)
-    if zone is not None and _to_plain(zone) is None:
-        offset = value.utcoffset()
-        value = value.replace(tzinfo=None if offset is None else named("datetime.timezone")(offset))
+    """Arguments of the type's constructor, items and pairs."""
     _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
     return arguments[type(value) is complex :], tuple(items or ()), tuple(pairs or ())
 
