@@ -67,22 +67,23 @@ def kernel_features() -> dict[str, bool]:
     return {"Landlock": linux and kernel.landlock_version() > 0, "seccomp": linux and kernel.has_seccomp()}
 
 
+@contextlib.contextmanager
 def start(
     rung: str,
     role: str,
     limits: Limits,
     libraries: tuple[str, ...],
-    scratch: str,
     others: Sequence[int] = (),
     cores: Sequence[int] = (),
     **streams: int,
-) -> subprocess.Popen[bytes]:
-    """Start a confined process in a new session.
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A confined process in a new session, and on the rung `limits` its writable folder, else "". Both end with it.
 
-    role: `judge`, `program` or `together` (inside/start.py). scratch: its writable folder on the rung `limits`; on the
-    others it has its own /tmp. others: for the judge, the file descriptors from and to the program. cores: those that
-    the process and its children may use (none: all). streams: file descriptors for stdin, stdout and stderr.
+    role: `judge`, `program` or `together` (inside/start.py). others: for the judge, the file descriptors from and to
+    the program. cores: those that the process and its children may use (none: all). streams: file descriptors for
+    stdin, stdout and stderr.
     """
+    scratch = tempfile.mkdtemp(prefix="lfpo-sandbox-") if rung == LIMITS else ""
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
@@ -91,19 +92,29 @@ def start(
         **kernel_features(),
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
-        "scratch": scratch if rung == LIMITS else "/tmp",
-        "writable": [scratch] if rung == LIMITS else ["/tmp", "/dev/shm"],
+        "scratch": scratch or "/tmp",
+        "writable": [scratch] if scratch else ["/tmp", "/dev/shm"],
         "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
+        "others": list(others),
         "cores": list(cores),
         **vars(limits),
     }
-    if others:
-        settings["program_inbox"], settings["program_outbox"] = others
     command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]
     if rung == BUBBLEWRAP:
         command = [*_bubblewrap(limits, libraries), *command]
-    return subprocess.Popen(command, pass_fds=others, env={}, cwd="/", start_new_session=True, **streams)
+    try:
+        process = subprocess.Popen(command, pass_fds=others, env={}, cwd="/", start_new_session=True, **streams)
+        try:
+            yield process, scratch
+        finally:  # SIGKILL ends process 1 of a namespace, and the kernel the rest; on `limits` no others can start
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # it may have left its session
+            process.wait()
+    finally:
+        if scratch:
+            delete(scratch)
 
 
 def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
@@ -134,36 +145,18 @@ def _keeps_capabilities() -> bool:
     return os.geteuid() == 0 or path is None or not os.stat(path).st_mode & stat.S_ISUID
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its descendants, and wait for it.
+def delete(path: str) -> None:
+    """Delete a folder, however deeply nested: shutil.rmtree would recurse, and open a file for each level.
 
-    SIGKILL ends process 1 of a namespace, and the kernel ends the rest. On the rung `limits` seccomp forbids to start
-    another process; without it only those that stayed in the session end.
+    A folder that cannot be deleted is named in a warning; no job fails because of it.
     """
-    with contextlib.suppress(ProcessLookupError):  # it has already ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()  # it may have left its session
-    process.wait()
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """A new folder for a process on the rung `limits`. It is deleted afterwards, with whatever the program left in it.
-
-    A folder that cannot be deleted is named in a warning; no job fails because of it. shutil.rmtree would recurse, and
-    open a file for each level.
-    """
-    path = tempfile.mkdtemp(prefix="lfpo-sandbox-")
-    try:
-        yield path
-    finally:
-        with contextlib.suppress(OSError):  # most programs leave nothing
-            os.rmdir(path)
-        for command in (["rm", "-rf", path], ["chmod", "-R", "u+rwx", path], ["rm", "-rf", path]):
-            if os.path.lexists(path):
-                subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
+    with contextlib.suppress(OSError):  # most programs leave nothing
+        os.rmdir(path)
+    for command in (["rm", "-rf", path], ["chmod", "-R", "u+rwx", path], ["rm", "-rf", path]):
         if os.path.lexists(path):
-            logger.warning("sandbox: %s could not be deleted", path)
+            subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
+    if os.path.lexists(path):
+        logger.warning("sandbox: %s could not be deleted", path)
 
 
 def is_full(folder: str, limits: Limits, process: int) -> bool:

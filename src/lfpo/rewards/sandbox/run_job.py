@@ -72,10 +72,16 @@ class Sandbox:
         return [self.judge(j) if v.late and not alone else v for j, v in zip(jobs, verdicts, strict=True)]
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict of one job. Where the machine has no process or file descriptor left, it is tried again, since
-        other jobs end. Raises RewardFailed if there still is none; the program is not to blame."""
-        waits = iter(_WAITS)
-        cores = self._free.get()
+        """The verdict of one job, at the latest soon after the wall-time limit.
+
+        Where the machine has no process or file descriptor left, the job is tried again, since others end. Raises
+        RewardFailed if there still is none; the program is not to blame.
+        """
+        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
+            return failed(job, f"not judged: needs {needs}", needs)
+        if len(job.program) > self.limits.program_chars:
+            return failed(job, f"the program is longer than {self.limits.program_chars} characters")
+        cores, waits = self._free.get(), [*_WAITS]
         try:
             while True:
                 try:
@@ -83,62 +89,42 @@ class Sandbox:
                 except OSError as error:
                     if error.errno not in _SCARCE:
                         raise
-                    if (wait := next(waits, None)) is None:
-                        raise RewardFailed(
-                            f"no process can be started to judge a program ({error.strerror})"
-                        ) from error
-                    time.sleep(wait)
+                    if not waits:
+                        raise RewardFailed(f"no process can be started to judge a program: {error.strerror}") from error
+                    time.sleep(waits.pop(0))
         finally:
             self._free.put(cores)
 
     def _run(self, job: Job, cores: Sequence[int]) -> Verdict:
-        """The verdict, at the latest soon after the wall-time limit. Raises OSError if a process cannot start."""
+        """Start the judge and the program, or one process that is both, and read the reports.
+
+        All processes are killed when the verdict is known. Raises OSError if a process cannot start.
+        """
         begin = time.monotonic()
-        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
-            return failed(job, f"not judged: needs {needs}", needs)
         nonce = secrets.token_bytes(16) if job.together else b""
         content, expected = encode_job(job, nonce), count_tests(job)
-        if len(job.program) > self.limits.program_chars:
-            return failed(job, f"the program is longer than {self.limits.program_chars} characters")
+        watched: list[tuple[str, int]] = []
         with ExitStack() as stack:
-            report, folders = self._start(stack, content, job.together, cores)
-            messages = list(_messages(report, begin + self.limits.seconds, nonce, folders, self.limits))
+            with ExitStack() as theirs:
+                ends: list[int] = []
+                for keepers in ((theirs, stack), (stack, theirs), (theirs, theirs), (theirs, theirs)):
+                    ends += os.pipe()
+                    for keeper, fd in zip(keepers, ends[-2:], strict=True):
+                        keeper.callback(os.close, fd)
+                judge_in, to_judge, report, judge_out, program_in, to_program, from_program, program_out = ends
+                roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
+                if not job.together:
+                    others = (from_program, to_program)
+                    roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, others)]
+                for role, stdin, stdout, others in roles:
+                    streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
+                    started = launch.start(self.rung, role, self.limits, self.libraries, others, cores, **streams)
+                    process, scratch = stack.enter_context(started)
+                    watched += [(scratch, process.pid)] if scratch else []
+            with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
+                values.send(to_judge, content)
+            messages = list(_messages(report, begin + self.limits.seconds, nonce, watched, self.limits))
         return _verdict(messages, expected, self.limits, begin)
-
-    def _start(
-        self, stack: ExitStack, content: bytes, together: bool, cores: Sequence[int]
-    ) -> tuple[int, dict[str, int]]:
-        """Start the judge and the program, or one process that is both, and send the job.
-
-        Returns the file descriptor of the reports, and for each scratch folder the process that may write there.
-        Closing the stack kills the processes and closes the descriptors.
-        """
-        (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
-        stack.callback(os.close, to_judge)
-        stack.callback(os.close, report)
-        theirs = [judge_in, judge_out]
-        roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
-        if not together:
-            (program_in, to_program), (from_program, program_out) = os.pipe(), os.pipe()
-            theirs += [program_in, to_program, from_program, program_out]
-            ends = (from_program, to_program)
-            roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, ends)]
-        folders: dict[str, int] = {}
-        try:
-            for role, stdin, stdout, others in roles:
-                scratch = stack.enter_context(launch.scratch_folder()) if self.rung == launch.LIMITS else ""
-                streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
-                arguments = (self.rung, role, self.limits, self.libraries, scratch, others, cores)
-                process = launch.start(*arguments, **streams)
-                stack.callback(launch.stop, process)
-                if scratch:
-                    folders[scratch] = process.pid
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
-            values.send(to_judge, content)
-        return report, folders
 
 
 def _cores() -> list[int]:
@@ -146,18 +132,18 @@ def _cores() -> list[int]:
 
 
 def _messages(
-    fd: int, deadline: float, nonce: bytes, folders: dict[str, int], limits: Limits
+    fd: int, deadline: float, nonce: bytes, watched: list[tuple[str, int]], limits: Limits
 ) -> Iterator[tuple[str, str]]:
     """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), or
-    until one of the folders is full ("full").
+    until a watched folder is full ("full").
 
     With a nonce they come from a process that also runs the program: one without it ends them ("forged").
     """
-    poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if folders else 1e9)
+    poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if watched else 1e9)
     poll.register(fd, select.POLLIN)
     while (now := time.monotonic()) < deadline:
         if now >= look:
-            if any(launch.is_full(folder, limits, process) for folder, process in folders.items()):
+            if any(launch.is_full(folder, limits, process) for folder, process in watched):
                 yield "full", ""
                 return
             look = time.monotonic() + _INTERVAL

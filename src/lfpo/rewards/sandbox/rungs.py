@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,15 +81,12 @@ def _probe(name: str) -> Rung:
         return Rung(name, False, "needs Linux")
     if name == launch.BUBBLEWRAP and not shutil.which("bwrap"):
         return Rung(name, False, "bwrap is not installed (package bubblewrap)")
-    with tempfile.TemporaryDirectory() as scratch:
-        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        process = launch.start(name, "program", Limits(), (), scratch, **silent)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with launch.start(name, "program", Limits(), (), **streams) as (process, _):
         try:
             _, errors = process.communicate(timeout=_PROBE_SECONDS)
         except subprocess.TimeoutExpired:
             errors = b"did not start in time"
-        finally:
-            launch.stop(process)
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")

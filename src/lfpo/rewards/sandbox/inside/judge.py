@@ -40,7 +40,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     if job["together"]:
         _judge_together(job, report)
     else:
-        _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
+        _judge(job, report, settings["others"])
 
 
 def describe(error: BaseException) -> str:
@@ -78,7 +78,7 @@ def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
     return report("d")
 
 
-def _judge(job: dict[str, Any], report: Callable[..., None], pipes: tuple[int, int]) -> None:
+def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -> None:
     from . import strict
     from .link import Link
 
