@@ -75,7 +75,7 @@ def start(
     libraries: tuple[str, ...],
     others: Sequence[int] = (),
     cores: Sequence[int] = (),
-    **streams: int,
+    **streams: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A confined process in a new session, and on the rung `limits` its writable folder, else "". Both end with it.
 

@@ -112,11 +112,11 @@ class Sandbox:
                     for keeper, fd in zip(keepers, ends[-2:], strict=True):
                         keeper.callback(os.close, fd)
                 judge_in, to_judge, report, judge_out, program_in, to_program, from_program, program_out = ends
-                roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
+                starts = [("together", judge_in, judge_out, list[int]())]
                 if not job.together:
-                    others = (from_program, to_program)
-                    roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, others)]
-                for role, stdin, stdout, others in roles:
+                    judge = ("judge", judge_in, judge_out, [from_program, to_program])
+                    starts = [("program", program_in, program_out, []), judge]
+                for role, stdin, stdout, others in starts:
                     streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
                     started = launch.start(self.rung, role, self.limits, self.libraries, others, cores, **streams)
                     process, scratch = stack.enter_context(started)

@@ -81,8 +81,9 @@ def _probe(name: str) -> Rung:
         return Rung(name, False, "needs Linux")
     if name == launch.BUBBLEWRAP and not shutil.which("bwrap"):
         return Rung(name, False, "bwrap is not installed (package bubblewrap)")
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with launch.start(name, "program", Limits(), (), **streams) as (process, _):
+    null = subprocess.DEVNULL
+    started = launch.start(name, "program", Limits(), (), stdin=null, stdout=null, stderr=subprocess.PIPE)
+    with started as (process, _):
         try:
             _, errors = process.communicate(timeout=_PROBE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -10,22 +10,21 @@ import ast
 import builtins
 import functools
 import marshal
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import cast
+from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
 from lfpo.rewards.syntax import quietly, syntax_tree
 
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
 _COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
-_IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
         entry_point = unknown.pop()
     names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name))
     calling = {*names, "candidate"}
-    needs = _needs(nodes, "\n".join((setup, *tests)), unknown)
+    needs = _needs(nodes, unknown)
     if not needs and not _loaded(nodes) & {*names}:
         needs = "a use of the program in the tests: every program would pass them"
     if not needs and any(_sees_copies(test, calling) for test in walked):
@@ -84,7 +83,7 @@ def names_in_solution(
     trees = [[*ast.walk(parsed(source, "a test", entry_point))] for source in (*tests, setup)]
     missing = _missing(node for tree in trees for node in tree) | {entry_point}
     body = parsed(solution, "the solution", entry_point).body
-    functions = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} & missing
+    functions = {n.name for n in body if isinstance(n, _FUNCTIONS)} & missing
     classes = {n.name for n in body if isinstance(n, ast.ClassDef)} & missing
     imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom) and set(_bound([n])) & missing]
     alone = {name for used in (functions & _loaded(tree) for tree in trees) if len(used) == 1 for name in used}
@@ -106,13 +105,11 @@ def parsed(source: str, what: str, name: str) -> ast.Module:
         raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
 
 
-def code(tree: ast.AST, name: str) -> bytes:
+def code(tree: ast.Module, name: str) -> bytes:
     """The marshalled code of a tree. Raises UserError if it cannot be compiled."""
     try:
         with quietly():
-            found: CodeType = compile(
-                cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True
-            )
+            found: CodeType = compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
     return marshal.dumps(found)
@@ -147,14 +144,12 @@ def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
     mine = results(nodes, names)
     if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
         return True
-    parts: list[ast.AST] = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
-    parts += [
-        value for n in parts if isinstance(n, ast.Assert) and isinstance(n.test, ast.BoolOp) for value in n.test.values
-    ]
+    parts: list[Any] = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
+    parts += [value for n in parts if isinstance(getattr(n, "test", None), ast.BoolOp) for value in n.test.values]
     first: dict[str, tuple[int, int]] = {}  # where the program first gets a variable
     looks: list[tuple[tuple[int, int], set[str]]] = []  # where the test alone uses variables
     for part in parts:
-        place = part.lineno, part.col_offset  # type: ignore[attr-defined]
+        place = part.lineno, part.col_offset
         inner = [*ast.walk(part)]
         calls = [n for n in inner if isinstance(n, ast.Call) and called(n, names)]
         passed = {name for call in calls for value in (*call.args, *call.keywords) for name in _variables(value)}
@@ -197,44 +192,23 @@ def _compares_identity(node: ast.AST, names: set[str]) -> bool:
     return is_identity and not plain and any(_root(side) in names for side in sides)
 
 
-def _needs(nodes: list[ast.AST], source: str, unknown: set[str]) -> str:
+def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     if unknown:
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions"
-    if uncalled := _uncalled_test(nodes):
-        return f"a call of {uncalled}, which the tests define and do not use"
-    used = {
-        getattr(node, "id", getattr(node, "attr", "")) for node in nodes if isinstance(node, ast.Name | ast.Attribute)
-    }
-    used |= {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in _imported(node)}
-    if runs := sorted(used & _RUNS_TEXT - _regular(nodes)):
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    functions = [n for tree in nodes if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, _FUNCTIONS)]
+    tests = {n.name for n in functions if n.name == "check" or n.name.startswith("test")}
+    if uncalled := sorted(tests - names):
+        return f"a call of {uncalled[0]}, which the tests define and do not use"
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    paths = [alias.name for node in imports for alias in node.names]
+    paths += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
+    imported = {part for path in paths for part in path.split(".")}
+    used = {a.attr for a in attributes if a.attr != "compile" or _root(a) not in {"re", "regex"}}
+    if runs := sorted((names | imported | used) & _RUNS_TEXT):
         return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
-    if _IMPORTS_MOCK.search(source) or any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
+    stored = {_root(a) for a in attributes if isinstance(a.ctx, ast.Store) and isinstance(a.value, ast.Name)}
+    if "mock" in imported or stored & sys.stdlib_module_names:
         return "together=True, because the tests patch objects"
     return ""
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
-    return {alias.name.partition(".")[0] for alias in node.names} | {
-        (getattr(node, "module", "") or "").partition(".")[0]
-    }
-
-
-def _regular(nodes: list[ast.AST]) -> set[str]:
-    """`compile` if it is only used as re.compile."""
-    bare = any(isinstance(node, ast.Name) and node.id == "compile" for node in nodes)
-    owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "compile"}
-    return set() if bare or owners - {"re", "regex"} else {"compile"}
-
-
-def _uncalled_test(nodes: list[ast.AST]) -> str:
-    """A test function of a suite that nothing uses, so that every program would pass it; or ""."""
-    modules = [node for node in nodes if isinstance(node, ast.Module)]
-    defined = [node.name for tree in modules for node in tree.body if isinstance(node, ast.FunctionDef)]
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return next((name for name in defined if (name.startswith("test") or name == "check") and name not in used), "")
-
-
-def _patches(node: ast.Attribute) -> bool:
-    """Whether it assigns an attribute of a module."""
-    is_module = isinstance(node.value, ast.Name) and node.value.id in sys.stdlib_module_names
-    return isinstance(node.ctx, ast.Store) and is_module

@@ -82,7 +82,7 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
     from . import strict
     from .link import Link
 
-    link = Link(*pipes, judges=True)
+    link = Link(pipes, judges=True)
     sys.modules["tests"] = module = types.ModuleType("tests")
     strict.install(vars(module), link.fail)
     try:

@@ -11,7 +11,7 @@ from .values import Abandoned
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -65,8 +65,8 @@ class Link:
     current test fails, whatever it catches, else "".
     """
 
-    def __init__(self, inbox: int, outbox: int, judges: bool) -> None:
-        self.inbox, self.outbox, self._judges = inbox, outbox, judges
+    def __init__(self, pipes: Sequence[int], judges: bool) -> None:
+        (self.inbox, self.outbox), self._judges = pipes, judges
         self.operations: dict[str, Callable[..., Any]] = {
             "call": lambda target, args, kwargs: target(*args, **kwargs),
             "iterate": iter,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Answer requests until the judge closes the pipe."""
     module = types.ModuleType("program")
-    link = Link(inbox, outbox, judges=False)
+    link = Link((inbox, outbox), judges=False)
 
     def load(source: str) -> None:
         sys.modules[module.__name__] = module

@@ -41,7 +41,7 @@ _REDUCED = {
     *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
     *("pathlib.PosixPath", "pathlib.PurePosixPath"),
 }
-"""Types that are built from the arguments, items and pairs of their own pickling."""
+"""Types that are made from the arguments, items and pairs of their own pickling."""
 _ARRAY_KINDS = "biufcmMSU"
 
 
@@ -111,77 +111,77 @@ def decode(data: bytes, resolve: Resolve | None = None) -> Any:
         value = unpickler.load()
         if file.tell() != len(data):
             raise BadBytes("bytes after the value")
-        return _Builder(resolve).built(value) if unpickler.records else value
+        return _built(value, resolve, {}) if unpickler.records else value
     except BadBytes:
         raise
     except Exception as error:  # whatever malformed bytes or a constructor raise
         raise BadBytes(f"{type(error).__name__}: {error}") from error
 
 
-class _Builder:
-    """Replaces records by the values they stand for."""
-
-    def __init__(self, resolve: Resolve | None) -> None:
-        self.resolve = resolve
-        self.done: dict[int, tuple[Any, Any]] = {}  # by id: the object, which must stay alive, and its replacement
-
-    def built(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _ATOMS:
-            return value
-        if id(value) in self.done:
-            return self.done[id(value)][1]
-        self.done[id(value)] = (value, value)
+def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]) -> Any:
+    """The value with what its records stand for. done: by id, objects (which must stay alive) and what replaces them."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if id(value) in done:
+        return done[id(value)][1]
+    done[id(value)] = value, value
+    if kind is Record:
+        new = _made(value.kind, _built(value.content, resolve, done), resolve)
+    elif kind in (list, tuple, set, frozenset, dict):
+        items = [_built(item, resolve, done) for item in (value.items() if kind is dict else value)]
         if kind is list:
-            if not set(map(type, value)) <= _ATOMS:
-                value[:] = [self.built(item) for item in value]
-        elif kind in (dict, set):
-            items = [self.built(item) for item in (value.items() if kind is dict else value)]
+            value[:] = items
+        elif kind in (set, dict):
             value.clear()
             value.update(items)
-        elif kind in (tuple, frozenset):
-            self.done[id(value)] = value, kind(self.built(item) for item in value)
-        elif kind is Record:
-            self.done[id(value)] = value, self.record(value.kind, self.built(value.content))
-        else:
-            raise BadBytes(f"a {kind.__name__} is not a value")
-        return self.done[id(value)][1]
+        new = kind(items) if kind in (tuple, frozenset) else value
+    else:
+        raise BadBytes(f"a {kind.__name__} is not a value")
+    done[id(value)] = value, new
+    return new
 
-    def record(self, kind: str, content: Any) -> Any:
-        if kind == "base":
-            return content
-        if kind in ("numpy.ndarray", "numpy.generic"):
-            array = _array(*content)
-            return array if kind == "numpy.ndarray" else array[()]
-        if kind in _REDUCED:
-            arguments, items, pairs = content
-            value = named(kind)(*arguments)
-            if items:
-                value.extend(items)
-            for key, item in pairs:
-                value[key] = item
-            return value
-        if self.resolve is None:
-            raise BadBytes(f"unknown kind {kind!r}")
-        return self.resolve(kind, content)
+
+def _made(kind: str, content: Any, resolve: Resolve | None) -> Any:
+    """What a record stands for."""
+    if kind == "base":
+        return content
+    if kind in ("numpy.ndarray", "numpy.generic"):
+        dtype, shape, data = content
+        if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
+            raise ValueError(f"arrays of {dtype} are not plain data")
+        array = named("numpy.frombuffer")(data, dtype=dtype).reshape(shape).copy()
+        return array if kind == "numpy.ndarray" else array[()]
+    if kind in _REDUCED:
+        arguments, items, pairs = content
+        value = named(kind)(*arguments)
+        if items:
+            value.extend(items)
+        for key, item in pairs:
+            value[key] = item
+        return value
+    if resolve is None:
+        raise BadBytes(f"unknown kind {kind!r}")
+    return resolve(kind, content)
 
 
 def _to_plain(value: Any) -> tuple[str, Any] | None:
-    """Kind and built-in content of an instance of one of the types, None for anything else."""
+    """Kind and built-in content of an instance of one of the types, None for anything else.
+
+    Arrays of objects, and subclasses of arrays such as matrix, are not plain data.
+    """
     kind = type(value)
-    if kind.__module__ == "numpy":
-        return _numpy_to_plain(sys.modules["numpy"], value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _REDUCED and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
-        return name, _reduced(value)
+    if kind.__module__ == "numpy":
+        numpy = sys.modules["numpy"]
+        is_array = kind is numpy.ndarray
+        if (is_array or isinstance(value, numpy.generic)) and value.dtype.kind in _ARRAY_KINDS:
+            return f"numpy.{'ndarray' if is_array else 'generic'}", (value.dtype.str, value.shape, value.tobytes())
+    elif name in _REDUCED and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
+        _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
+        return name, (arguments[kind is complex :], tuple(items or ()), tuple(pairs or ()))
     base = next((b for b in _BASES if isinstance(value, b)), None)
     return base and ("base", str.__str__(value) if base is str else base(value))
-
-
-def _reduced(value: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-    """Arguments of the type's constructor, items and pairs."""
-    _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
-    return arguments[type(value) is complex :], tuple(items or ()), tuple(pairs or ())
 
 
 def named(name: str) -> Any:
@@ -189,23 +189,6 @@ def named(name: str) -> Any:
     module, _, member = name.rpartition(".")
     __import__(module)
     return getattr(sys.modules[module], member)
-
-
-def _numpy_to_plain(numpy: Any, value: Any) -> tuple[str, Any] | None:
-    """An array or a number. Arrays of objects, and subclasses such as matrix, are not plain data."""
-    if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
-        return None
-    array = numpy.asarray(value)
-    if array.dtype.kind not in _ARRAY_KINDS:
-        return None
-    kind = "numpy.ndarray" if type(value) is numpy.ndarray else "numpy.generic"
-    return kind, (array.dtype.str, array.shape, array.tobytes())
-
-
-def _array(dtype: str, shape: Any, content: Any) -> Any:
-    if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
-        raise ValueError(f"arrays of {dtype} are not plain data")
-    return named("numpy.frombuffer")(content, dtype=dtype).reshape(shape).copy()
 
 
 def send(fd: int, data: bytes) -> None:
