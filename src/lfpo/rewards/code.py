@@ -18,7 +18,7 @@ from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.rewards.sandbox.job import failed
-from lfpo.rewards.sandbox.rungs import Unsafe
+from lfpo.rewards.sandbox.launch import Unsafe
 from lfpo.rewards.sandbox.suite import names_in_solution
 from lfpo.rewards.syntax import syntax_tree
 

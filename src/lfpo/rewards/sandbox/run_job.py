@@ -21,7 +21,6 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, failed
-from lfpo.rewards.sandbox.rungs import Unsafe, usable_rung
 from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
@@ -49,11 +48,11 @@ class Sandbox:
         limits: Limits | None = None,
         workers: int | None = None,
         libraries: Sequence[str] = (),
-        unsafe: Unsafe = False,
+        unsafe: launch.Unsafe = False,
     ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
-        self.rung = usable_rung(rung, unsafe)
+        self.rung = launch.usable_rung(rung, unsafe)
         self.limits = limits or Limits()
         cores, ranks = _cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.workers = workers or max(1, len(cores) // ranks)

@@ -72,10 +72,41 @@ def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
         if problem or not job["unittest"]:
             report("-" if problem else "+", problem)
     if job["unittest"] and not problem:
-        from .unittest_cases import run
-
-        run(module, lambda problem: report("-" if problem else "+", problem))
+        _run_cases(module, report)
     return report("d")
+
+
+def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
+    """Run the test methods of the module's classes, and report each when it stops."""
+    import unittest  # this takes longer than most jobs
+
+    class Result(unittest.TestResult):
+        problem = ""
+
+        def startTest(self, test: unittest.TestCase) -> None:
+            self.problem = ""
+            super().startTest(test)
+
+        def stopTest(self, test: unittest.TestCase) -> None:
+            report("-" if self.problem else "+", self.problem)
+            super().stopTest(test)
+
+        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+            if err is not None:
+                self.addFailure(test, err)
+
+        def addFailure(self, test: Any, err: Any) -> None:
+            self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+
+        addError = addFailure
+
+        def addSkip(self, test: Any, reason: str) -> None:
+            self.problem = self.problem or "skipped"
+
+        def addUnexpectedSuccess(self, test: Any) -> None:
+            self.problem = f"{test.id()}: passed against expectation"
+
+    unittest.defaultTestLoader.loadTestsFromModule(module).run(Result())
 
 
 def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -> None:

@@ -1,10 +1,15 @@
-"""One end of the pipe between judge and program: requests, answers, objects that stay on their side, and exceptions."""
+"""The pipe between judge and program: requests, answers, objects that stay on their side, and exceptions.
+
+Nothing in the program's process is trusted. The program can change this code while it runs, but can only send other
+plain data.
+"""
 
 from __future__ import annotations
 
 import _thread
 import builtins
 import sys
+import types
 
 from . import values
 from .values import Abandoned
@@ -52,9 +57,6 @@ class Handle(Remote):
 
     def __bool__(self) -> bool:
         raise self._link.fail("only the program could say whether its object is true")
-
-    def __contains__(self, other: object) -> bool:
-        raise self._link.fail("only the program could say what its object contains")
 
 
 class Link:
@@ -198,3 +200,29 @@ def rebuilt(name: str, arguments: Any) -> BaseException:
         return Exception("a group of exceptions")
     error: BaseException = kind(*arguments)
     return error
+
+
+def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
+    """In the program's process: load the program and answer requests until the judge closes the pipe."""
+    module = types.ModuleType("program")
+    link = Link((inbox, outbox), judges=False)
+
+    def load(source: str) -> None:
+        sys.modules[module.__name__] = module
+        exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
+
+    def define(name: str) -> Any:
+        """The function that the program defines by this name."""
+        if not hasattr(module, name):
+            raise NameError(f"name {name!r} is not defined")
+        if not callable(found := getattr(module, name)):
+            raise TypeError(f"{name!r} is not callable")
+        return found
+
+    link.operations |= {"load": load, "define": define}
+    try:
+        while True:
+            kind, *operands = link.receive()
+            link.answer(kind, operands)
+    except Abandoned:  # the judge has ended
+        return

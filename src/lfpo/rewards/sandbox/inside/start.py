@@ -25,7 +25,7 @@ def main(argument: str) -> None:
     """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
     settings: dict[str, Any] = marshal.loads(bytes.fromhex(argument))
     if settings["role"] == "program":  # a role imports what it needs while this process may still read its own files
-        from .program import serve
+        from .link import serve
     else:
         from .judge import serve
     if settings["linux"]:

@@ -119,7 +119,7 @@ def decode(data: bytes, resolve: Resolve | None = None) -> Any:
 
 
 def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]) -> Any:
-    """The value with what its records stand for. done: by id, objects (which must stay alive) and what replaces them."""
+    """The value with what its records stand for. done: by id, objects, kept alive, and what replaces them."""
     kind = type(value)
     if kind in _ATOMS:
         return value
