@@ -144,7 +144,9 @@ def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
     mine = results(nodes, names)
     if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
         return True
-    parts: list[Any] = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
+    statements = [n for n in nodes if isinstance(n, ast.stmt)]
+    parts: list[Any] = [n for n in statements if not hasattr(n, "body")]
+    parts += [c for n in statements if hasattr(n, "body") for c in ast.iter_child_nodes(n) if isinstance(c, ast.expr)]
     parts += [value for n in parts if isinstance(getattr(n, "test", None), ast.BoolOp) for value in n.test.values]
     first: dict[str, tuple[int, int]] = {}  # where the program first gets a variable
     looks: list[tuple[tuple[int, int], set[str]]] = []  # where the test alone uses variables
