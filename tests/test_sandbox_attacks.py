@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries, launch
 from lfpo.rewards.sandbox.launch import delete
 from sandbox_cases import RIGHT, TESTS, attack_problems, confines, remains, value_problems
 
@@ -61,6 +61,7 @@ def test_the_same_as_a_user_other_than_root(rung):
 
 def as_nobody(rung: str, checks: list[Callable[[str], list[str]]]) -> list[str]:
     """What the checks found, in a fork of this process that is nobody's."""
+    installed_libraries()  # cached: nobody may be unable to read the environment
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_check_as_nobody, args=(rung, checks, sender))
