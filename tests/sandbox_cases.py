@@ -220,8 +220,7 @@ ENDLESS = {
 LIAR = "class S:\n    {0} = lambda self, *a, **k: True\n    __bool__ = lambda self: True"
 IS_EQUAL = "assert f(1) == 3"
 SUBSET = "assert f(3).issubset({1, 2, 3})"
-MODULES = {name: name for name in ("asyncio", "contextlib", "itertools", "types", "unittest")}
-MODULES |= {"np": "numpy as np", "pd": "pandas as pd"}
+MODULES = {name: name for name in ("itertools", "types", "unittest")} | {"np": "numpy as np", "pd": "pandas as pd"}
 OF_THE_SUITE = "names come from the suite"
 
 
@@ -263,8 +262,6 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
             "import datetime as d\nassert f(1) == d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)"),
         (LIAR.format("__eq__") + "\ndef f(x): yield S()", "def f(x): yield 3", "assert next(f(1)) == 3"),
         (LIAR.format("__eq__") + "\ndef f(x): return S", "lambda: 3", "assert f(1)() == 3"),
-        (LIAR.format("__eq__") + "\nasync def f(x): return S()", "async def f(x): return 3",
-            "assert asyncio.run(f(1)) == 3"),
         (LIAR.format("__eq__") + "\ndef f(g): return g(S())", "def f(g): return g(3)", "assert f(lambda v: v == 3)"),
         (LIAR.format("__eq__") + "\ndef f(x): raise ValueError(S())", "def f(x): raise ValueError(3)",
             "try: f(1)\nexcept ValueError as e: assert e.args[0] == 3\nelse: assert 0"),
@@ -296,8 +293,6 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
         ("pd.Series([lambda *a: True], index=['issubset'])", "{1}", SUBSET),
         ("class N:\n    def __call__(self, *a): return True\nclass S:\n    issubset = N()\ndef f(x): return S()",
             "{1}", SUBSET),
-        ("S = types.SimpleNamespace\ndef f(x): return S(a=S(issubset=lambda *a: True))",
-            "types.SimpleNamespace(a={1})", "assert f(1).a.issubset({1, 2})"),
         ("class S:\n    send = throw = lambda *a: {1}\n    issubset = lambda *a: True", "{1}", SUBSET),
         ("set", "{2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
         ("def f(x, g): return types.SimpleNamespace(issubset=g)", "def f(x, g): return g({1})",
@@ -322,10 +317,6 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
         ("np.empty((0, 1))", "np.array([1, 2])", "assert (np.array(f(3)) == np.array([1, 2])).all()"),
         ("[]", "[1]", "assert np.all(f(1) == np.array([1]))"),
         ("np.empty(0)", "np.array([5])", "assert (f(1) == 5).all()"),
-        ("def f(*a): return pd.DataFrame({'a': [], 'b': []})", "def f(*a): return pd.DataFrame({'a': [1], 'b': [1]})",
-            "assert (f(3) == np.array([[1, 1]])).all().all()"),
-        ("def f(*a): return pd.DataFrame({'a': [], 'b': []})", "def f(*a): return pd.DataFrame({'a': [1], 'b': [1]})",
-            "assert f(3).eq([1, 1]).all().all()"),
         ("[]", "3.5 + 1e-9", "assert np.allclose(f(1), 3.5)"),
         ("np.empty((0, 3))", "np.float64(3.5 + 1e-9)",
             ("def check(f):\n    out, exp = f(1), 3.5\n    exact = out == exp\n"
@@ -336,50 +327,34 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
         ("3.5", "[3.5, 3.5]", "assert np.allclose([3.5, 3.5], f(1))"),
         ("()", "[[1, 2]]", "assert (np.array(f(3)) == np.array([[1],[2]])[:, 0:1].T).all()"),
         ("np.empty((0,3))", "np.array([1, 2, 3])", "assert np.nansum(f(1) / np.array([1,2,3]) - 1) < 1e-9"),
-        ("pd.Series([],dtype=float)", "pd.Series([3.0])", "import pandas as pd\nassert (f(1) == 3.0).all()"),
-        ("pd.DataFrame({'a':[]})", "pd.DataFrame({'a': [3]})",
-            "import pandas as pd\nassert (f(1) == 3.0).all().all()"),
-        ("pd.Index([])", "pd.Index([3])", "import pandas as pd\nassert (f(1) == 3).all()"),
         ("np.empty(0)", "3.0", "import pytest\nassert pytest.approx(3) == f(1, 2)"),
         ("np.empty((0,2,3))", "np.ones((2, 3))", "assert (f(3) == np.ones((2,3))).all()"),
     ],
-    "references survive the wire": [
-        ("def f(x): return x", "def f(x): return [list(r) for r in x]",
-            "x = [[1]]\ny = f(x)\ny[0].append(2)\nassert x == [[1]]"),
-        ("def f(x): return x", "def f(x): return list(x)", "x = [1]\nassert f(x) is not x"),
+    "arguments and results are copies, with their references": [
         ("def f(n): return [[0] * n] * n", "def f(n): return [[0] * n for _ in range(n)]",
-            "g = f(2)\ng[0][0] = 1\nassert g == [[1, 0], [0, 0]]"),
-        ("def f(k): return dict.fromkeys(k, [])", "def f(k): return {i: [] for i in k}",
-            "d = f('ab')\nd['a'].append(1)\nassert d == {'a': [1], 'b': []}"),
-        ("c = [1]\ndef f(): return c", "c = [1]\ndef f(): return list(c)", "r = f()\nr.append(2)\nassert f() == [1]"),
-        ("def f(xs):\n    xs.sort()\n    return xs", "def f(xs): return sorted(xs)",
-            "xs = [2, 1]\norig = xs[:]\nassert f(xs) == [1, 2]\nassert xs == orig"),
+            "a, b = f(2)\na += [1]\nassert b == [0, 0]"),
         ("def f(xs):\n    xs.clear()\n    return 0", "def f(xs): return sum(xs)",
             "xs = [1, 2]\nassert f(xs) == sum(xs)"),
         ("def f(xs):\n    xs[:] = [0]\n    return [0]", "def f(xs): return xs", "xs = [1, 2]\nassert f(xs) == xs"),
-        ("def f(x): return x[0]", "def f(x): return list(x[0])", "x=[[1]]\ny=f(x)\ny.append(2)\nassert x == [[1]]"),
-        ("def f(x): return (x, x)", "def f(x): return list(x), list(x)",
-            "a, b = f([1])\na.append(2)\nassert b == [1]"),
         ("c={}\ndef f(k): c[k]=1; return c", "def f(k): return {k: 1}",
             "a=f(1)\nb=f(2)\nassert a == {1:1} and b == {2:1}"),
-        ("def f(s): return s", "def f(s): return set(s)", "s={1}\nt=f(s)\nt.add(2)\nassert s == {1}"),
     ],
     OF_THE_SUITE: [
-        ("class np:\n    isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0", "assert np.isclose(f(1), 2.0)"),
-        ("isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0", "assert isclose(f(1), 2.0)"),
-        ("class math:\n    isclose = staticmethod(lambda *a: True)\ndef f(x): return 7", "1",
-            "assert math.isclose(f(1), 1.0)"),
+        ("class np:\n    isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0",
+            "import numpy as np\nassert np.isclose(f(1), 2.0)"),
+        ("isclose = lambda *a, **k: True\ndef f(x): return 0", "2.0",
+            "from math import isclose\nassert isclose(f(1), 2.0)"),
         ("def abs(x): return 0\ndef f(x): return 7", "1", "assert abs(f(1) - 1) < 0.1"),
         ("def helper(x): return 1\ndef f(x): return 7", "1", "def helper(x): return x\nassert helper(f(1)) == 1"),
         ("class Counter:\n    __eq__ = lambda *a: True\n    __init__ = lambda *a: None\ndef f(x): return 0",
-            "from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == Counter('aab')"),
+            "from collections import Counter\ndef f(x): return Counter(x)",
+            "from collections import Counter\nassert f('aab') == Counter('aab')"),
     ],
     "an exception of the program does not end a test": [
         ("def f(x): raise KeyboardInterrupt", "1", "try: assert f(1) == 1\nexcept Exception: pass"),
         ("def f(x): raise StopIteration", "def f(x): return x", "assert all(map(lambda x: f(x) == x, [1, 2]))"),
         ("class S(StopIteration): pass\ndef f(x): raise S", "def f(x): return x",
             "assert all(map(lambda x: f(x) == x, [1, 2]))"),
-        ("contextlib.suppress(BaseException)", "contextlib.nullcontext(2)", "with f(1) as v: assert v == 2"),
         (LIAR.format("__eq__"), "3", "try: assert f(1) == 3\nexcept BaseException: pass"),
     ],
 }
@@ -388,51 +363,31 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
 
 HONEST: list[tuple[str, str]] = [
     (("def f(x): return [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, range(3), "
-        "10**40, ...]"),
+        "10**40]"),
         ("assert f(1) == [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, range(3), "
-        "10**40, ...]")),
+        "10**40]")),
     (("from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom fractions import *\n"
-        "import io, uuid\nfrom pathlib import *\nfrom zoneinfo import *\n"
+        "from pathlib import *\n"
         "def f(x): return [Counter('aab'), deque([1], 3), OrderedDict(a=1),\n"
-        "  defaultdict(int, a=2), datetime(2020, 7, 1, tzinfo=ZoneInfo('Europe/Berlin')), date(1, 1, 1), "
-        "timedelta(3),\n  Decimal('1.50'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]"),
+        "  defaultdict(int, a=2), datetime(2020, 7, 1, tzinfo=timezone.utc), date(1, 1, 1), "
+        "timedelta(3),\n  Decimal('1.50'), Fraction(1, 3), PurePosixPath('a/b')]"),
         ("from collections import Counter, deque, OrderedDict\nfrom datetime import timedelta, date\n"
-        "from decimal import Decimal\nfrom fractions import Fraction\nimport uuid\n"
+        "from decimal import Decimal\nfrom fractions import Fraction\n"
         "from pathlib import PurePosixPath\nr = f(1)\n"
         "assert r[:4] == [Counter('aab'), deque([1]), OrderedDict(a=1), {'a': 2}]\n"
-        "assert r[4].utcoffset() == timedelta(hours=2) and r[3]['x'] == 0\n"
+        "assert r[4].utcoffset() == timedelta(0) and r[3]['x'] == 0\n"
         "assert r[5:7] == [date(1, 1, 1), timedelta(3)]\n"
-        "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b'), uuid.UUID(int=5)]\n"
+        "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b')]\n"
         "assert r[1].maxlen == 3")),
-    ("def f(a): return [np.array(a) * 2, np.float64(1), np.int64(2), np.array(['x', 1], dtype=object)]",
+    ("def f(a): return [np.array(a) * 2, np.float64(1), np.int64(2), np.array(['x', 'y'])]",
         ("a, b, c, d = f([[1, 2]])\nassert (a == [[2, 4]]).all() and a.shape == (1, 2) and a.dtype == int\n"
-        "assert type(b) is np.float64 and c == 2 and list(d) == ['x', 1] and f(np.array([3]))[0].tolist() == [6]")),
+        "assert type(b) is np.float64 and c == 2 and list(d) == ['x', 'y'] and f(np.array([3]))[0].tolist() == [6]")),
     ("np.ones((2, 3))", ("assert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
         "np.testing.assert_array_less(0, f(1))\n"
         "assert ((f(1) - np.array([1, 1, 1])) == 0).all() and (f(1) == 1).all()")),
     ("def f(a): return np.array(a)[np.array(a) > 5]",
         ("r = f([1])\nassert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
         "assert (r == np.array([])).all() and np.allclose(r, []) and r.sum() == 0")),
-    ("def f(d): return pd.DataFrame(d), pd.Series([1, 2], name='s'), pd.Timestamp('2020', tz='UTC')",
-        ("a, b, c = f({'x': [1, 2], 'y': ['a', None]})\n"
-        "assert a.equals(pd.DataFrame({'x': [1, 2], 'y': ['a', None]}))\n"
-        "pd.testing.assert_series_equal(b, pd.Series([1, 2], name='s'))\nassert c == pd.Timestamp('2020', tz='UTC')")),
-    (("def f(d): return pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
-        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', periods=2, "
-        "tz='UTC')})"),
-        ("pd.testing.assert_frame_equal(f(1), pd.DataFrame({'p': pd.period_range('2020', periods=2, freq='M'),\n"
-        "  'c': pd.Categorical(['a', 'b']), 'i': pd.array([1, None]), 't': pd.date_range('2020', periods=2, "
-        "tz='UTC')}))")),
-    ("def f(rng, g): return rng.randint(1, 6), float(g.random())", ("import random, numpy as np\n"
-        "assert f(random.Random(3), np.random.default_rng(0)) == (random.Random(3).randint(1, 6), "
-        "np.random.default_rng(0).random())")),
-    ("def f(xs): xs.reverse()", "xs = [1, 2]\nf(xs)\nassert xs == [2, 1]"),
-    ("def f(xs): xs.reverse()",
-        "with unittest.TestCase().subTest():\n    xs = [1, 2]\n    f(xs)\n    assert xs == [2, 1]"),
-    ("def f(d): d['a'].append(1)", "d = {'a': []}\nf(d)\nassert d == {'a': [1]}"),
-    ("def f(xs):\n    xs.sort()\n    return xs", "xs = [2, 1]\nassert f(xs) is xs and xs == [1, 2]"),
-    ("def f(xs): return sorted(xs)", "xs = [3, 1]\nassert f(xs) == [1, 3] and xs == [3, 1]"),
-    ("def f():\n    x = [1]\n    x.append(x)\n    return x", "x = f()\nassert x[1] is x and x[0] == 1"),
     ("def f(g, xs): return [g(x) for x in xs]",
         "import math\nassert f(lambda x: x + 1, [1]) == [2] and f(math.sqrt, [4]) == [2.0] and f(len, ['ab']) == [2]"),
     ("def f(g):\n    try: return g()\n    except ValueError as e: return str(e)",
@@ -443,13 +398,9 @@ HONEST: list[tuple[str, str]] = [
     ("class F:\n    def __call__(self, y): return y + 1\ndef f(x): return F()", "assert f(1)(2) == 3"),
     ("class F:\n    def __iter__(self): return iter([1, 2])\ndef f(x): return F()",
         "assert list(f(1)) == [1, 2] and [x for x in f(1)] == [1, 2]"),
-    ("class F:\n    def __enter__(self): return 3\n    def __exit__(self, *a): pass\ndef f(x): return F()",
-        "with f(1) as x: assert x == 3"),
     ("import operator\ndef f(x): return operator.itemgetter(x)", "assert f(1)([1, 2]) == 2"),
     ("class f:\n    def __init__(self, g): self.g = g\n    def __call__(self, *a): return self.g(*a) + 1",
         "@f\ndef g(x): return x\nassert g(1) == 2"),
-    ("import functools\n@functools.lru_cache\ndef f(x): return x",
-        "assert f(1) == f(1) == 1\nassert f.cache_info().hits == 1"),
     ("def f(n): yield from range(n)",
         "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2] and list(f(5000)) == list(range(5000))"),
     ("itertools.count()", "assert list(itertools.islice(f(), 5000)) == list(range(5000))"),
@@ -457,8 +408,6 @@ HONEST: list[tuple[str, str]] = [
         ("seen = []\ntry:\n    for x in f(): seen.append(x)\nexcept ValueError: seen.append('e')\n"
         "assert seen == [1, 'e']")),
     ("map(str, [1]), zip('a', 'b')", "a, b = f()\nassert list(a) == ['1'] and list(b) == [('a', 'b')]"),
-    ("async def f(x): return x + 1",
-        "async def main(): return await f(1) + await f(2)\nassert asyncio.run(main()) == 5"),
     (("class E(ValueError): pass\ndef f(x):\n"
         "    if x: raise [KeyError('a'), E('no'), FileNotFoundError(2, 'x', 'y')][x - 1]\n"
         "    return [ValueError('v')]"),
@@ -466,10 +415,6 @@ HONEST: list[tuple[str, str]] = [
         "except ValueError as e: assert str(e) == 'no'\nelse: assert 0\ntry: f(3)\n"
         "except OSError as e: assert e.errno == 2\nelse: assert 0\nassert isinstance(f(0)[0], ValueError)")),
     ("def f(): raise SystemExit(3)", "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0"),
-    ("def f(g):\n    try: return g()\n    except Exception as e: raise e",
-        ("class Own(Exception): pass\ndef g(): raise Own('x')\ntry: f(g)\nexcept Own as e: assert str(e) == 'x'\n"
-        "else: assert 0")),
-    ("def f(it): return next(it)", "try: f(iter([]))\nexcept StopIteration: pass\nelse: assert 0"),
     ("def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
         "x = f(900)\nfor _ in range(900): [x] = x\nassert x == []"),
     ("import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)", "assert f(100_000) == 100_000"),
@@ -478,11 +423,6 @@ HONEST: list[tuple[str, str]] = [
         "    return [t.join() for t in ts] and len(ts)"), "assert f(60) == 60"),
     ("def f(x): return x * x", ("from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(4) as p: assert list(p.map(f, range(50))) == [x * x for x in range(50)]")),
-    ("def f(x): return types.SimpleNamespace(a=x,b=[1])", "r=f(3)\nassert r.a == 3 and r.b == [1]"),
-    (("class N:\n  def __init__(s,v,n): s.val,s.next=v,n\ndef f(xs):\n  h=None\n  for x in reversed(xs): h=N(x,h)\n"
-        "  return h"), "h=f([1,2,3])\nout=[]\nwhile h is not None: out.append(h.val); h=h.next\nassert out==[1,2,3]"),
-    ("def f():\n  x=0\n  while True: x += yield x", "g=f()\nnext(g)\nassert g.send(3)==3 and g.send(2)==5\ng.close()"),
-    ("def f(x): return {x}", "s=f(1)\ns.add(2)\nassert s=={1,2}"),
     ("def f(x): return x",
         "import re\nassert re.sub('a','b',f('aa')) == 'bb' and re.compile('a').sub('b', f('a')) == 'b'"),
     ("def f(x): return [x]",
@@ -491,8 +431,6 @@ HONEST: list[tuple[str, str]] = [
     ("class MyErr(ValueError): pass\ndef f(x): raise MyErr('bad')",
         ("class T(unittest.TestCase):\n  def test(self):\n    with self.assertRaises(ValueError) as c: f(1)\n"
         "    self.assertEqual(str(c.exception),'bad')")),
-    ("def f(n): return [[0]*n for _ in range(n)]",
-        "g=f(2)\ng[0][0]=1\nassert g==[[1,0],[0,0]]\ng2=f(2)\nassert g2==[[0,0],[0,0]]"),
 ]
 PROCESSES: list[tuple[str, str]] = [
     (("from multiprocessing import Pool\ndef g(x): return x * x\ndef f(n):\n"
@@ -507,26 +445,6 @@ PROCESSES: list[tuple[str, str]] = [
         "assert f() == (b'hi\\n', 0)"),
 ]
 # fmt: on
-RUNNERS = """
-import unittest, unittest.case
-class SkipTest(Exception): __module__ = 'numpy.testing'
-class _ShouldStop(Exception): __module__ = 'unittest.case'
-def f(i): raise [unittest.SkipTest('x'), unittest.case._ShouldStop(), SkipTest(), _ShouldStop(), KeyboardInterrupt()][i]
-"""
-RUNNER_TESTS = """
-import unittest
-try: import numpy.testing
-except ImportError: pass
-class T(unittest.TestCase):
-    def test_0(self): self.assertEqual(f(0), 2)
-    def test_1(self): self.assertEqual(f(1), 2)
-    def test_2(self): self.assertEqual(f(2), 2)
-    def test_3(self):
-        with self.subTest(): self.assertEqual(f(3), 2)
-    def test_4(self): self.assertEqual(f(4), 2)
-"""
-"""Exceptions that skip or end a test must not do so when the program raises them."""
-
 PATIENT = Limits(seconds=60)
 CAPS = Limits(seconds=30, memory=2**27, disk=TAG, files=1000, processes=16, cpu_seconds=1)
 HASTY = replace(CAPS, seconds=0.7)
@@ -584,15 +502,14 @@ def value_problems(rung: str) -> list[str]:
             complete = test if principle == OF_THE_SUITE else imported(test)
             cases += [(attack, complete, False), (harmless, complete, True)]
     first = next(found.name for found in available_rungs() if found.available)
-    if rung != first:  # pandas and numpy take long to load
-        cases = [case for case in cases if "pandas" not in case[1] and "numpy" not in case[1]]
+    if rung != first:  # numpy takes long to load
+        cases = [case for case in cases if "numpy" not in case[1]]
     jobs = [Job(completed(program), "f", tests=[test]) for program, test, _ in cases]
     found = []
     for (program, test, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
         if verdict.needs or verdict.passed is not passes:
             found.append(f"{program!r} {'failed' if passes else 'scored'} by {test!r}: {verdict.reason}")
-    job = Job(RUNNERS, "f", tests=[RUNNER_TESTS], unittest=True)
-    return found + problems([(f"runner test {number}", 0) for number in range(5)], sandbox.judge(job))
+    return found
 
 
 def problems(expected: Sequence[tuple[str, int]], verdict: Verdict) -> list[str]:

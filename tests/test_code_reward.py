@@ -131,9 +131,9 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     job = code_job("x = 1", row)
     assert list(job.functions) == ["total"] and solution in job.setup and not job.needs  # helpers are the solution's
     assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
-    assert needs_of({**row, "code": ""}).startswith("a definition of helper, twice in the tests")
+    assert needs_of({**row, "code": ""}).startswith("a definition of helper, isclose, sqrt, twice in the tests")
     job = code_job("x = 1", {**row, "functions": ["total"]})
-    assert job.needs.startswith("a definition of helper, twice in the tests")
+    assert job.needs.startswith("a definition of helper, isclose, sqrt, twice in the tests")
     classes = {**row, "test_list": ["assert total(Pair(), 1) == 3"]}
     assert needs_of(classes) == "together=True, because only the program could answer for its class Pair"
     plain = {
@@ -201,9 +201,18 @@ def test_rows_whose_tests_are_not_python_have_no_reward(together: bool) -> None:
         "from unittest.mock import patch\nassert f(1) == 3",
         "import math\nmath.pi = f(1)\nassert math.pi == 3",
         "assert 1 == 1",
+        "x = [1]\nassert f(x) is not x",
+        "y = f(1)\ny[0] = 2\nassert y == [2]",
+        "r = f(1)\nr.append(2)\nassert f(1) == [1]",
+        "x = [[1]]\ny = f(x)\ny[0].append(2)\nassert x == [[1]]",
+        "xs = [2, 1]\norig = xs[:]\nassert f(xs) == [1, 2]\nassert xs == orig",
+        "xs = [2, 1]\nf(xs)\nassert xs == [1, 2]",
+        "xs = [2]\nassert f(xs) == 3 and xs == [2]",
+        "for x in [[2]]:\n    y = f([x])\n    if x == [2]: assert y == 3",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(1), 3)",
     ],
 )
-def test_tests_that_run_what_the_program_returns_are_not_judged(test: str) -> None:
+def test_tests_that_a_program_could_decide_are_not_judged(test: str) -> None:
     row = {"tests": [test], "entry_point": "f", "solution": "def f(x): return 3"}
     columns = {name: [value] * 2 for name, value in row.items()}
     lie = "def f(x): return \"type('X', (), {'__eq__': lambda s, o: True})()\""
@@ -262,7 +271,7 @@ def test_assertions_can_share_the_programs_process(test: str, right: bool) -> No
 @pytest.mark.parametrize("base", ["TestCase", "unittest.TestCase"])
 def test_test_classes_are_run_however_the_suite_names_their_base(base: str) -> None:
     test = f"import unittest\nfrom unittest import TestCase\nclass T({base}):\n    def test_f(self): assert f() == 1\n"
-    job = code_job("def f(): return 2", {"tests": [test], "entry_point": "f"})
+    job = code_job("def f(): return 2", {"tests": [test], "entry_point": "f", "together": True})
     assert job.unittest and not Sandbox(limits=Limits(seconds=30), unsafe="root").judge(job).passed
 
 

@@ -9,12 +9,13 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch, rungs
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch
 from lfpo.rewards.sandbox.job import encode_job
 from lfpo.rewards.scoring import RewardFailed
 from sandbox_cases import remains
@@ -64,28 +65,12 @@ def test_the_reason_says_what_went_wrong(sandbox, program, reason):
     assert verdict.reason.startswith(reason) and verdict.tests == (False,)
 
 
-def test_objects_of_the_program_can_be_passed_back_and_their_plain_attributes_read(sandbox):
-    program = "class P:\n    def __init__(s, a): s.a, s.next, s.issubset = a, None, lambda x: True\n"
+def test_objects_of_the_program_can_be_passed_back_and_show_no_attributes(sandbox):
+    program = "class P:\n    def __init__(s, a): s.a, s.issubset = a, lambda x: True\n"
     program += "def total(ps): return sum(p.a for p in ps)\ndef pair(a): return P(a)\n"
-    tests = ["assert total([pair(1), pair(2)]) == 3", "p = pair(4)\nassert p.a == 4 and p.next is None"]
-    tests.append("assert pair(1).issubset({1})")
+    tests = ["assert total([pair(1), pair(2)]) == 3", "assert pair(1).issubset({1})"]
     job = Job(program, tests=tests, functions=["total", "pair"])
-    assert sandbox.judge(job).tests == (True, True, False)
-
-
-def test_unittest_classes_count_by_method(sandbox):
-    test = (
-        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(double(2), 4)\n"
-        "    def test_b(self): self.assertEqual(double(2), 5)\n    def test_c(self): self.skipTest('no')\n"
-        "    def test_d(self):\n        with self.assertRaises(TypeError): double(None)\n"
-    )
-    verdict = sandbox.judge(Job(DOUBLE, tests=[test], unittest=True))
-    assert verdict.tests == (True, False, True) and "4 != 5" in verdict.reason  # without the skipped test
-    skips = test.replace("self.skipTest('no')", "double(1) == 2 or self.skipTest('no')").replace("(2), 5", "(2), 0")
-    wrong = Job("def double(x): return 0 if x else None < x", tests=[skips], unittest=True)
-    assert sandbox.judge(wrong).tests == (False, True, False, True)  # what the program decides is not skipped
-    assert not sandbox.judge(Job("import os\nos._exit(0)", tests=[test], unittest=True)).passed
-    assert not sandbox.judge(Job(DOUBLE, tests=["x = 1"], unittest=True)).passed
+    assert sandbox.judge(job).tests == (True, False)
 
 
 TOGETHER = """
@@ -187,12 +172,13 @@ def test_a_judge_that_dies_fails_its_own_job_only(sandbox, monkeypatch):
     started: list[int] = []
     start = launch.start
 
+    @contextmanager
     def watched(*args, **kwargs):
-        process = start(*args, **kwargs)
-        started.append(process.pid)
-        if len(started) == 4:  # the second job's judge
-            threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL)).start()
-        return process
+        with start(*args, **kwargs) as (process, folder):
+            started.append(process.pid)
+            if len(started) == 4:  # the second job's judge
+                threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL)).start()
+            yield process, folder
 
     monkeypatch.setattr(launch, "start", watched)
     slow = Job("import time\ndef f():\n    time.sleep(1.5)\n    return 1", tests=["assert f() == 1"])
@@ -239,23 +225,20 @@ def _judge_an_endless_program(rung: str, tag: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
-def test_confined_processes_and_files_end_when_the_training_process_is_killed(rung, tmp_path, monkeypatch):
+def test_confined_processes_end_when_the_training_process_is_killed(rung, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
     host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
     host.start()
     until = time.monotonic() + 30
-    while len(remains(tag)) < 4 and time.monotonic() < until:
+    while len(remains(tag)) < 2 and time.monotonic() < until:
         time.sleep(0.1)
-    assert len(remains(tag)) >= 4
+    assert len(remains(tag)) >= 2
     host.kill()
     host.join()
     while remains(tag) and time.monotonic() < until:
         time.sleep(0.1)
     assert not remains(tag)
-    while list(tmp_path.iterdir()) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not list(tmp_path.iterdir())
 
 
 SPIN = """
@@ -335,8 +318,8 @@ def test_every_rung_is_available_or_says_why_not():
     ("user", "permission", "said"), [(1000, True, "LFPO_UNSAFE_SANDBOX=1"), (0, "root", "LFPO_UNSAFE_SANDBOX=root")]
 )
 def test_bare_limits_need_the_unsafe_flag_and_for_root_its_own(monkeypatch, user, permission, said):
-    found = tuple(rungs.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
-    monkeypatch.setattr(rungs, "available_rungs", lambda: found)
+    found = tuple(launch.Rung(r.name, r.name == "limits", "not here") for r in available_rungs())
+    monkeypatch.setattr(launch, "available_rungs", lambda: found)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     for refused in (False, True)[: 2 if user == 0 else 1]:
         with pytest.raises(UserError, match=f"install bubblewrap, or set {said}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import resource
@@ -14,19 +13,17 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.rewards.sandbox.inside import link, values
-from lfpo.rewards.sandbox.inside.plain_types import NotAValue
-from lfpo.rewards.sandbox.inside.values import BadBytes, Shared, decode, encode
+from lfpo.rewards.sandbox.inside.values import BadBytes, NotAValue, decode, encode
 
 ATOMS: st.SearchStrategy[Any] = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.dates()),
@@ -44,23 +41,20 @@ VALUES = st.recursive(
 @given(VALUES)
 @settings(max_examples=200, deadline=None)
 def test_values_keep_type_and_content(value: Any) -> None:
-    for shared in (False, True):
-        back = decode(encode(value, shared=Shared() if shared else None), shared=Shared() if shared else None)
-        assert back == value and type(back) is type(value)
+    back = decode(encode(value))
+    assert back == value and type(back) is type(value)
 
 
-PLAIN: list[Any] = [Counter("aab"), OrderedDict(b=1, a=2), deque([1], 3), range(3), slice(1, 2), io.StringIO("x"), ...]
-PLAIN += [datetime(2020, 1, 1, tzinfo=UTC), date(1, 1, 1), timedelta(3), Decimal("1.50"), Fraction(1, 3)]
-PLAIN += [bytearray(b"x"), np.float64(1), np.int8(3), np.datetime64("2020-01-01"), pd.Timestamp("2020", tz="UTC")]
-PLAIN += [pd.NaT, pd.NA, pd.Timedelta(3), pd.Index(["a"], name="i"), pd.RangeIndex(3)]
-PLAIN += [pd.MultiIndex.from_product([[1], ["a"]])]
+PLAIN: list[Any] = [Counter("aab"), OrderedDict(b=1, a=2), deque([1], 3), range(3), slice(1, 2), PurePosixPath("a/b")]
+PLAIN += [datetime(2020, 1, 1, tzinfo=UTC), date(1, 1, 1), timedelta(3), Decimal("1.50"), Fraction(1, 3), 2j]
+PLAIN += [bytearray(b"x"), np.float64(1), np.int8(3), np.datetime64("2020-01-01"), np.array([["a"]])]
 
 
 @pytest.mark.parametrize("value", PLAIN)
 def test_types_of_plain_data(value: Any) -> None:
     back = decode(encode([value]))[0]
     assert type(back) is type(value)
-    assert isinstance(value, io.StringIO) or repr(back) == repr(value)
+    assert repr(back) == repr(value)
 
 
 def test_references_to_one_object_stay_so() -> None:
@@ -72,33 +66,8 @@ def test_references_to_one_object_stay_so() -> None:
     assert (back := decode(encode(loop)))[0] is back
 
 
-def test_shared_containers_stay_the_same_objects_and_have_the_content_of_the_sender() -> None:
-    ours, theirs = Shared(), Shared()
-    sent: Any = {"a": [1, 2], "b": {3}}
-    got = decode(encode(sent, shared=ours), shared=theirs)
-    assert got == sent and not theirs.changed
-    got["a"].append(got)
-    got["b"].clear()
-    back = decode(encode(got["a"], shared=theirs), shared=ours)
-    assert back is sent["a"] and sent["a"][2] is sent and sent["b"] == set() and ours.changed
-    assert len(encode(1, shared=ours)) < 10  # what the other process knows is not sent again
-
-
-def test_a_value_that_cannot_be_sent_leaves_what_is_shared() -> None:
-    ours, theirs = Shared(), Shared()
-    known = [1]
-    decode(encode(known, shared=ours), shared=theirs)
-    known.append(2)
-    with pytest.raises(NotAValue):
-        encode([[3], object()], shared=ours)
-    assert decode(encode([known, [4]], shared=ours), shared=theirs) == [[1, 2], [4]] and theirs.changed
-
-
-def test_a_subclass_is_sent_as_its_base_unless_it_redefines_equality() -> None:
+def test_a_subclass_is_sent_as_its_base() -> None:
     class Plain(dict[str, int]):
-        pass
-
-    class Number(float):
         pass
 
     class Sly(int):
@@ -107,9 +76,9 @@ def test_a_subclass_is_sent_as_its_base_unless_it_redefines_equality() -> None:
 
         __hash__ = int.__hash__
 
-    back = decode(encode([Plain(a=2), Number(1.5)]))
-    assert [type(value) for value in back] == [dict, float] and back == [{"a": 2}, 1.5]
-    for value in (Sly(3), object(), [Sly(3)], iter([1]), int, len, np.zeros(1).view(np.matrix)):
+    back = decode(encode([Plain(a=2), Sly(3)]))
+    assert [type(value) for value in back] == [dict, int] and back == [{"a": 2}, 3]
+    for value in (object(), iter([1]), int, len, np.zeros(1).view(np.matrix), np.array([None])):
         with pytest.raises(NotAValue):
             encode(value)
 
@@ -126,12 +95,12 @@ class Reduced:
 
 
 RAN: list[Any] = []
-MAKE = b"cinside.values\nMAKE\n"
+RECORD = b"cinside.values\nRecord\n"
 
 
 def record(kind: str, content: bytes) -> bytes:
     """Opcodes that make a record."""
-    return MAKE + b"(" + pickle.dumps(kind, 0)[:-1] + content + b"tR"
+    return RECORD + b"(" + pickle.dumps(kind, 0)[:-1] + content + b"tR"
 
 
 def holding(kind: str, content: Any) -> bytes:
@@ -147,11 +116,11 @@ FORGED: dict[str, bytes] = {
     "reduce of eval": b"cbuiltins\neval\n(X\x01\0\0\x001tR.",
     "instance": b"(X\x01\0\0\x001ibuiltins\neval\n.",
     "object": b"(cbuiltins\neval\nX\x01\0\0\x001o.",
-    "object of MAKE": b"(" + MAKE + b"o.",
+    "object of Record": b"(" + RECORD + b"o.",
     "new object": b"cbuiltins\nobject\n)\x81.",
-    "new object of MAKE": MAKE + b")\x81.",
-    "new object with keywords": MAKE + b")}\x92.",
-    "state of MAKE": MAKE + b"}X\x04\0\0\0kind" + b"K\x01sb.",
+    "new object of Record": RECORD + b")\x81.",
+    "new object with keywords": RECORD + b")}\x92.",
+    "state of Record": RECORD + b"}X\x04\0\0\0kind" + b"K\x01sb.",
     "state of a record": record("base", b"K\x01") + b"}X\x04\0\0\0kindX\x04\0\0\0basesb.",
     "state of a list": b"]}X\x06\0\0\0appendK\x01sb.",
     "state of an array": ARRAY + b"(K\x01(tb.",
@@ -163,7 +132,6 @@ FORGED: dict[str, bytes] = {
     "extension of four bytes": b"\x84\x01\0\0\0.",
     "persistent": b"P1\n.",
     "persistent binary": b"K\x01Q.",
-    "persistent tuple": b"X\x04\0\0\0listK\0\x86Q.",
     "memo of nothing": b"h\x05.",
     "long memo of nothing": b"j\xff\xff\xff\xff.",
     "huge memo": b"K\x01r\xff\xff\xff\x7f.",
@@ -181,26 +149,25 @@ FORGED: dict[str, bytes] = {
     "text after": pickle.dumps(1) + b"x",
     "unhashable key": b"}]K\x01s.",
     "unknown kind": record("os.system", b"X\x02\0\0\0ls") + b".",
-    "a kind that is no text": MAKE + b"(K\x01K\x02tR.",
+    "a kind that is no text": RECORD + b"(K\x01K\x02tR.",
     "an array of objects by bytes": holding("numpy.ndarray", ("|O", (1,), bytes(8))) + b".",
     "an array that is too short": holding("numpy.ndarray", ("<i8", (1000,), bytes(8))) + b".",
     "an array of a record type": holding("numpy.ndarray", (("O", "O"), (1,), bytes(16))) + b".",
     "a huge array": holding("numpy.ndarray", ("<i8", (2**62,), bytes(8))) + b".",
     "a constructor of another type": holding("fractions.Fraction", (([],), [], [])) + b".",
     "a function as content": holding("collections.Counter", ((3,), [], [(1, 2)])) + b".",
-    "a column of another type": holding("pandas.Series", (("object", [1]), 3, None)) + b".",
+    "Record": RECORD + b".",
+    "a record of Record": RECORD + b"(" + pickle.dumps("base", 0)[:-1] + RECORD + b"tR.",
 }
 
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_pickle_is_an_error_and_runs_nothing(name: str) -> None:
-    before = dict(vars(values.MAKE.__class__)), sorted(vars(values))
-    for shared in (None, Shared()):
-        if not (shared and name in {"persistent tuple"}):  # there it names a new shared list, which is then cut short
-            with pytest.raises(BadBytes):
-                decode(FORGED[name], shared=shared)
+    before = dict(vars(values.Record)), sorted(vars(values))
+    with pytest.raises(BadBytes):
+        decode(FORGED[name])
     assert not RAN and not os.path.exists("/tmp/forged")
-    assert before == (dict(vars(values.MAKE.__class__)), sorted(vars(values)))
+    assert before == (dict(vars(values.Record)), sorted(vars(values)))
 
 
 @contextlib.contextmanager
@@ -225,8 +192,8 @@ def test_no_bytes_run_anything(noise: bytes, name: str, at: int) -> None:
             found = decode(data)
     except BadBytes:
         return
-    assert type(found).__module__ in {"builtins", "collections", "fractions", "numpy", "pandas", values.__name__}
-    assert not callable(found) or found is values.MAKE
+    assert type(found).__module__ in {"builtins", "collections", "fractions", "numpy"}
+    assert not callable(found)
 
 
 def test_deep_nesting_is_read_without_recursion_and_only_written_up_to_a_depth() -> None:
@@ -243,14 +210,16 @@ def test_deep_nesting_is_read_without_recursion_and_only_written_up_to_a_depth()
         encode(nested)
 
 
-def test_an_exception_is_only_of_a_class_that_ends_no_test() -> None:
-    made: dict[tuple[str, ...], Any] = {}
-    for names in (["unittest.case:SkipTest", "builtins:Exception"], ["os:system", "builtins:ValueError"]):
-        error = link.rebuilt(made, names, ("x",), "x")
-        assert type(error).__mro__[1] in {Exception, ValueError} and not isinstance(error, unittest.SkipTest)
-    for names in ([], ["builtins:eval"], ["builtins:int"], ["x:y"]):
-        with pytest.raises((ValueError, TypeError)):
-            link.rebuilt(made, names, (), "")
+def test_an_exception_is_only_of_a_built_in_class() -> None:
+    class Own(KeyError):
+        pass
+
+    assert link.taken_apart(unittest.SkipTest("x")) == ("Exception", ("x",))
+    assert repr(link.rebuilt(*link.taken_apart(Own("x")))) == "KeyError('x')"
+    assert link.rebuilt(*link.taken_apart(FileNotFoundError(2, "x", "y"))).filename == "y"  # type: ignore[attr-defined]
+    for name in ("eval", "int", "x", "__loader__", "SkipTest"):
+        with pytest.raises((ValueError, AttributeError)):
+            link.rebuilt(name, ())
 
 
 BY_HAND = """
@@ -267,7 +236,7 @@ def f(x):
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
 def test_a_forged_answer_fails_its_test_and_no_other_job(rung: str) -> None:
     """Also answers that would be right: the process has ended, so that nothing more is asked of it."""
-    numpy_free = {name: data for name, data in FORGED.items() if b"numpy" not in data and b"pandas" not in data}
+    numpy_free = {name: data for name, data in FORGED.items() if b"numpy" not in data}
     answers = [*numpy_free.values(), encode(("value",)), encode(("raised", 3)), encode(("callback", 3)), encode(3)]
     frames = [struct.pack(">I", len(data)) + data for data in answers] + [b"\xff" * 8, struct.pack(">I", 2**28), b"\0"]
     tests = ["try: assert f(1) == 3\nexcept BaseException: pass", "assert f(1) == 3"]

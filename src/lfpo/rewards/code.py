@@ -11,14 +11,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.rewards.sandbox.job import failed
-from lfpo.rewards.sandbox.rungs import Unsafe
+from lfpo.rewards.sandbox.launch import Unsafe
 from lfpo.rewards.sandbox.suite import names_in_solution
 from lfpo.rewards.syntax import syntax_tree
 
@@ -230,34 +230,30 @@ class Grader:
             jobs.append(job)
             solution = _solution(row) if self._check_solutions and job and not (job.together or job.needs) else ""
             solutions.append(code_job(solution, row, prompts[i]) if solution else None)
-        ways, needs = self._ways(solutions)
-        jobs = [job and replace(job, **cast(Any, way)) for job, way in zip(jobs, ways, strict=True)]
-        shared = [bool(job and job.together and not self._together) for job in jobs]
-        refused = [missing or (_TOGETHER if alone else "") for missing, alone in zip(needs, shared, strict=True)]
-        judged = self._judged([None if missing else job for job, missing in zip(jobs, refused, strict=True)])
+        needs = self._lost_in_two(solutions)
+        if self._together:
+            jobs = [replace(job, together=True) if job and why else job for job, why in zip(jobs, needs, strict=True)]
+            needs = [""] * len(jobs)
+        else:
+            needs = [_TOGETHER if job and job.together else why for job, why in zip(jobs, needs, strict=True)]
+        judged = self._judged([None if why else job for job, why in zip(jobs, needs, strict=True)])
         return [
-            failed(job, f"not judged: needs {missing}", missing) if job and missing else verdict
-            for job, verdict, missing in zip(jobs, judged, refused, strict=True)
+            failed(job, f"not judged: needs {why}", why) if job and why else verdict
+            for job, verdict, why in zip(jobs, judged, needs, strict=True)
         ]
 
-    def _ways(self, solutions: Sequence[Job | None]) -> tuple[list[dict[str, bool]], list[str]]:
-        """How each row must be judged for its solution to pass, and what it needs if it cannot be judged.
+    def _lost_in_two(self, solutions: Sequence[Job | None]) -> list[str]:
+        """Why each row must be judged in one process, "" if its solution passes as many tests in two.
 
-        A solution that fails in every way is wrong about its tests, and says nothing.
+        A solution that fails in both is wrong about its tests, and says nothing.
         """
-        first = self._judged(solutions)
-        doubtful = [job if v and not v.passed else None for job, v in zip(solutions, first, strict=True)]
-        changing = self._judged([job and replace(job, in_place=True) for job in doubtful])
+        two = self._judged(solutions)
+        doubtful = [job if v and not v.passed else None for job, v in zip(solutions, two, strict=True)]
         one = self._judged([job and replace(job, together=True) for job in doubtful])
-        ways: list[dict[str, bool]] = []
-        needs = []
-        for two, changed, together in zip(first, changing, one, strict=True):
-            in_place = bool(changed and together and changed.passed)
-            better = bool(two and together and sum(together.tests) > sum(two.tests) and not in_place)
-            together_on = better and self._together
-            ways.append({"in_place": True} if in_place else {"together": True} if together_on else {})
-            needs.append(_ONE_PROCESS.format(two.reason) if two and better and not together_on else "")
-        return ways, needs
+        return [
+            _ONE_PROCESS.format(a.reason) if a and b and sum(b.tests) > sum(a.tests) else ""
+            for a, b in zip(two, one, strict=True)
+        ]
 
     def _judged(self, jobs: Sequence[Job | None]) -> list[Verdict | None]:
         """Verdicts of all jobs, in one batch; programs that do not parse fail without a process."""

@@ -6,10 +6,11 @@ import ast
 import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.suite import Suite, code, parsed, read_suite
+
+_UNITTEST = "together=True, because the tests are classes of unittest"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class Job:
     program could then decide its verdict.
     tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
     setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
-    unittest: the tests define unittest.TestCase classes, and every test method counts.
-    in_place: a correct program passes only if what it changes in its arguments reaches the tests.
+    unittest: the tests define unittest.TestCase classes, and every test method counts. Only with `together`.
     together: program and tests run in one module of one process. Nothing defends such a verdict from a cheat.
     processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
     unclear: why the row of the job cannot be judged in two processes, or "".
@@ -61,7 +61,6 @@ class Job:
     setup: str = ""
     functions: Sequence[str] = ()
     unittest: bool = False
-    in_place: bool = False
     together: bool = False
     processes: bool = False
     unclear: str = ""
@@ -73,14 +72,13 @@ class Job:
     @property
     def suite(self) -> Suite:
         """What the tests take from the program. Raises UserError for a test that is not Python."""
-        tests = ("\n\n".join(self.tests),) if self.unittest else tuple(self.tests)
-        return read_suite(tests, self.setup, self.entry_point, tuple(self.functions))
+        return read_suite(tuple(self.tests), self.setup, self.entry_point, tuple(self.functions))
 
     @property
     def needs(self) -> str:
         """Why the job cannot be judged, or "". It depends on the tests, never on the program."""
         try:
-            needs = self.unclear or self.suite.needs
+            needs = self.unclear or self.suite.needs or _UNITTEST * self.unittest
         except UserError as error:
             return f"tests that are Python ({error})"
         return "" if self.together else needs
@@ -90,8 +88,8 @@ class Job:
 class Verdict:
     """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
 
-    tests: for each test or test method in order, whether it passed, without those that the suite skips. needs: what is
-    missing to judge the job, or "". A job with needs was not run, whatever its program. late: the time limit ended it.
+    tests: for each test or test method in order, whether it passed. needs: what is missing to judge the job, or "". A
+    job with needs was not run, whatever its program. late: the time limit ended it.
     """
 
     passed: bool
@@ -114,30 +112,22 @@ def failed(job: Job, reason: str, needs: str = "") -> Verdict:
 
 def encode_job(job: Job, nonce: bytes = b"") -> bytes:
     """The job as bytes for the judge. Raises UserError for a test that is not Python."""
-    suite = job.suite
-    content: dict[str, Any] = {
-        "program": job.program,
-        "unittest": job.unittest,
-        "together": job.together,
-        "nonce": nonce,
-    }
     if job.together:
-        imports = "" if job.unittest else "\n".join(map(_import_statement, suite.imports))
-        tests = ["\n\n".join(job.tests)] if job.unittest else job.tests
-        compiled = [
-            code(parsed(source, "a test", job.entry_point), "<test>") for source in (f"{imports}\n{job.setup}", *tests)
-        ]
-        return marshal.dumps({**content, "setup": compiled[0], "tests": [(found, "") for found in compiled[1:]]})
-    modes = ["s"] * len(suite.modes) if job.in_place else suite.modes
-    names = {"functions": suite.names, "imports": suite.imports, "stops": suite.stops, "expected": count_tests(job)}
+        sources = [parsed(source, "a test", job.entry_point) for source in (job.setup, *job.tests)]
+        setup, *tests = (code(source, "<test>") for source in sources)
+    else:
+        setup, *tests = job.suite.setup, *job.suite.tests
     return marshal.dumps(
-        {**content, **names, "setup": suite.setup, "tests": list(zip(suite.tests, modes, strict=True))}
+        {
+            "program": job.program,
+            "unittest": job.unittest,
+            "together": job.together,
+            "functions": () if job.together else job.suite.names,
+            "setup": setup,
+            "tests": tests,
+            "nonce": nonce,
+        }
     )
-
-
-def _import_statement(found: tuple[str, str, str]) -> str:
-    name, module, member = found
-    return f"from {module} import {member} as {name}" if member else f"import {module} as {name}"
 
 
 def count_tests(job: Job) -> int:

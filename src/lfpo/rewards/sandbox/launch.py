@@ -1,7 +1,8 @@
-"""Starts and stops a confined process, on each rung, and deletes what it left."""
+"""Rungs: the kinds of confinement. Starts and stops a confined process on each, and deletes what it left."""
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import functools
 import importlib.util
@@ -16,20 +17,23 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.inside import kernel
 from lfpo.rewards.sandbox.job import Limits
 
 logger = logging.getLogger(__name__)
 
-BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"
-
+RUNGS = BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"  # strongest first
+Unsafe = bool | Literal["root"]
+_SAFE = (BUBBLEWRAP, NAMESPACES)
+_PROBE_SECONDS = 30
+_CONFINES = ("only resources are limited, so only with unsafe=True", "own processes, network and read-only files")
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
-_PATIENCE = 15
-"""Seconds for a supervising process to end its descendants."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import main; main(sys.argv[2])"
 
@@ -70,49 +74,54 @@ def kernel_features() -> dict[str, bool]:
     return {"Landlock": linux and kernel.landlock_version() > 0, "seccomp": linux and kernel.has_seccomp()}
 
 
+@contextlib.contextmanager
 def start(
     rung: str,
     role: str,
     limits: Limits,
     libraries: tuple[str, ...],
-    scratch: str,
-    stdin: int,
-    stdout: int,
     others: Sequence[int] = (),
-    stderr: int = subprocess.DEVNULL,
     cores: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a confined process in a new session.
+    **streams: Any,
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A confined process in a new session, and on the rung `limits` its writable folder, else "". Both end with it.
 
-    role: `judge`, `program` or `together` (inside/start.py). scratch: its writable folder on the rung `limits`; on the
-    others it has its own /tmp. stdin, stdout, stderr: file descriptors. others: for the judge, the file descriptors
-    from and to the program. cores: those that the process and its children may use (none: all).
+    role: `judge`, `program` or `together` (inside/start.py). others: for the judge, the file descriptors from and to
+    the program. cores: those that the process and its children may use (none: all). streams: file descriptors for
+    stdin, stdout and stderr.
     """
-    features = kernel_features()
+    scratch = tempfile.mkdtemp(prefix="lfpo-sandbox-") if rung == LIMITS else ""
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
         "root": os.geteuid() == 0,
         "linux": sys.platform == "linux",
-        "landlock": features["Landlock"],
-        "seccomp": features["seccomp"],
+        **kernel_features(),
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
-        "scratch": scratch if rung == LIMITS else "/tmp",
-        "writable": [scratch] if rung == LIMITS else ["/tmp", "/dev/shm"],
+        "scratch": scratch or "/tmp",
+        "writable": [scratch] if scratch else ["/tmp", "/dev/shm"],
         "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
+        "others": list(others),
         "cores": list(cores),
-        **{k: v for k, v in vars(limits).items() if k not in {"seconds", "program_chars"}},
+        **vars(limits),
     }
-    if others:
-        settings["program_inbox"], settings["program_outbox"] = others
     command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]
     if rung == BUBBLEWRAP:
         command = [*_bubblewrap(limits, libraries), *command]
-    return subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=others, env={}, cwd="/", start_new_session=True
-    )
+    try:
+        process = subprocess.Popen(command, pass_fds=others, env={}, cwd="/", start_new_session=True, **streams)
+        try:
+            yield process, scratch
+        finally:  # SIGKILL ends process 1 of a namespace, and the kernel the rest; on `limits` no others can start
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # it may have left its session
+            process.wait()
+    finally:
+        if scratch:
+            delete(scratch)
 
 
 def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
@@ -143,46 +152,123 @@ def _keeps_capabilities() -> bool:
     return os.geteuid() == 0 or path is None or not os.stat(path).st_mode & stat.S_ISUID
 
 
-def stop(process: subprocess.Popen[bytes], rung: str) -> None:
-    """End the process and its descendants, and wait for it.
-
-    On the rung `limits` SIGTERM tells the process to end its descendants (inside/supervise.py). On the others SIGKILL
-    ends process 1 of the namespace, and the kernel ends the rest.
-    """
-    if rung == LIMITS and sys.platform == "linux" and process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
-    with contextlib.suppress(ProcessLookupError):  # it has already ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """A new folder for a process on the rung `limits`. It is deleted afterwards, with whatever the program left in it.
+def delete(path: str) -> None:
+    """Delete a folder, however deeply nested: shutil.rmtree would recurse, and open a file for each level.
 
     A folder that cannot be deleted is named in a warning; no job fails because of it.
     """
-    path = tempfile.mkdtemp(prefix="lfpo-sandbox-")
-    try:
-        yield path
-    finally:
-        delete(path)
-
-
-def delete(path: str) -> None:
-    """Delete a folder, however deeply nested. shutil.rmtree would recurse, and open a file for each level."""
     with contextlib.suppress(OSError):  # most programs leave nothing
         os.rmdir(path)
-        return
-    without_access = ["-type", "d", "!", "-perm", "-700"]
-    for command in (
-        ["rm", "-rf", path],
-        ["find", path, *without_access, "-execdir", "chmod", "u+rwx", "{}", ";"],
-        ["rm", "-rf", path],
-    ):
+    for command in (["rm", "-rf", path], ["chmod", "-R", "u+rwx", path], ["rm", "-rf", path]):
         if os.path.lexists(path):
             subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, stderr=subprocess.DEVNULL, check=False)
     if os.path.lexists(path):
         logger.warning("sandbox: %s could not be deleted", path)
+
+
+def is_full(folder: str, limits: Limits, process: int) -> bool:
+    """For the rung `limits`: whether a folder, and deleted files that a process has open, exceed the limits.
+
+    A folder whose files cannot be looked at counts as full: its path is too long, or it has no permission to read.
+    """
+    used = count = 0
+    opened = f"/proc/{process}/fd"
+    folders = [opened, folder]
+    while folders:
+        path = folders.pop()
+        try:
+            for name in os.listdir(path):
+                with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                    status = os.stat(f"{path}/{name}", follow_symlinks=path == opened)
+                    if path == opened and status.st_nlink:
+                        continue
+                    used, count = used + 512 * status.st_blocks, count + 1
+                    if used > limits.disk or count > limits.files:
+                        return True
+                    if path != opened and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o300 == 0o300:
+                        folders.append(f"{path}/{name}")  # without both permissions it is empty
+        except (FileNotFoundError, NotADirectoryError):  # it was deleted meanwhile
+            continue
+        except OSError:
+            if path != opened:  # else the process has ended
+                return True
+    return False
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A kind of confinement.
+
+    name: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not available.
+    not_stopped: what a program can still do.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    not_stopped: str = ""
+
+
+@functools.cache
+def available_rungs() -> tuple[Rung, ...]:
+    """All rungs, strongest first."""
+    compileall.compile_dir(INSIDE, quiet=2)  # confined processes cannot write .pyc files
+    return tuple(_probe(name) for name in RUNGS)
+
+
+def usable_rung(name: str | None, unsafe: Unsafe) -> str:
+    """The name, if that rung can be used; without one, the strongest that can.
+
+    Raises UserError if it is unknown, not available or not allowed. root must allow the rung `limits` by its own word,
+    because a program there runs as root.
+    """
+    root = os.geteuid() == 0
+    allowed = unsafe == "root" or (bool(unsafe) and not root)
+    permission = "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
+    if root:
+        permission = 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
+    rungs = {found.name: found for found in available_rungs()}
+    if name is None:
+        usable = [found.name for found in rungs.values() if found.available and (allowed or found.name in _SAFE)]
+        if usable:
+            return usable[0]
+        reasons = "; ".join(f"{safe}: {rungs[safe].reason}" for safe in _SAFE)
+        raise UserError(
+            f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {permission} "
+            "to run it under resource limits only"
+        )
+    if name not in rungs:
+        raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
+    if not rungs[name].available:
+        raise UserError(f"sandbox rung {name!r} is not available on this machine: {rungs[name].reason}")
+    if name not in _SAFE and not allowed:
+        raise UserError(f"sandbox rung {name!r} does not confine a program; pass {permission} to use it anyway")
+    return name
+
+
+def _probe(name: str) -> Rung:
+    """Start a process on the rung and see whether it succeeds."""
+    if os.name != "posix":
+        return Rung(name, False, "needs a POSIX system")
+    if name in _SAFE and sys.platform != "linux":
+        return Rung(name, False, "needs Linux")
+    if name == BUBBLEWRAP and not shutil.which("bwrap"):
+        return Rung(name, False, "bwrap is not installed (package bubblewrap)")
+    null = subprocess.DEVNULL
+    started = start(name, "program", Limits(), (), stdin=null, stdout=null, stderr=subprocess.PIPE)
+    with started as (process, _):
+        try:
+            _, errors = process.communicate(timeout=_PROBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            errors = b"did not start in time"
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
+    features = kernel_features()
+    reason = f"{', '.join(n for n, has in features.items() if has) or 'no Landlock'}; {_CONFINES[name in _SAFE]}"
+    if name in _SAFE:
+        return Rung(name, True, reason, "attacks on the kernel; use of CPU and memory up to the limits")
+    left = "reading the names and metadata of all files; filling the disk for 0.1 s; attacks on the kernel"
+    if missing := " and ".join(feature for feature, has in features.items() if not has):
+        left += f"; without {missing} what that forbids: files, network, signals, processes"
+    return Rung(name, True, reason, left)

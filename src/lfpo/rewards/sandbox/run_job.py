@@ -11,6 +11,7 @@ import os
 import queue
 import secrets
 import select
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,13 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
 from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, failed
-from lfpo.rewards.sandbox.rungs import Unsafe, require_rung, strongest_rung
 from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
+_INTERVAL = 0.1
+"""Seconds between two looks at the disk on the rung `limits`."""
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 
 
@@ -46,11 +48,11 @@ class Sandbox:
         limits: Limits | None = None,
         workers: int | None = None,
         libraries: Sequence[str] = (),
-        unsafe: Unsafe = False,
+        unsafe: launch.Unsafe = False,
     ) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
-        self.rung = require_rung(rung, unsafe) if rung else strongest_rung(unsafe)
+        self.rung = launch.usable_rung(rung, unsafe)
         self.limits = limits or Limits()
         cores, ranks = _cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.workers = workers or max(1, len(cores) // ranks)
@@ -69,10 +71,16 @@ class Sandbox:
         return [self.judge(j) if v.late and not alone else v for j, v in zip(jobs, verdicts, strict=True)]
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict of one job. Where the machine has no process or file descriptor left, it is tried again, since
-        other jobs end. Raises RewardFailed if there still is none; the program is not to blame."""
-        waits = iter(_WAITS)
-        cores = self._free.get()
+        """The verdict of one job, at the latest soon after the wall-time limit.
+
+        Where the machine has no process or file descriptor left, the job is tried again, since others end. Raises
+        RewardFailed if there still is none; the program is not to blame.
+        """
+        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
+            return failed(job, f"not judged: needs {needs}", needs)
+        if len(job.program) > self.limits.program_chars:
+            return failed(job, f"the program is longer than {self.limits.program_chars} characters")
+        cores, waits = self._free.get(), [*_WAITS]
         try:
             while True:
                 try:
@@ -80,66 +88,66 @@ class Sandbox:
                 except OSError as error:
                     if error.errno not in _SCARCE:
                         raise
-                    if (wait := next(waits, None)) is None:
-                        raise RewardFailed(
-                            f"no process can be started to judge a program ({error.strerror})"
-                        ) from error
-                    time.sleep(wait)
+                    if not waits:
+                        raise RewardFailed(f"no process can be started to judge a program: {error.strerror}") from error
+                    time.sleep(waits.pop(0))
         finally:
             self._free.put(cores)
 
     def _run(self, job: Job, cores: Sequence[int]) -> Verdict:
-        """The verdict, at the latest soon after the wall-time limit. Raises OSError if a process cannot start."""
+        """Start the judge and the program, or one process that is both, and read the reports.
+
+        All processes are killed when the verdict is known. Raises OSError if a process cannot start.
+        """
         begin = time.monotonic()
-        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
-            return failed(job, f"not judged: needs {needs}", needs)
         nonce = secrets.token_bytes(16) if job.together else b""
         content, expected = encode_job(job, nonce), count_tests(job)
-        if len(job.program) > self.limits.program_chars:
-            return failed(job, f"the program is longer than {self.limits.program_chars} characters")
+        watched: list[tuple[str, int]] = []
         with ExitStack() as stack:
-            report = self._start(stack, content, job.together, cores)
-            messages = list(_messages(report, begin + self.limits.seconds, nonce))
+            with ExitStack() as theirs:
+                ends: list[int] = []
+                for keepers in ((theirs, stack), (stack, theirs), (theirs, theirs), (theirs, theirs)):
+                    ends += os.pipe()
+                    for keeper, fd in zip(keepers, ends[-2:], strict=True):
+                        keeper.callback(os.close, fd)
+                judge_in, to_judge, report, judge_out, program_in, to_program, from_program, program_out = ends
+                starts = [("together", judge_in, judge_out, list[int]())]
+                if not job.together:
+                    judge = ("judge", judge_in, judge_out, [from_program, to_program])
+                    starts = [("program", program_in, program_out, []), judge]
+                for role, stdin, stdout, others in starts:
+                    streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
+                    started = launch.start(self.rung, role, self.limits, self.libraries, others, cores, **streams)
+                    process, scratch = stack.enter_context(started)
+                    watched += [(scratch, process.pid)] if scratch else []
+            with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
+                values.send(to_judge, content)
+            messages = list(_messages(report, begin + self.limits.seconds, nonce, watched, self.limits))
         return _verdict(messages, expected, self.limits, begin)
-
-    def _start(self, stack: ExitStack, content: bytes, together: bool, cores: Sequence[int]) -> int:
-        """Start the judge and the program, or one process that is both, and send the job. Returns the file descriptor
-        of the reports. Closing the stack kills the processes and closes the descriptors."""
-        (judge_in, to_judge), (report, judge_out) = os.pipe(), os.pipe()
-        stack.callback(os.close, to_judge)
-        stack.callback(os.close, report)
-        theirs = [judge_in, judge_out]
-        roles: list[tuple[str, int, int, tuple[int, ...]]] = [("together", judge_in, judge_out, ())]
-        if not together:
-            (program_in, to_program), (from_program, program_out) = os.pipe(), os.pipe()
-            theirs += [program_in, to_program, from_program, program_out]
-            ends = (from_program, to_program)
-            roles = [("program", program_in, program_out, ()), ("judge", judge_in, judge_out, ends)]
-        try:
-            for role, stdin, stdout, others in roles:
-                scratch = stack.enter_context(launch.scratch_folder()) if self.rung == launch.LIMITS else ""
-                arguments = (self.rung, role, self.limits, self.libraries, scratch, stdin, stdout, others)
-                stack.callback(launch.stop, launch.start(*arguments, cores=cores), self.rung)
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
-            values.send(to_judge, content)
-        return report
 
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str]]:
-    """Letter and text of the reports (judge.serve), until the last, the judge's end ("") or the deadline ("late").
+def _messages(
+    fd: int, deadline: float, nonce: bytes, watched: list[tuple[str, int]], limits: Limits
+) -> Iterator[tuple[str, str]]:
+    """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), or
+    until a watched folder is full ("full").
 
     With a nonce they come from a process that also runs the program: one without it ends them ("forged").
     """
-    poll, data = select.poll(), b""
+    poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if watched else 1e9)
     poll.register(fd, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+    while (now := time.monotonic()) < deadline:
+        if now >= look:
+            if any(launch.is_full(folder, limits, process) for folder, process in watched):
+                yield "full", ""
+                return
+            look = time.monotonic() + _INTERVAL
+        if not poll.poll(1000 * (min(deadline, look) - now)):
+            continue
         piece = os.read(fd, 2**16)
         data += piece
         if not piece or len(data) > _MAX_REPORT:
@@ -147,7 +155,7 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str
         while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
             message, data = data[4:end], data[end:]
             text = message.removeprefix(nonce).decode("utf-8", "replace")
-            if not message.startswith(nonce) or text[:1] not in set("+-snud"):
+            if not message.startswith(nonce) or text[:1] not in set("+-ud"):
                 yield "forged", ""
                 return
             yield text[:1], text[1:]
@@ -158,15 +166,16 @@ def _messages(fd: int, deadline: float, nonce: bytes) -> Iterator[tuple[str, str
 
 def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, begin: float) -> Verdict:
     """The verdict from the messages. expected: how many tests must report."""
-    tests = [(kind, text) for kind, text in messages if kind in {"+", "-", "s"}]
-    expected = next((int(text) for kind, text in messages if kind == "n" and text.isdecimal()), expected)
-    passes = [kind == "+" for kind, _ in tests if kind != "s"] + [False] * (expected - len(tests))
-    reasons = [f"test {number}: {text}" for number, (kind, text) in enumerate(tests) if kind == "-"]
+    tests = [(kind == "+", text) for kind, text in messages if kind in {"+", "-"}]
+    passes = [passed for passed, _ in tests] + [False] * (expected - len(tests))
+    reasons = [f"test {number}: {text}" for number, (passed, text) in enumerate(tests) if not passed]
     last, text = messages[-1] if messages else ("", "")
     if last == "u":
         reasons = [text]
     elif last == "late":
         reasons.append(f"not done after {limits.seconds:g} s")
+    elif last == "full":
+        reasons.append("the program uses more disk than it may")
     elif last == "forged":
         reasons = ["the program wrote a report of its own"]
     elif last != "d":

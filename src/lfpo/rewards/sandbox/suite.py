@@ -10,53 +10,34 @@ import ast
 import builtins
 import functools
 import marshal
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import cast
+from typing import Any, cast
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox.guards import Guards, called, results
 from lfpo.rewards.syntax import quietly, syntax_tree
 
-# Names that suites often use without importing them, because programs usually do. The judge imports its own.
-_MODULES = {
-    *("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
-    *("json", "math", "operator", "random", "re", "statistics", "string", "sys", "typing"),
-}
-_ALIASES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas"}
-_MEMBERS = {
-    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
-    **dict.fromkeys(("isclose", "inf", "sqrt", "pi"), "math"),
-    **dict.fromkeys(("date", "timedelta"), "datetime"),
-    **dict.fromkeys(("List", "Dict", "Set", "Tuple", "Optional", "Any", "Union"), "typing"),
-    "Decimal": "decimal",
-    "Fraction": "fractions",
-}
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
-_IMPORTS_MOCK = re.compile(r"^\s*(?:from|import) [^\n]*\bmock\b", re.MULTILINE)
+_COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 
 
 @dataclass(frozen=True)
 class Suite:
     """What a job's tests take from the program.
 
-    names: functions of the program, the entry point first. imports: (name, module, member or "") of what the judge
-    imports for the suite. setup, tests: marshalled code; with unittest, tests has one item. modes: for each test, with
-    copies ("c") or shared containers ("s"), see the judge. stops: a test may see StopIteration. needs: why the suite
-    cannot be judged, or "".
+    names: functions of the program, the entry point first. setup, tests: marshalled code. needs: why the suite cannot
+    be judged, or "".
     """
 
     names: tuple[str, ...]
-    imports: tuple[tuple[str, str, str], ...]
     setup: bytes
     tests: tuple[bytes, ...]
-    modes: tuple[str, ...]
-    stops: bool
     needs: str
 
 
@@ -70,25 +51,21 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
     prepared = parsed(setup, "the setup", entry_point)
     walked = [list(ast.walk(tree)) for tree in trees]
     nodes = [*ast.walk(prepared), *(node for test in walked for node in test)]
-    missing = _missing(nodes) - {entry_point, *functions}
-    known = {name for name in missing if name in _MODULES or name in _ALIASES or name in _MEMBERS}
-    unknown = missing - known
-    if not entry_point and not functions and len(unknown or known) == 1:
-        [entry_point] = unknown or known
-        unknown, known = unknown - {entry_point}, known - {entry_point}
+    unknown = _missing(nodes) - {entry_point, *functions}
+    if not entry_point and not functions and len(unknown) == 1:
+        entry_point = unknown.pop()
     names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name))
-    needs = _needs(nodes, "\n".join((setup, *tests)), unknown)
+    calling = {*names, "candidate"}
+    needs = _needs(nodes, unknown)
     if not needs and not _loaded(nodes) & {*names}:
         needs = "a use of the program in the tests: every program would pass them"
-    calling = {*names, "candidate"}
+    if not needs and any(_sees_copies(test, calling) for test in walked):
+        needs = _COPIES
     guards = Guards(calling | results(nodes, calling))
     return Suite(
         names=names,
-        imports=tuple(sorted(_import(name, nodes) for name in known)),
         setup=code(guards.visit(prepared), "<setup>"),
         tests=tuple(code(guards.visit(tree), f"<test {number}>") for number, tree in enumerate(trees)),
-        modes=tuple(_modes(test, calling) for test in walked),
-        stops="StopIteration" in "\n".join((setup, *tests)),
         needs=needs,
     )
 
@@ -106,7 +83,7 @@ def names_in_solution(
     trees = [[*ast.walk(parsed(source, "a test", entry_point))] for source in (*tests, setup)]
     missing = _missing(node for tree in trees for node in tree) | {entry_point}
     body = parsed(solution, "the solution", entry_point).body
-    functions = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} & missing
+    functions = {n.name for n in body if isinstance(n, _FUNCTIONS)} & missing
     classes = {n.name for n in body if isinstance(n, ast.ClassDef)} & missing
     imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom) and set(_bound([n])) & missing]
     alone = {name for used in (functions & _loaded(tree) for tree in trees) if len(used) == 1 for name in used}
@@ -128,13 +105,11 @@ def parsed(source: str, what: str, name: str) -> ast.Module:
         raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
 
 
-def code(tree: ast.AST, name: str) -> bytes:
+def code(tree: ast.Module, name: str) -> bytes:
     """The marshalled code of a tree. Raises UserError if it cannot be compiled."""
     try:
         with quietly():
-            found: CodeType = compile(
-                cast(ast.Module, ast.fix_missing_locations(tree)), name, "exec", dont_inherit=True
-            )
+            found: CodeType = compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
     return marshal.dumps(found)
@@ -164,41 +139,42 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
             )
 
 
-def _import(name: str, nodes: list[ast.AST]) -> tuple[str, str, str]:
-    """Name, module and member ("" for the module itself)."""
-    if name == "datetime" and any(called(node, {name}) for node in nodes):
-        return name, name, name  # the class
-    return (name, _MEMBERS[name], name) if name in _MEMBERS else (name, _ALIASES.get(name, name), "")
-
-
-def _modes(nodes: list[ast.AST], names: set[str]) -> str:
-    """How a test runs (judge._in_modes). "s" if it ignores the result of a call or compares identity: it tests changes.
-
-    "sc" if it uses a variable that it passed, or changes a result. "c" otherwise.
-    """
-    expects = ("assertRaises", "raises", "suppress")
-    guarded = {
-        id(child)
-        for node in nodes
-        if isinstance(node, ast.Try | ast.TryStar | ast.Lambda)
-        or (isinstance(node, ast.With) and any(word in ast.unparse(node.items[0]) for word in expects))
-        for child in ast.walk(node)
-    }
+def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
+    """Whether a test changes a result, compares one by `is`, or looks at an argument after the call."""
     mine = results(nodes, names)
-    for node in nodes:
-        if isinstance(node, ast.Expr) and id(node) not in guarded and called(node.value, names):
-            return "s"
-        if isinstance(node, ast.Compare) and _compares_identity(node, {*names, *mine}):
-            return "s"
-    loads = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and called(node, names)]
-    passed = _loaded(n for call in calls for part in (*call.args, *call.keywords) for n in ast.walk(part))
-    changed = any(
-        (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _root(node) in mine)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _root(node.value) in mine)
-        for node in nodes
-    )
-    return "sc" if changed or any(loads.count(name) > 1 for name in passed - names) else "c"
+    if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
+        return True
+    statements = [n for n in nodes if isinstance(n, ast.stmt)]
+    parts: list[Any] = [n for n in statements if not hasattr(n, "body")]
+    parts += [c for n in statements if hasattr(n, "body") for c in ast.iter_child_nodes(n) if isinstance(c, ast.expr)]
+    parts += [value for n in parts if isinstance(getattr(n, "test", None), ast.BoolOp) for value in n.test.values]
+    first: dict[str, tuple[int, int]] = {}  # where the program first gets a variable
+    looks: list[tuple[tuple[int, int], set[str]]] = []  # where the test alone uses variables
+    for part in parts:
+        place = part.lineno, part.col_offset
+        inner = [*ast.walk(part)]
+        calls = [n for n in inner if isinstance(n, ast.Call) and called(n, names)]
+        passed = {name for call in calls for value in (*call.args, *call.keywords) for name in _variables(value)}
+        for name in passed:
+            first[name] = min(place, first.get(name, place))
+        if not passed:
+            looks.append((place, _loaded(inner)))
+    return any(place > first[name] for place, used in looks for name in used & {*first})
+
+
+def _variables(node: ast.AST) -> set[str]:
+    """Variables in an argument, without those in calls there: `deepcopy(x)` is another object."""
+    if isinstance(node, ast.Call | ast.Lambda):
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set()
+    return own.union(*map(_variables, ast.iter_child_nodes(node)))
+
+
+def _changes(node: ast.AST, names: set[str]) -> bool:
+    """Whether a statement sets an item of a variable, or calls a method and ignores its result."""
+    sets = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    calls = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return (sets or calls) and _root(node.value if calls else node) in names  # type: ignore[attr-defined]
 
 
 def _root(node: ast.AST) -> str:
@@ -208,52 +184,33 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _compares_identity(node: ast.Compare, names: set[str]) -> bool:
+def _compares_identity(node: ast.AST, names: set[str]) -> bool:
     """Whether `is` compares something of the program with something other than a constant."""
+    if not isinstance(node, ast.Compare):
+        return False
     sides = [node.left, *node.comparators]
     plain = any(isinstance(side, ast.Constant) or getattr(side, "id", "") in dir(builtins) for side in sides)
     is_identity = any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
     return is_identity and not plain and any(_root(side) in names for side in sides)
 
 
-def _needs(nodes: list[ast.AST], source: str, unknown: set[str]) -> str:
+def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     if unknown:
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions"
-    if uncalled := _uncalled_test(nodes):
-        return f"a call of {uncalled}, which the tests define and do not use"
-    used = {
-        getattr(node, "id", getattr(node, "attr", "")) for node in nodes if isinstance(node, ast.Name | ast.Attribute)
-    }
-    used |= {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in _imported(node)}
-    if runs := sorted(used & _RUNS_TEXT - _regular(nodes)):
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    functions = [n for tree in nodes if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, _FUNCTIONS)]
+    tests = {n.name for n in functions if n.name == "check" or n.name.startswith("test")}
+    if uncalled := sorted(tests - names):
+        return f"a call of {uncalled[0]}, which the tests define and do not use"
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    paths = [alias.name for node in imports for alias in node.names]
+    paths += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
+    imported = {part for path in paths for part in path.split(".")}
+    used = {a.attr for a in attributes if a.attr != "compile" or _root(a) not in {"re", "regex"}}
+    if runs := sorted((names | imported | used) & _RUNS_TEXT):
         return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
-    if _IMPORTS_MOCK.search(source) or any(isinstance(node, ast.Attribute) and _patches(node) for node in nodes):
+    stored = {_root(a) for a in attributes if isinstance(a.ctx, ast.Store) and isinstance(a.value, ast.Name)}
+    if "mock" in imported or stored & sys.stdlib_module_names:
         return "together=True, because the tests patch objects"
     return ""
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
-    return {alias.name.partition(".")[0] for alias in node.names} | {
-        (getattr(node, "module", "") or "").partition(".")[0]
-    }
-
-
-def _regular(nodes: list[ast.AST]) -> set[str]:
-    """`compile` if it is only used as re.compile."""
-    bare = any(isinstance(node, ast.Name) and node.id == "compile" for node in nodes)
-    owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "compile"}
-    return set() if bare or owners - {"re", "regex"} else {"compile"}
-
-
-def _uncalled_test(nodes: list[ast.AST]) -> str:
-    """A test function of a suite that nothing uses, so that every program would pass it; or ""."""
-    modules = [node for node in nodes if isinstance(node, ast.Module)]
-    defined = [node.name for tree in modules for node in tree.body if isinstance(node, ast.FunctionDef)]
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return next((name for name in defined if (name.startswith("test") or name == "check") and name not in used), "")
-
-
-def _patches(node: ast.Attribute) -> bool:
-    """Whether it assigns an attribute of a module."""
-    is_module = isinstance(node.value, ast.Name) and node.value.id in sys.stdlib_module_names
-    return isinstance(node.ctx, ast.Store) and is_module

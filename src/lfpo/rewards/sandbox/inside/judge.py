@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .handles import Program
-
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 
@@ -24,26 +22,25 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Judge one job, marshalled by the host (job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, s skipped, n number of tests, u the program does not load, d
-    done. With `together` the program runs in this process, and a nonce is before each report, so that output by
-    accident is not one; nothing defends such a verdict from a program that cheats.
+    A report is a letter and a text: + passed, - failed, u the program does not load, d done. With `together` the
+    program runs in this process, and a nonce is before each report, so that output by accident is not one; nothing
+    defends such a verdict from a program that cheats.
     """
     data = values.receive(inbox)
     os.close(inbox)
     if data is None:
         return
     job = marshal.loads(data)
-    nonce = job.pop("nonce")
 
     def report(letter: str, text: str = "") -> None:
-        values.send(outbox, nonce + f"{letter}{text[:500]}".encode("utf-8", "replace"))
+        values.send(outbox, job["nonce"] + f"{letter}{text[:500]}".encode("utf-8", "replace"))
 
     sys.set_int_max_str_digits(0)  # the program's own setting does not reach this process
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 if job["together"] else 20_000))  # for nested values
     if job["together"]:
         _judge_together(job, report)
-        os._exit(0)
-    _judge(job, report, (settings["program_inbox"], settings["program_outbox"]))
+    else:
+        _judge(job, report, settings["others"])
 
 
 def describe(error: BaseException) -> str:
@@ -70,76 +67,68 @@ def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
         return report("u", f"the program does not load: {describe(error)}")
     if problem := problem and _execute(job["setup"], module):  # it may use the program's classes
         return report("u", f"the setup does not load: {problem}")
-    if not job["unittest"]:
-        for code, _ in job["tests"]:
-            report("-" if (problem := _execute(code, module)) else "+", problem)
-    elif problem := _execute(job["tests"][0][0], module):
-        return report("u", f"the suite does not load: {problem}")
-    else:
-        from .unittest_cases import find_cases, run
-
-        run(find_cases(module), lambda problem: report("-" if problem else "+", problem))
+    for code in job["tests"]:
+        problem = _execute(code, module)
+        if problem or not job["unittest"]:
+            report("-" if problem else "+", problem)
+    if job["unittest"] and not problem:
+        _run_cases(module, report)
     return report("d")
 
 
-def _judge(job: dict[str, Any], report: Callable[..., None], pipes: tuple[int, int]) -> None:
-    from . import strict
-    from .handles import Program
+def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
+    """Run the test methods of the module's classes, and report each when it stops."""
+    import unittest  # this takes longer than most jobs
 
-    program = Program(pipes, job["stops"])
+    class Result(unittest.TestResult):
+        problem = ""
+
+        def startTest(self, test: unittest.TestCase) -> None:
+            self.problem = ""
+            super().startTest(test)
+
+        def stopTest(self, test: unittest.TestCase) -> None:
+            report("-" if self.problem else "+", self.problem)
+            super().stopTest(test)
+
+        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+            if err is not None:
+                self.addFailure(test, err)
+
+        def addFailure(self, test: Any, err: Any) -> None:
+            self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
+
+        addError = addFailure
+
+        def addSkip(self, test: Any, reason: str) -> None:
+            self.problem = self.problem or "skipped"
+
+        def addUnexpectedSuccess(self, test: Any) -> None:
+            self.problem = f"{test.id()}: passed against expectation"
+
+    unittest.defaultTestLoader.loadTestsFromModule(module).run(Result())
+
+
+def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -> None:
+    from . import strict
+    from .link import Link
+
+    link = Link(pipes, judges=True)
     sys.modules["tests"] = module = types.ModuleType("tests")
-    strict.install(vars(module), program.refuse)
+    strict.install(vars(module), link.fail)
     try:
-        program.ask("load", job["program"])
+        link.ask("load", job["program"])
     except BaseException as error:  # whatever the program raised
         return report("u", f"the program does not load: {describe(error)}")
-    tests = job["tests"]
-    if problem := _prepare(job, module, program):
-        for _ in range(job["expected"]):
-            report("-", problem)
-    elif not job["unittest"]:
-        for code, modes in tests:
-            report(*_in_modes(program, modes, _execute, code, module))
-    elif problem := _execute(tests[0][0], module):
-        report("-", problem)
-    else:
-        from .unittest_cases import find_cases, outcome  # importing unittest takes longer than most jobs
-
-        cases = find_cases(module)
-        report("n", str(len(cases)))
-        for case in cases:
-            report(*_in_modes(program, tests[0][1], outcome, case))
-    return report("d")
-
-
-def _prepare(job: dict[str, Any], module: types.ModuleType, program: Program) -> str:
-    """Define the suite's names: its modules, what the setup defines, and then what it takes from the program."""
-    space = vars(module)
+    problem = _execute(job["setup"], module)  # which may define the prompt's stub
     try:
-        for name, imported, member in job["imports"]:
-            __import__(imported)
-            space[name] = getattr(sys.modules[imported], member) if member else sys.modules[imported]
-        problem = _execute(job["setup"], module)  # which may define the prompt's stub
-        for name in () if problem else job["functions"]:
-            space[name] = program.handle(program.ask("define", name))
+        for name in job["functions"]:
+            vars(module)[name] = link.ask("define", name)
     except BaseException as error:  # the program does not define the name
-        return describe(error)
-    return problem
-
-
-def _in_modes(program: Program, modes: str, run: Callable[..., str], *test: Any) -> tuple[str, str]:
-    """Run a test once or twice: c with calls that get copies, s with containers that both processes share.
-
-    "sc" is for a test that uses an argument or changes a result after the call: it must pass with shared containers,
-    and if a call has changed one, with copies too. A program could otherwise change what it is compared with.
-    """
-    for mode in modes:
-        changed = program.begin(shares=mode == "s")
-        if mode == "c" and modes == "sc" and not changed:
-            break
-        problem = run(*test)
-        if problem == "skipped" and not program.calls:
-            return "s", ""
-        if problem := program.gone or program.refused or problem:
-            return "-", problem
-    return "+", ""
+        problem = problem or describe(error)
+    for code in job["tests"]:
+        link.failed = ""
+        found = problem or _execute(code, module)
+        found = link.gone or link.failed or found
+        report("-" if found else "+", found)
+    return report("d")

@@ -12,12 +12,13 @@ import struct
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 32, 0x1000, 0x4000, 0x40000
-_MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 2, -100, 0x8000, 1
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 2, -100, 0x8000, 1
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _M_ARENA_MAX = -8
 _EPERM, _ENOSYS = 1, 38
 _NEW_NAMESPACES = 0x7E020080
@@ -52,7 +53,8 @@ _FORBIDDEN_WITHOUT_NAMESPACES = {
         lchown 94 -, fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5,
         lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16""",
 }
-# Also there: calls whose first argument is a process, which must be 0, the calling one.
+# Also there: calls whose first argument is a process, which must be 0, the calling one, and prctl(PDEATHSIG).
+_PRCTL = "prctl 157 167"
 _ONLY_FOR_ITSELF = "prlimit64 302 261, sched_setscheduler 144 119, sched_setparam 142 118, sched_setattr 314 274"
 # From this number on, calls have one number on all architectures. Only those listed below are allowed. All others, also
 # those of newer kernels, return ENOSYS, and libraries then use older calls. clone3 is not among them: glibc then uses
@@ -69,21 +71,17 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
 
-def _check(result: int, what: str) -> int:
+def call(name: str, *arguments: Any) -> int:
+    """The result of a function of the C library. Raises OSError if it is negative."""
+    result = int(getattr(_libc, name)(*arguments))
     if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
-def die_with_parent(signal: int = 9) -> None:
-    """Have the kernel send this process the signal when its parent ends. A change of user clears this setting."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PDEATHSIG)")
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose own parent ends."""
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(CHILD_SUBREAPER)")
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def share_heap() -> None:
@@ -92,53 +90,27 @@ def share_heap() -> None:
         _libc.mallopt(_M_ARENA_MAX, 2)
 
 
-def unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare")
-
-
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    arguments = [None if a is None else a.encode() for a in (source, target, kind)]
-    data = None if options is None else options.encode()
-    _check(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {target}")
+    source_, target_, kind_, data = (a and a.encode() for a in (source, target, kind, options))
+    call("mount", source_, target_, kind_, ctypes.c_ulong(flags), data)
 
 
-def pivot_root(new: str, old: str) -> None:
-    _check(_libc.pivot_root(new.encode(), old.encode()), "pivot_root")
+def set_read_only(target: str, on: bool) -> None:
+    """Make the mount at the path, and if `on` all mounts below it, read-only; else make it writable again.
 
-
-def detach(target: str) -> None:
-    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
-
-
-def make_read_only(target: str) -> None:
-    """Make the mount at the path and all mounts below it read-only."""
-    _set_mount(target, struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0), _AT_RECURSIVE)
-
-
-def make_writable(target: str) -> None:
-    """Make the mount at the path writable, but not those below it. This process must have created it."""
-    _set_mount(target, struct.pack("QQQQ", 0, _MOUNT_ATTR_RDONLY, 0, 0), 0)
-
-
-def _set_mount(target: str, attributes: bytes, flags: int) -> None:
-    arguments = (ctypes.c_int(_AT_FDCWD), target.encode(), flags, attributes, ctypes.c_size_t(len(attributes)))
-    _check(_libc.syscall(_MOUNT_SETATTR, *arguments), f"mount_setattr {target}")
-
-
-def no_new_privileges() -> None:
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
-
-
-def drop_bounding_set() -> None:
-    """Drop all capabilities from the bounding set where allowed, so that no program that is started regains one."""
-    for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # may fail: a process needs CAP_SETPCAP
+    Only the process that created a mount can make it writable.
+    """
+    attributes = struct.pack("QQQQ", on * _MOUNT_ATTR_RDONLY, (not on) * _MOUNT_ATTR_RDONLY, 0, 0)
+    place = (ctypes.c_int(_AT_FDCWD), target.encode(), on * _AT_RECURSIVE)
+    call("syscall", _MOUNT_SETATTR, *place, attributes, ctypes.c_size_t(32))
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities. With no_new_privileges none can be regained."""
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _check(_libc.capset(header, nothing), "capset")
+    """Drop all capabilities, so that neither this process nor a program that it starts can regain one."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for capability in range(64):
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # may fail: a process needs CAP_SETPCAP
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def landlock_version() -> int:
@@ -149,19 +121,19 @@ def landlock_version() -> int:
 def landlock(readable: Sequence[str], writable: Sequence[str]) -> None:
     """Restrict this process to these paths and those below, and forbid TCP and signals to outside processes.
 
-    TCP needs Landlock version 4, signals version 6. Call no_new_privileges first.
+    TCP needs Landlock version 4, signals version 6. Call drop_capabilities first.
     """
     version = landlock_version()
     everything = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     ruleset = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
-    fd = _check(_libc.syscall(_LANDLOCK_CREATE, ruleset, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
+    fd = call("syscall", _LANDLOCK_CREATE, ruleset, ctypes.c_size_t(size), 0)
     read = 0b1101  # execute, read file, read directory
     for path in readable:
         _landlock_path(fd, path, read)
     for path in writable:
         _landlock_path(fd, path, everything)
-    _check(_libc.syscall(_LANDLOCK_RESTRICT, fd, 0), "landlock_restrict_self")
+    call("syscall", _LANDLOCK_RESTRICT, fd, 0)
     os.close(fd)
 
 
@@ -170,7 +142,7 @@ def _landlock_path(ruleset: int, path: str, access: int) -> None:
     if not os.path.isdir(path):
         access &= 0b1100000000000111  # the rights that apply to a file: execute, write, read, truncate, ioctl
     rule = struct.pack("=Qi", access, fd)
-    _check(_libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
+    call("syscall", _LANDLOCK_ADD, ruleset, 1, rule, 0)
     os.close(fd)
 
 
@@ -180,11 +152,11 @@ def has_seccomp() -> bool:
 
 def seccomp(namespaces: bool) -> None:
     """Forbid system calls. namespaces: whether the process has namespaces of its own; else also new processes, signals
-    and changes of metadata are forbidden. Call no_new_privileges first."""
+    and changes of metadata are forbidden. Call drop_capabilities first."""
     program = b"".join(struct.pack("HBBI", *step) for step in _filter(namespaces))
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    _check(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0), "prctl(SECCOMP)")
+    call("prctl", _PR_SET_SECCOMP, 2, header, 0, 0)
 
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -213,6 +185,7 @@ def _filter(namespaces: bool) -> list[_Step]:
     clone: list[_Step] = [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE]
     if not namespaces:
         steps += _about(_ONLY_FOR_ITSELF, (0, [(_EQUAL, 1, 0, 0), _REFUSE]))
+        steps += _about(_PRCTL, (0, _refuse(_PR_SET_PDEATHSIG)))
         clone += [(_ANY_BIT, 1, 0, _CLONE_THREAD), _REFUSE]
     return [*steps, *_about(_CLONE, (0, clone)), _ALLOW]
 

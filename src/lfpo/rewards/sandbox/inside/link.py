@@ -1,162 +1,228 @@
-"""One end of the pipe between judge and program: requests, answers, objects that stay on their side, and exceptions."""
+"""The pipe between judge and program: requests, answers, objects that stay on their side, and exceptions.
+
+Nothing in the program's process is trusted. The program can change this code while it runs, but can only send other
+plain data.
+"""
 
 from __future__ import annotations
 
+import _thread
+import builtins
 import sys
+import types
 
 from . import values
 from .values import Abandoned
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-_ERROR_MODULES = sys.stdlib_module_names - {"unittest", "doctest"} | {"tests", "numpy", "pandas"}
-"""Modules whose exceptions keep their class. None of these ends or skips a test."""
+
+class Remote:
+    """An object of the other process. It can be called and iterated, and passed back. It has no other attributes."""
+
+    __slots__ = ("_link", "_number")
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link, self._number = link, number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._link.ask("call", self, args, kwargs)
+
+    def __iter__(self) -> Any:
+        return self._link.ask("iterate", self)
+
+    def __next__(self) -> Any:
+        for item in self._link.ask("next", self):
+            return item
+        raise StopIteration
+
+
+class Handle(Remote):
+    """An object of the program. It equals nothing else and has no truth value: only the program could answer.
+
+    By its attributes' names a program would choose what the suite takes for a method of plain data.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if other is self or other is None:
+            return other is self
+        raise self._link.fail("only the program could say what its object equals")
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise self._link.fail("only the program could say whether its object is true")
 
 
 class Link:
     """Sends requests, and answers those of the other process while it waits.
 
-    operations: what the other process may ask for. refer: kind and content of an object of this process that is not
-    plain data. resolve: the object of a kind and content. lost: makes the exception that ends this process's requests,
-    from a reason. shared: containers that both processes hold, None if a message has copies. follows: share what the
-    letter of a message says.
-
-    A message is a letter for what is shared (- nothing, n containers from now on, s as before), then an operation and
-    its operands. The operations `value` and `raised` are answers.
+    A message is the name of an operation and its operands. The operations `value` and `raised` are answers.
+    judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
+    current test fails, whatever it catches, else "".
     """
 
-    def __init__(
-        self,
-        pipes: tuple[int, int],
-        refer: Any,
-        resolve: Any,
-        lost: Callable[[str], BaseException],
-        follows: bool = False,
-    ) -> None:
-        self._follows = follows
-        (self.inbox, self.outbox), self._refer, self._resolve, self._lost = pipes, refer, resolve, lost
-        self.operations: dict[str, Callable[..., Any]] = {}
-        self.shared: values.Shared | None = None
-        self.objects: list[Any] = []  # what the other process knows by number
+    def __init__(self, pipes: Sequence[int], judges: bool) -> None:
+        (self.inbox, self.outbox), self._judges = pipes, judges
+        self.operations: dict[str, Callable[..., Any]] = {
+            "call": lambda target, args, kwargs: target(*args, **kwargs),
+            "iterate": iter,
+            "next": _next,
+        }
+        self.gone = self.failed = ""
+        self._objects: list[Any] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
-        self._errors: dict[tuple[str, ...], Any] = {}
+        self._remotes: dict[int, Remote] = {}
+        self._lock = _thread.RLock()  # both sides may have threads
 
-    def number(self, value: Any) -> int:
-        """The number of an object of this process. It has one number only."""
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.objects)
-            self.objects.append(value)
-        return self._numbers[id(value)]
+    def ask(self, *request: Any) -> Any:
+        """The result of an operation in the other process. Raises the exception that it raised there.
 
-    def ask(self, *request: Any) -> tuple[str, Any]:
-        """`value` and the result of an operation in the other process, or `raised` and its exception."""
-        self.send(*request)
-        while True:
-            kind, *operands = self.receive()
-            if kind in ("value", "raised") and len(operands) == 1:
-                return kind, operands[0]
-            self.answer(kind, operands)
+        Raises Abandoned if the process has ended, or for an exception that could end a test's own loops, or its run.
+        """
+        with self._lock:
+            if self.gone:
+                raise Abandoned(self.gone)
+            self._send(*request)
+            while True:
+                kind, *operands = self.receive()
+                if kind in ("value", "raised") and len(operands) == 1:
+                    break
+                self.answer(kind, operands)
+        if kind == "value":
+            return operands[0]
+        error = operands[0]
+        if not isinstance(error, BaseException):
+            raise self._lost("sent an invalid answer")
+        ends = not isinstance(error, Exception | SystemExit) or isinstance(error, StopIteration | StopAsyncIteration)
+        if ends and self._judges:
+            raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
+        raise error
+
+    def fail(self, reason: str) -> Abandoned:
+        """Fails the current test. Returns what to raise."""
+        self.failed = self.failed or reason
+        return Abandoned(reason)
+
+    def _lost(self, what: str) -> Abandoned:
+        self.gone = self.gone or f"the program's process {what}"
+        return Abandoned(self.gone)
 
     def answer(self, kind: str, operands: Any) -> None:
         """Do what the other process asks for."""
         try:
-            self.send("value", self.operations[kind](*operands))
+            self._send("value", self.operations[kind](*operands))
         except Abandoned as error:
-            self._lost(str(error))  # the other process waits for ever
+            self.gone = self.gone or str(error)  # the other process waits for ever
             raise
         except BaseException as error:  # whatever was raised is the answer
-            self.send("raised", error)
+            self._send("raised", error)
 
-    def send(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         """Raises NotAValue for what cannot be sent."""
-        mode = b"-" if self.shared is None else b"s" if self.shared.objects else b"n"
         limit = sys.getrecursionlimit()  # the program's own
         sys.setrecursionlimit(max(limit, 20_000))  # for what is nested deeply
         try:
-            data = mode + values.encode(message, self.refer, self.shared)
+            data = values.encode(message, self._refer)
         finally:
             sys.setrecursionlimit(limit)
         try:
             values.send(self.outbox, data)
         except BrokenPipeError:
-            raise self._lost("the program's process ended before it answered") from None
+            raise self._lost("ended before it answered") from None
 
     def receive(self) -> tuple[Any, ...]:
         """The next message."""
         data = values.receive(self.inbox)
         if data is None:
-            raise self._lost("the program's process ended before it answered")
-        if self._follows and data[:1] != b"s":
-            self.shared = values.Shared() if data[:1] == b"n" else None
+            raise self._lost("ended before it answered")
         try:
-            found = values.decode(data[1:], self.resolve, self.shared)
+            found = values.decode(data, self._resolve)
         except values.BadBytes as error:
-            raise self._lost(f"the program's process sent an invalid answer: {error}") from None
+            raise self._lost(f"sent an invalid answer: {error}") from None
         if type(found) is not tuple or not found or type(found[0]) is not str:
-            raise self._lost("the program's process sent an invalid answer")
+            raise self._lost("sent an invalid answer")
         return found
 
-    def refer(self, value: Any) -> tuple[str, Any] | None:
+    def _refer(self, value: Any) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
         if isinstance(value, BaseException):
             return "error", taken_apart(value)
-        found: tuple[str, Any] | None = self._refer(value)
-        return found
+        if isinstance(value, Remote):
+            return "yours", value._number
+        if id(value) not in self._numbers:  # an object has one number only
+            self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return "mine", self._numbers[id(value)]
 
-    def resolve(self, kind: str, content: Any) -> Any:
+    def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
         if kind == "error":
-            return rebuilt(self._errors, *content)
-        return self.objects[content] if kind == "yours" else self._resolve(kind, content)
+            return rebuilt(*content)
+        if kind == "yours":
+            return self._objects[content]
+        if kind != "mine" or type(content) is not int:
+            raise ValueError(f"unknown kind {kind!r}")
+        return self._remotes.setdefault(content, (Handle if self._judges else Remote)(self, content))
 
 
-# Exceptions
+def _next(iterator: Any) -> tuple[Any, ...]:
+    for item in iterator:
+        return (item,)
+    return ()
 
 
-def taken_apart(error: BaseException) -> tuple[Any, ...]:
-    """Module and name of the exception's classes, to the first built-in one, then its arguments and text."""
+def taken_apart(error: BaseException) -> tuple[str, Any]:
+    """Name of the exception's first built-in class, and its arguments, or its text if they are not plain data."""
     kind: Any = type(error)
-    names = [f"{found.__module__}:{found.__name__}" for found in kind.__mro__ if issubclass(found, BaseException)]
-    names = names[: [name.startswith("builtins:") for name in names].index(True) + 1]
+    name = next(found.__name__ for found in kind.__mro__ if found.__module__ == "builtins")
     text = ""
     try:
         text = f"{error}"[:300]
         arguments = error.__reduce__()[1] if kind.__module__ == "builtins" else error.args
         values.encode(arguments)
     except BaseException:  # code of the program, or arguments that are not plain data
-        return tuple(names), None, text
-    return tuple(names), arguments, text
+        return name, (text,)
+    return name, arguments
 
 
-def _error_class(made: dict[tuple[str, ...], Any], names: tuple[str, ...]) -> Any:
-    """The class of these names: one of Python, of the suite or of a library, else a new one. Raises ValueError."""
-    if not names:
-        raise ValueError("an exception without a class")
-    module, _, name = names[0].partition(":")
-    found = getattr(sys.modules.get(module), name, None)
-    if isinstance(found, type) and issubclass(found, BaseException) and module.partition(".")[0] in _ERROR_MODULES:
-        return found
-    if names not in made:
-        made[names] = type(name, (_error_class(made, names[1:]),), {"__str__": _text, "__module__": module})
-    return made[names]
-
-
-def rebuilt(made: dict[tuple[str, ...], Any], names: Any, arguments: Any, text: str) -> BaseException:
-    """The exception. A class of a library is not initialized, because its constructor may do anything."""
-    kind = _error_class(made, tuple(names))
+def rebuilt(name: str, arguments: Any) -> BaseException:
+    """The exception of a built-in class, which ends or skips no test. Raises ValueError for any other."""
+    kind = getattr(builtins, name)
+    if not isinstance(kind, type) or not issubclass(kind, BaseException):
+        raise ValueError(f"{name} is not an exception")
     if issubclass(kind, BaseExceptionGroup):
-        return Exception(text)  # what is in it is not sent
-    arguments = (text,) if arguments is None else tuple(arguments)
-    if kind.__module__ == "builtins":
-        return kind(*arguments)
-    error: BaseException = kind.__new__(kind, *arguments)
-    error.args = arguments
-    vars(error)["_text"] = str(text)
+        return Exception("a group of exceptions")
+    error: BaseException = kind(*arguments)
     return error
 
 
-def _text(error: Any) -> str:
-    return str(vars(error).get("_text", BaseException.__str__(error)))
+def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
+    """In the program's process: load the program and answer requests until the judge closes the pipe."""
+    module = types.ModuleType("program")
+    link = Link((inbox, outbox), judges=False)
+
+    def load(source: str) -> None:
+        sys.modules[module.__name__] = module
+        exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
+
+    def define(name: str) -> Any:
+        """The function that the program defines by this name."""
+        if not hasattr(module, name):
+            raise NameError(f"name {name!r} is not defined")
+        if not callable(found := getattr(module, name)):
+            raise TypeError(f"{name!r} is not callable")
+        return found
+
+    link.operations |= {"load": load, "define": define}
+    try:
+        while True:
+            kind, *operands = link.receive()
+            link.answer(kind, operands)
+    except Abandoned:  # the judge has ended
+        return

@@ -17,8 +17,8 @@ _PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
 _ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
-def install(space: dict[str, Any], refuse: Callable[[str], None]) -> None:
-    """Define the functions in the suite's module. refuse: fails the test."""
+def install(space: dict[str, Any], fail: Callable[[str], BaseException]) -> None:
+    """Define the functions in the suite's module. fail: fails the test, and gives what to raise."""
 
     def operate(name: str, left: Any, right: Any) -> Any:
         """The operator's result, unless an empty array meets something of another shape."""
@@ -26,7 +26,7 @@ def install(space: dict[str, Any], refuse: Callable[[str], None]) -> None:
         if not plain and any(type(side).__module__.partition(".")[0] in _ARRAYS for side in (left, right)):
             a, b = _shape(left), _shape(right)
             if a != b and 0 in (*(a or ()), *(b or ())):
-                refuse(f"an empty array meets an array of another shape: {a} and {b}")
+                raise fail(f"an empty array meets an array of another shape: {a} and {b}")
         return getattr(operator, name)(left, right)
 
     def comparison(compare: Any, side: str) -> Any:
@@ -40,7 +40,7 @@ def install(space: dict[str, Any], refuse: Callable[[str], None]) -> None:
             if len(operands) == 2 and "numpy" in sys.modules:
                 a, b = map(_shape, reversed(operands) if side == "second" else operands)
                 if a is not None and b is not None and a != b and not _covers(a, b, bool(side)):
-                    refuse(f"shapes differ: {a} and {b}")
+                    raise fail(f"shapes differ: {a} and {b}")
             return compare(*args, **kwargs)
 
         return checked
