@@ -4,8 +4,6 @@ A process keeps memory after a case (the allocator's, and what libraries set up 
 process would reuse it, which changes its peak by a few per cent.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor

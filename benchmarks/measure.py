@@ -1,7 +1,5 @@
 """Time and memory of benchmark cases, and the file that holds them."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -1,7 +1,5 @@
 """The rows of the benchmark `rollout`: the plain loop, each technique in turn, approximations, forms of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

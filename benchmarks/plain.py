@@ -3,8 +3,6 @@
 Benchmarks and tests compare the engine with it. Two of the engine's techniques can be switched on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -4,8 +4,6 @@ at every position. Nothing is stored.
 Benchmarks and tests compare the engine with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

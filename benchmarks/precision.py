@@ -1,7 +1,5 @@
 """Benchmark `precision`: the error of logits, loss and gradients for each precision of products with the head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args

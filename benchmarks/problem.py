@@ -1,7 +1,5 @@
 """What `python -m benchmarks rollout` samples: a model, its prompts, and how completions are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

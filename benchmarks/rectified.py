@@ -1,7 +1,5 @@
 """The rectified cross-entropy of LFPO: the two implicit policies pi+ and pi- and their losses."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

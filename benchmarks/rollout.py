@@ -1,7 +1,5 @@
 """Benchmark `rollout`: the plain sampling loop, each exact technique added in turn, and the approximations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Benchmark `sandbox`: verdicts a second on programs that do almost no work, on each rung this machine has."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -1,7 +1,5 @@
 """The forwards that a policy really runs, with their padding."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

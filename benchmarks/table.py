@@ -1,7 +1,5 @@
 """The benchmarks' tables, as Markdown: rows in groups, each with the group's name as the head of its first column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Benchmark `update`: time and memory of the loss, of training iterations and of padding, beside the plain form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

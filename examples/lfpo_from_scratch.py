@@ -9,8 +9,6 @@ models, several GPUs and completions of any length.
 Letters of shapes: R rollouts, P prompt tokens, C completion tokens, V tokens of the vocabulary, T targets of the loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import math

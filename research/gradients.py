@@ -13,8 +13,6 @@ the square of its mean. undetermined: share of the sum of |2 r - 1| w (1 - p(y))
 own logit, that stands on targets with p_old(y) below 1/2 (LFPO and DTM).
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from typing import Any

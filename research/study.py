@@ -8,8 +8,6 @@ line of the study's .jsonl file, beside the fingerprint of the code that made it
 settings yield. Refactorings keep the fingerprint; a cell whose code computes other numbers runs again.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import fcntl

@@ -3,8 +3,6 @@
 python -m research.tables research/best-lfpo.yaml --only factorial,dtm
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import statistics

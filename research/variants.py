@@ -1,7 +1,5 @@
 """Objectives of the study that are not part of the package: `objective: {name: research.variants:NAME, ...}`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Everything that a trajectory may hold occurs: prompts that end inside a block, s
 (the clock then jumps), tokens drawn after an EOS in its block, rows that end sooner than others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Fixtures: tiny random checkpoints in each family's real layout, one torch thread, no network."""
 
-from __future__ import annotations
-
 import gc
 import os
 

@@ -5,8 +5,6 @@ run. The arithmetic is the CPU's, so results can be compared. The mark is on a t
 and `.data` share it, and gradients take it from their parameters. Operations inside a backward pass are not checked.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

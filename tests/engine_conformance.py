@@ -6,8 +6,6 @@ my_module:make takes an LFPOConfig (its `model` is FOLDER) and returns the engin
 with 1 if one fails.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """LFPO in which one process fails, once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass

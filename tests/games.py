@@ -1,7 +1,5 @@
 """Environments that tests name by dotted path."""
 
-from __future__ import annotations
-
 import random
 
 

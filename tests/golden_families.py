@@ -6,8 +6,6 @@ logits: `full.*` under full attention, `block.*` block by block, `cached.*` the 
 before it, `double.*` [noised; clean]; `sampler.json`, runs of the published sampler.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A chat endpoint on 127.0.0.1 that answers as it is told to, for tests of the judge."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

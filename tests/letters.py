@@ -1,7 +1,5 @@
 """Rollouts over a vocabulary of three letters, written as text, and a model whose predictions are a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

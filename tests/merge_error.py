@@ -8,8 +8,6 @@ updates) and merged (as in rollouts). Printed: the largest and the root mean squ
 and the mean Kullback-Leibler divergence of a prediction from float32 and between the two, in nats.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -1,7 +1,5 @@
 """Small changes to a program, and what the tests say when they are run as a plain script, without any sandbox."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import multiprocessing

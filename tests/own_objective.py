@@ -1,7 +1,5 @@
 """An objective from outside the package: REINFORCE on the fully masked completion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The golden batch of the peers' own codes: a closed-form model and the trajectory their inputs came from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 These imports take about five CPU seconds in a fresh interpreter; a fork takes a few milliseconds.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing

@@ -6,8 +6,6 @@ ahead: training with one worker at staleness 0, 1 and 2, where rollouts of a bat
 weights: bytes and seconds of handing new weights to a worker, for a random model of 200 M parameters.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

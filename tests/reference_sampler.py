@@ -4,8 +4,6 @@ One row at a time, because the procedures do not handle padding. Confidences are
 engine, so that ties are broken alike; the mask token is never drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

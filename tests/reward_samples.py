@@ -1,7 +1,5 @@
 """Reward functions that tests name by dotted path."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -4,8 +4,6 @@ Most of a job's time goes into starting its processes. So all programs that leav
 job: `load(i)` runs program i in the module that the judge asks, and the tests after it call that program.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import re

@@ -1,7 +1,5 @@
 """What several tests of training set up: an optimiser step's parts with differing policies, and a short run on rows."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -15,8 +15,6 @@ gathers the layers' matrices in float32 and in bfloat16; without the head, which
 every forward (`rollout_gather`).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

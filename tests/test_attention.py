@@ -1,7 +1,5 @@
 """Attention over packed rows, against the same rows padded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

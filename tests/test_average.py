@@ -1,7 +1,5 @@
 """The average of the weights that is evaluated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m benchmarks` on small models, the plain loop it measures against, and its measuring instruments."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

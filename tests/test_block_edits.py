@@ -1,7 +1,5 @@
 """Token editing (LLaDA2.1): what is recorded, states rebuilt from it, and training on edited rollouts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

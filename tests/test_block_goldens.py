@@ -1,7 +1,5 @@
 """Sampler runs of the published codes, token for token and step for step (tests/golden_families.py)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

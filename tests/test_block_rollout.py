@@ -1,7 +1,5 @@
 """Rollouts of models that attend block by block: stored blocks change nothing, and what is stored is computed once."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Supervised training of models that attend block by block."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training of a model that attends block by block, from rollouts to the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

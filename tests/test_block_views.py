@@ -1,7 +1,5 @@
 """Views of rollouts of block-diffusion models: one forward replays a step of every block, as the sampler saw it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The cached samplers: equal to no cache where that is exact, else to a reference that computes what a cache holds."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Callbacks with transformers' interface, and what they may ask for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A child process that hangs, dies, exceeds its memory or is interrupted; reward functions in a child process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The command line as a user meets it: what works, and every mistake as one line and exit code 2."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Code rewards: what runs outside the sandbox takes linear time; names from solutions; rows that are not judged."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

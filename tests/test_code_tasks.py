@@ -1,7 +1,5 @@
 """Code tasks: rows, prompts, solutions and their mutants, samples for other scorers, errors in the input."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Training on code prompts with the sandbox as reward: random text, hostile programs, and nothing left afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Collectives of tensors over two and three ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

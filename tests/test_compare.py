@@ -1,7 +1,5 @@
 """`lfpo compare`: finished cells are not run twice; endpoints, table and statistics as computed by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal

@@ -1,7 +1,5 @@
 """A data set of one's own: from the hub's library or a file, with columns renamed, rows mapped, and epochs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

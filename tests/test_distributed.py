@@ -1,7 +1,5 @@
 """Training in two and three ranks over gloo gives the same run as one process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """What README and docs tell people to type works: every command is configured, and run at smoke size, in the order of
 the page. What takes long even so is marked `long`: `make test-long`."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What README and docs/scaling.md say of the memory and hours of large runs is what `lfpo plan` prints for them."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

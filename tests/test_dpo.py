@@ -1,7 +1,5 @@
 """Preference training: rows, pairs, the trainer, its command."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens, confidences and scores drawn from logits that were written by hand, and the memory that drawing takes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The fault drill notices when something is lost. tests/test_docs.py runs every group of faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

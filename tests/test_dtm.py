@@ -1,7 +1,5 @@
 """Discrete Tilt Matching: loss by hand on three letters, its minimiser, its states, and the fused mixture loss."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """d-TreeRPO, the objective and the engine in examples/objectives: trees, losses by hand, a run."""
 
-from __future__ import annotations
-
 import math
 from math import log
 from pathlib import Path

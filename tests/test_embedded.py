@@ -1,7 +1,5 @@
 """The embedded base model as it is shipped."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shipped block-diffusion model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines: units of work, what an engine must give, and Ray workers that sample what the local engine samples."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

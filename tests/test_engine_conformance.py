@@ -1,7 +1,5 @@
 """The checks of an engine's adapter pass for the local engine and fail for engines that do not say the truth."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

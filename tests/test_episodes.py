@@ -1,7 +1,5 @@
 """Rollouts of several turns with an environment: rows, views, baselines, ranks, resumed runs, wrong environments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

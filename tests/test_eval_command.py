@@ -1,7 +1,5 @@
 """`lfpo eval`: several tasks, killed and continued, one process or two, and what it leaves on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Evaluation during training, in two processes: each grades its share, and the numbers are those of one."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers as they are finished: every one once, before the last, and the same as in the whole trajectory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

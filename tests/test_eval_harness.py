@@ -1,7 +1,5 @@
 """lm-evaluation-harness, really run offline on local files, against `lfpo eval` and likelihood bounds."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

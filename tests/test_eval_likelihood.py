@@ -1,7 +1,5 @@
 """Likelihood bounds against brute force over all masks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shell scripts in examples/: the Slurm job under a stand-in for Slurm, the day on a GPU with a tiny model."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Mixtures of experts: products, precision, adapters, split weights, measures, and what they cost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

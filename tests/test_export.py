@@ -1,7 +1,5 @@
 """`lfpo export` and `lfpo push`: exported weights in a process that cannot import lfpo, and a stand-in for the hub."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

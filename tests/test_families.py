@@ -1,7 +1,5 @@
 """Checkpoints in the published layouts of block-diffusion models and mixtures of experts."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

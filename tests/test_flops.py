@@ -1,7 +1,5 @@
 """Model FLOPs against a count of what the rollout and the update really compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA on a 4-bit base: what is quantised, training, resuming, export."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

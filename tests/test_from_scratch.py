@@ -1,8 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 """The one-page example computes what the trainer computes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights split over ranks: losses, gradients, steps and rollouts are those of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

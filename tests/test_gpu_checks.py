@@ -1,7 +1,5 @@
 """The small form of `make test-gpu`: each check passes here, and results are kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Products with the head in each precision: values, gradients, and what the key stands for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """The rules on a run's metrics, on histories made by hand, and what a run does about them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which rank is silent, which is behind, and which prints the reason. The test counts the seconds: nothing waits."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

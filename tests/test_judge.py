@@ -1,7 +1,5 @@
 """The judge against an endpoint that misbehaves, in ten ways and a few more; what it reads, asks, keeps and counts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

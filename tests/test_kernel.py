@@ -1,7 +1,5 @@
 """The Triton kernel of the rectified loss, in its interpreter on a CPU, against the loss from logits in float64."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """examples/kuberay.yaml against the fields of KubeRay's RayJob, version v1, and against itself."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The LFPO loss: goldens, hand-computed values, and the statements of the method's documentation as tests."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The graders of mathematics on a table of pairs, and on random right and wrong answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Graders of reasoning answers: correct ones in many spellings, wrong ones that look similar, hostile text."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What losses report: values worked out by hand, and that they add up over passes and cost no forward."""
 
-from __future__ import annotations
-
 from math import log
 from pathlib import Path
 from typing import Any

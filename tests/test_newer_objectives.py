@@ -1,7 +1,5 @@
 """The objectives after SPG's generation: losses by hand on three letters, what they draw, and defects not kept."""
 
-from __future__ import annotations
-
 import math
 from math import log
 from pathlib import Path

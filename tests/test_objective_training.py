@@ -1,7 +1,5 @@
 """Training with every objective: gradients of split batches, whole runs on one rank and two, one from outside."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Which states each objective asks about: what is masked, how often, what is scored, and that a draw belongs to its
 rollout. Rates are held to six standard deviations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The objectives: losses and advantages worked out by hand on three letters, and knobs."""
 
-from __future__ import annotations
-
 import math
 from math import log
 from pathlib import Path

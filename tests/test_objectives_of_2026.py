@@ -1,7 +1,5 @@
 """SLIM-RL, EBPO and Mask-Aware policy gradients: losses by hand on three letters, and what they draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

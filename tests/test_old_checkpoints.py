@@ -5,8 +5,6 @@ metrics of all three iterations, and the checkpoint of the second (random weight
 started from is not kept; a resumed run takes from that folder only what the checkpoint's own model has too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

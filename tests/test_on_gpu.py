@@ -1,7 +1,5 @@
 """GPU code paths on a CUDA stand-in: no operation mixes devices, and the results are the CPU's."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

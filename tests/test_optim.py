@@ -1,7 +1,5 @@
 """Optimisers with small moments: against the plain one, through checkpoints, and where they cannot work."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

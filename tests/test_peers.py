@@ -1,7 +1,5 @@
 """Parity with the peers' own public codes: their losses and gradients, given the inputs they noised."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Offloaded layers, and weights cast for rollouts, give the same numbers."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans against torch's allocator, against numbers by hand, and through the command line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """Checkpoints with the published key names, vocabularies and special tokens, but two narrow layers: the 8B path."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

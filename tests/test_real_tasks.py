@@ -1,7 +1,5 @@
 """Tasks from data sets: loading, prompts, correct and wrong answers, errors in the input, training end to end."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Tasks of reasoning-gym, where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import time

@@ -1,7 +1,5 @@
 """Shipped recipes: their names, the table of `lfpo recipes`, and what may be changed over them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

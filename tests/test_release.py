@@ -1,7 +1,5 @@
 """Version, changelog, citation and tag say the same."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

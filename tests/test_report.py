@@ -1,7 +1,5 @@
 """The data of a report's page: values by hand, and text that must stay text."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The page in a real browser: it draws, plays, sorts, fits a phone, and keeps out what a model wrote."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

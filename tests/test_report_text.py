@@ -1,7 +1,5 @@
 """Reports without a browser: text, figures, and the steps of a sample."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`lfpo watch`: requests to a running server, and a page that follows a run."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """The study in research/: its cells, its problems, and one tiny cell from end to end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

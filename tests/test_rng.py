@@ -1,7 +1,5 @@
 """The counter-based random numbers against plain integers, and against numbers published for SplitMix64."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

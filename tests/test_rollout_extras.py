@@ -1,7 +1,5 @@
 """What a rollout gives on request: whole predictions of intermediate steps, and branches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

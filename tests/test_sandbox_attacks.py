@@ -1,8 +1,6 @@
 """Programs that cheat or do harm score 0, harmless variants of them and honest programs 1, on every rung of this
 machine, as this user and as another one. The programs are in sandbox_cases.py."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Values between processes: types and references survive, and forged pickles are an error that runs nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """dllm's Qwen3 checkpoints and iLLaDA: random weights in the published layouts, but two narrow layers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

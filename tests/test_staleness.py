@@ -1,7 +1,5 @@
 """Rollouts that are sampled ahead: which weights sample them, resumed runs, ranks, bad input."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """MDPO, whose signal has a number for each of several states: losses by hand, states, checks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT: a checkpoint of everything finished, an exit code that says so, a resume that shows no seam."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

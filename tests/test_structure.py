@@ -1,7 +1,5 @@
 """Attention structures: masks against a rule written out by hand, states against passes over one block alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Terms of a reward on length, and weights by column, against values computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from lfpo.base.errors import UserError

@@ -1,7 +1,5 @@
 """Trackers get the numbers of metrics.jsonl. Real trackers where they are installed, without network."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

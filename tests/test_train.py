@@ -1,7 +1,5 @@
 """The trainer end to end on a tiny model: learning, metrics, records, resume."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Checkpoints are sparse files of zeros with a few layers, which take neither disk nor time to write.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

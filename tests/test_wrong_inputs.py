@@ -1,8 +1,6 @@
 """Every mistake is one sentence with exit code 2, leaves nothing behind, and is found without torch where torch is not
 needed to see it."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import importlib

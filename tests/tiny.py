@@ -2,8 +2,6 @@
 forward pass in plain torch that reads the checkpoint's own keys.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

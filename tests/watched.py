@@ -1,7 +1,5 @@
 """The states that a rollout's forwards saw."""
 
-from __future__ import annotations
-
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 
 

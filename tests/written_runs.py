@@ -1,7 +1,5 @@
 """Run folders written by hand, with the completions and metrics that a test needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """lfpo: reinforcement learning with verifiable rewards for masked diffusion language models."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base.version import VERSION as __version__

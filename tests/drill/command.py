@@ -1,7 +1,5 @@
 """`make drill ARGS="--key value ..."`: faults in real training runs, and a table of which were survived."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints damaged on disk, and disks that are full or become read-only during a run."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

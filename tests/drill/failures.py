@@ -1,7 +1,5 @@
 """Numbers that are not finite, reward functions that fail, machines that allow little, and files that carry code."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -5,8 +5,6 @@ this module's own reward functions and task, and the gradient is reached through
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import itertools

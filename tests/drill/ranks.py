@@ -1,7 +1,5 @@
 """Runs of two ranks, of which one is killed, stopped, hangs or loses the network: the other must end and name it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The head of a Ray cluster that is killed during a run, and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Runs that are killed or stopped, then resumed: the end must equal that of an uninterrupted run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The device itself, and float32 results on it against the CPU's."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

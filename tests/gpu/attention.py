@@ -1,7 +1,5 @@
 """Attention: the kernel that each case runs, what a new shape costs, and rows without padding."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The checks by name, most valuable first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

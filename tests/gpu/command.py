@@ -1,7 +1,5 @@
 """`python -m gpu`: run the checks in processes of their own, keep their results, print the table."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Training under torchrun with FSDP on one rank, against the same run without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

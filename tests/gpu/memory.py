@@ -1,7 +1,5 @@
 """Peak memory of training iterations against `lfpo plan`."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Speed of rollouts at the size of an 8B model, and how often they wait for the device."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile

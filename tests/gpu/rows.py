@@ -1,7 +1,5 @@
 """A check's results: one row for each thing it measured."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

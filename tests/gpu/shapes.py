@@ -1,7 +1,5 @@
 """A model of LLaDA's layout that a CPU runs in moments, for the checks' small form."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

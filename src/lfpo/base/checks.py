@@ -1,7 +1,5 @@
 """Checks of configuration values; each error is one sentence. NaN fails all of them."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any

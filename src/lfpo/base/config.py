@@ -4,8 +4,6 @@ Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key.
 not checked here (an objective checks its own knobs).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import types

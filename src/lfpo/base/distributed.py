@@ -3,8 +3,6 @@
 Without torchrun there is one rank, and every function works the same.
 """
 
-from __future__ import annotations
-
 import atexit
 import math
 import os

@@ -1,7 +1,5 @@
 """Package versions and hardware, saved with every result because numbers depend on them."""
 
-from __future__ import annotations
-
 import os
 import platform
 

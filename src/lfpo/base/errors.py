@@ -1,7 +1,5 @@
 """The exceptions that a user, not a programmer, is meant to read."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Small files: JSON with errors that name the file, and atomic writes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator

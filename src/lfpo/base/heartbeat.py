@@ -5,8 +5,6 @@ does not name the missing rank, and it notices a stopped process, a dead machine
 timeout. So each rank writes a beat to the store twice a second, from a thread, and reads the beats of all ranks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Wall time of a piece of code, and the matrix speed of a device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Fills a command's dataclass from its arguments, [CONFIG] --key value ..., and prints its help."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Names to objects: an entry of a plain dict, or a dotted path `package.module:attribute` outside the package."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where a run stands within an iteration: the phase, and how much of it is done."""
 
-from __future__ import annotations
-
 import time
 
 

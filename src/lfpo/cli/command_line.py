@@ -1,7 +1,5 @@
 """`lfpo COMMAND`: usage, exit codes and messages. The commands are in `commands.py`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`lfpo demo`: train the embedded model with LFPO in a few minutes and print results before and after."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from lfpo.report import write_report

@@ -1,7 +1,5 @@
 """`lfpo doctor`: show the versions and devices of this machine and check that the package works."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

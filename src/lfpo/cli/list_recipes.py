@@ -1,7 +1,5 @@
 """`lfpo recipes`: the shipped recipes in tables."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lfpo sample`: denoise one prompt; print the completion, on request every step, and the verdict of a task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The configurations of `lfpo sample` and `demo`, which are checked before torch is loaded."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One cell of a comparison, in a process of its own: train or resume, evaluate, then write result.json."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """`lfpo compare`: runs the grid, then writes the table (Markdown, JSON), the figure and a page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

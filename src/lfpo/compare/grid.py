@@ -1,7 +1,5 @@
 """Runs the cells of a comparison, each in a process of its own. A cell with a result never runs again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The configuration of `lfpo compare` and the cells of its grid."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ problems) and forwards a completion (nfe). Scores are lists over tasks of lists 
 of Agarwal et al. (arXiv 2108.13264, "rliable").
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The table of a comparison, and the curves of its figure, from the results of its cells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Accuracy with its interval, and pass@k, from verdicts on one model's completions."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

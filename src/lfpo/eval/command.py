@@ -1,7 +1,5 @@
 """`lfpo eval`: one model and one protocol on any number of tasks; prints a table and writes one JSON file a task."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Means over problems or training seeds, with 95 % intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Samples completions of problems and grades them: in memory for training and comparisons, or for `lfpo eval`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

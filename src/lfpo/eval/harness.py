@@ -6,8 +6,6 @@ Prompts and metrics are the harness's; decoding and its noise are those of `lfpo
 model and takes its share of the requests.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ blocks before it (arXiv 2503.09573). One doubled forward masks tokens of every b
 of the prompt. Tokens of the last block past the answer's end are masked and not scored, as the sampler shows them.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The configuration of `lfpo eval`, and named protocols."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal

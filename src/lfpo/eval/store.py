@@ -4,8 +4,6 @@ RESULT.partial-N.jsonl exists while rank N is at work: the settings in the first
 replaced by RESULT.json, RESULT.completions.jsonl and, for code tasks, RESULT.samples.jsonl.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

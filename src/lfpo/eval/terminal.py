@@ -1,7 +1,5 @@
 """What an evaluation prints: its progress, and its results as a table, or as lines in a narrow terminal."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

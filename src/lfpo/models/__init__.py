@@ -1,7 +1,5 @@
 """Models: one loader for a local folder or a hub id, over transformers' own classes, without remote code."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -4,8 +4,6 @@ peft wraps a linear layer once, and the experts of a layer once for each paramet
 the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

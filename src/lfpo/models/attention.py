@@ -5,8 +5,6 @@ rotates in float32 (`rope_full_precision`). Here the rotary module returns float
 float32, and the attention function casts them to the value's dtype before the dot products.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The transformers model inside a MaskedDiffusionLM: how it is built, and what checkpoints hold beside weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

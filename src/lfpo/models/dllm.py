@@ -4,8 +4,6 @@ Logits at position i predict token i, although the models grew from an autoregre
 Known from dllm's code (its A2DQwen3 class, loader and samplers) and the published names; no checkpoint was seen here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lfpo.models.sdar import SDAR

@@ -4,8 +4,6 @@ Checkpoint keys already have Qwen2's names. The published tokenizer class is rem
 which transformers' own Qwen2 tokenizer reads.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Qwen2Config

@@ -4,8 +4,6 @@ Routers compute in float32, so that autocast does not change which experts are c
 the other layers: products of each expert's tokens with its matrix, in one call, and with the factors of its adapter.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -6,8 +6,6 @@ where the logits at position i predict token i + 1; and `block_length` where the
 the caller gives the mask.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

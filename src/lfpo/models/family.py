@@ -1,7 +1,5 @@
 """What differs between model families, as data: configuration, key names, logit shift, special tokens."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The matrices of the transformer layers take 0.52 bytes a weight; a forward dequa
 `compute_dtype`. Embeddings, head, norms and biases are not quantised.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Products with the head: logits from hidden states, and their gradients, in a stated precision. And its weights,
 where they are split over ranks."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -6,8 +6,6 @@ That class rounds cos and sin of the rotary embedding to the model's dtype; here
 `lfpo.models.attention`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import LlamaConfig

@@ -1,8 +1,6 @@
 """Keys and values kept between forwards: for the approximate samplers `cache: prefix` and `cache: dual`, and for models
 that attend block by block, where they are exact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Shapes of published models: their config.json, for plans and for models with random weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _SDAR: dict[str, Any] = {

@@ -4,8 +4,6 @@ Logits equal those of the published modelling code exactly: in float32, and in b
 float32 (`rope_full_precision`), as in `lfpo.models.attention`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import LlamaConfig

@@ -6,8 +6,6 @@ combines their outputs by the scores without it; the bias is a buffer, which tra
 neither the mask token nor EOS: the tokenizer does.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Glm4MoeConfig

@@ -5,8 +5,6 @@ clipped projections, a shared expert and a bias of the experts, which Qwen3Moe d
 none of them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Qwen3MoeConfig

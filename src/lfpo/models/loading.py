@@ -3,8 +3,6 @@
 Nothing is unpickled, and no code from a checkpoint is run.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ averages is not the average of products: with ema_decay above 0, theta_old is cl
 equal to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Only the layers move. Embeddings and head stay on the device, because the loss reads the head directly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator

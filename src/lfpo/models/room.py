@@ -1,7 +1,5 @@
 """Whether a checkpoint's weights fit into memory or onto a disk, asked before they are loaded or written."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

@@ -6,8 +6,6 @@ The published RMSNorm multiplies by its weight before it rounds, Qwen3's afterwa
 bfloat16.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

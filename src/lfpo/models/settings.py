@@ -1,7 +1,5 @@
 """Settings of models, checked before torch is loaded: their names, and LoRA adapters (lfpo.models.lora)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A rule is a function of token numbers (`sees`). The dense mask and FlexAttention
 function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A tensor split by FSDP is gathered on its own, for the rank that writes its file
 (one file, or several shard files with an index), so other tools and any number of ranks can read them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -4,8 +4,6 @@ One list of pieces serves loading, saving and export: a tensor may hold the rows
 the matrices of many tensors.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

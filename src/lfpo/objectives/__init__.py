@@ -1,7 +1,5 @@
 """Objectives: one file an algorithm. A new one is a new file and a line in OBJECTIVES, or a dotted path."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

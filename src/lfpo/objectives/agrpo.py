@@ -1,7 +1,5 @@
 """AGRPO (arXiv 2510.04019): policy gradient on replayed denoising steps, a few sampled for each rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

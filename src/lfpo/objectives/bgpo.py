@@ -1,7 +1,5 @@
 """BGPO (arXiv 2510.11683, as in DARE): PPO linear in the Monte Carlo draws of the ELBO, so that each is a pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """CJ-GRPO (arXiv 2509.23924): GRPO along the sampler's trajectory, every step replayed and of equal weight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

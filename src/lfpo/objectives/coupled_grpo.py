@@ -1,7 +1,5 @@
 """coupled-GRPO (DiffuCoder, arXiv 2506.20639): GRPO with complementary masks, so that every token is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

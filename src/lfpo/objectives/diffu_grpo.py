@@ -1,7 +1,5 @@
 """diffu-GRPO (d1, arXiv 2504.12216): GRPO on one-step likelihoods of the fully masked completion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

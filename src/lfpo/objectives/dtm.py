@@ -1,7 +1,5 @@
 """DTM: Discrete Tilt Matching (arXiv 2604.18739): match the posterior that a small step of reward tilting asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

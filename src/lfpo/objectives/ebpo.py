@@ -1,7 +1,5 @@
 """EBPO (LLaDA2.1's report, arXiv 2602.08676, as in DARE): PPO on whole completions, with ELBOs of all their blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """EGSPO (arXiv 2603.12554): PPO at each rollout's most uncertain denoising steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """ESPO (arXiv 2512.03759): PPO on whole completions, with the ELBO as their log-likelihood."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """GDPO (arXiv 2510.08554): PPO on whole completions, their ELBO by Gauss-Legendre quadrature over mask ratios."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

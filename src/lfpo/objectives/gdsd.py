@@ -1,7 +1,5 @@
 """GDSD and GDSD-TLC (arXiv 2605.29398): the change of a completion's score is regressed on its advantage."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """JustGRPO ("The Flexibility Trap", arXiv 2601.15165): GRPO on completions sampled strictly from left to right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

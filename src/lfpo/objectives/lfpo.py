@@ -1,7 +1,5 @@
 """LFPO: Likelihood-Free Policy Optimization (arXiv 2603.01563, section 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

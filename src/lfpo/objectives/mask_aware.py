@@ -1,7 +1,5 @@
 """Mask-Aware Policy Gradients (arXiv 2607.15200): PPO on tokens, and on the choice of their positions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Random masks of completions, drawn for each rollout by itself: subsets of drawn sizes, and partly masked blocks; and
 the views of given masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy

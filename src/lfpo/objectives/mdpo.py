@@ -1,7 +1,5 @@
 """MDPO (arXiv 2508.13148): PPO on whole predictions of intermediate steps, each with a reward of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """What a loss reports beside its value: sums and counts, so that they add up over passes and ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What objectives need of rollouts, checked against the sampler before anything is sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The pieces that policy-gradient objectives share: PPO's clipped loss, and estimates of KL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Predictions of the policies at the targets of one pass, each computed when an objective asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

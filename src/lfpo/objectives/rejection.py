@@ -1,7 +1,5 @@
 """Rejection fine-tuning: the standard masked loss on rollouts that were right, the control for every RL claim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

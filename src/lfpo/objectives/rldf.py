@@ -1,7 +1,5 @@
 """RLDF ("Drift", arXiv 2605.25638): replayed states, mostly uncertain ones, scored where the model is sure."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

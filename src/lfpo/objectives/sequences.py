@@ -1,7 +1,5 @@
 """Sums over whole completions: what sequence-level losses take of the views that form one unit."""
 
-from __future__ import annotations
-
 import torch
 
 from lfpo.objectives.views import Views

@@ -1,7 +1,5 @@
 """SLIM-RL (arXiv 2607.00208): PPO on random masks of levels at quadrature nodes, with one ratio a masked completion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

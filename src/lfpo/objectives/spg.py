@@ -1,7 +1,5 @@
 """SPG, Sandwiched Policy Gradient (arXiv 2510.09541): a lower bound for good rollouts, an upper one for bad ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """StableDRL (arXiv 2603.06743): SPG's bounds with self-normalised importance weights, capped from above."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

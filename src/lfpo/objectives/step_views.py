@@ -1,7 +1,5 @@
 """States at single steps of the sampler, and views of them for objectives that score what a step wrote."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

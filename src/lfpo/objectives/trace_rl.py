@@ -1,7 +1,5 @@
 """TraceRL (dLLM-RL, arXiv 2509.06949): PPO along the sampler's own trace, several steps to a state."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """UniGRPO (MMaDA, arXiv 2505.15809): GRPO on randomly masked completions, the mask ratio rising over the passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """VRPO (LLaDA 1.5, arXiv 2505.19223; the code is DARE's): DPO with the ELBO as a completion's log-likelihood."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

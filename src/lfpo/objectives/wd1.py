@@ -1,7 +1,5 @@
 """wd1 (arXiv 2507.08838): weighted log-likelihood, without ratios, from exponentiated advantages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

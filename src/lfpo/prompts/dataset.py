@@ -1,7 +1,5 @@
 """Rows of one's own data set: from a JSONL file, the hub or Python, with columns renamed and rows mapped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

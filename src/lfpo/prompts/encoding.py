@@ -1,7 +1,5 @@
 """Encodes prompts as token ids and decodes completions to text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

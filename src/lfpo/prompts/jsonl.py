@@ -1,7 +1,5 @@
 """Reads rows from JSONL files, also gzipped ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Preference pairs: TRL's `prompt, chosen, rejected` rows of a file, or right and flawed demonstrations of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small byte-level BPE tokenizer for models trained from scratch, with LLaDA's special tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

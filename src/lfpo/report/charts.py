@@ -1,7 +1,5 @@
 """The charts of training metrics, as a table, and the looks of lines. The page, `--text` and `--figures` read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart; STYLES change when the colours repeat.

@@ -1,7 +1,5 @@
 """`lfpo report`: writes the page of a run or a comparison, or prints its text, or writes its figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lfpo.base.errors import UserError, nearest

@@ -1,7 +1,5 @@
 """Which completions a page carries: those of the first and last evaluation, and a sample of the rollouts' groups."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypeVar

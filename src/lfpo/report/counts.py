@@ -1,7 +1,5 @@
 """Counts over many completions: reveal maps, and histograms of rewards."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

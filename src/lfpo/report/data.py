@@ -1,7 +1,5 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict

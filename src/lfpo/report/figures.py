@@ -1,7 +1,5 @@
 """Figures of a run or a comparison for a paper, as SVG and PDF: `lfpo report FOLDER --figures`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

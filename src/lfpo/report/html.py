@@ -1,7 +1,5 @@
 """`report.html`: the page of a run or a comparison, one file without external resources."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

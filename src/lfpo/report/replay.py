@@ -1,7 +1,5 @@
 """One completion as the player and the table show it: its tokens, reveal steps, Sudoku grid or syntax colours."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

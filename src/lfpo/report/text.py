@@ -1,7 +1,5 @@
 """A run or a comparison as text, for a terminal or a log file: `lfpo report FOLDER --text`."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

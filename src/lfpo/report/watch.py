@@ -1,7 +1,5 @@
 """`lfpo watch`: serves a run's page, which polls for new data. It only reads the run's folder."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import secrets

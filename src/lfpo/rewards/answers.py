@@ -1,7 +1,5 @@
 """Extracts the marked answer of a completion: its last `<answer>` tag, `\\boxed{}` or `#### ` line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TAIL_CHARS = 20_000  # only the end of a completion is searched, which bounds the time for a huge one

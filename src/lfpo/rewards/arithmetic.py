@@ -1,7 +1,5 @@
 """Evaluates model-written arithmetic from its syntax tree, with limits on length, exponents and values; no `eval`."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

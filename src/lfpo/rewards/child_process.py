@@ -4,8 +4,6 @@ For code that cannot be interrupted or limited within this process: computer alg
 that evaluate it, reward functions that leak memory. The child starts at the first request and restarts after a kill.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import contextlib

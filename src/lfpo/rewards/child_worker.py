@@ -4,8 +4,6 @@ For each call it reads the pickled arguments, a JSON line of base64, and writes 
 UserError) or `error` (any other exception).
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import ctypes

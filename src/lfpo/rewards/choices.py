@@ -1,7 +1,5 @@
 """Multiple choice: the marked answer must be one letter."""
 
-from __future__ import annotations
-
 import re
 
 from lfpo.rewards.answers import marked_answer

@@ -1,7 +1,5 @@
 """Rewards for model-written Python: whether it parses, and the share of its tests that it passes in the sandbox."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

@@ -1,7 +1,5 @@
 """Countdown: an expression with + - * / that uses every given number exactly once and equals the target."""
 
-from __future__ import annotations
-
 import ast
 
 from lfpo.rewards.answers import marked_answer

@@ -1,7 +1,5 @@
 """`each`: a reward function of a batch, from a function that grades one completion."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -4,8 +4,6 @@ All are 1 or 0 except d1's (arXiv 2504.12216), and are scaled by `reward_weights
 by regular expressions, so the time is linear in the length of the completion.
 """
 
-from __future__ import annotations
-
 from lfpo.rewards.answers import last_boxed, marked_answer
 from lfpo.rewards.each import each
 from lfpo.rewards.numbers import to_number

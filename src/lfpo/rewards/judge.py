@@ -1,7 +1,5 @@
 """A model as judge: a reward function that asks a chat model behind any OpenAI-compatible endpoint for scores."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import importlib.util

@@ -3,8 +3,6 @@
 Callers bound the length of the text: some functions take quadratic time.
 """
 
-from __future__ import annotations
-
 import re
 
 from lfpo.rewards.answers import closing_brace

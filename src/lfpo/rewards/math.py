@@ -4,8 +4,6 @@ An answer is a name with a value (`x = 5`). Values are taken apart into lists, t
 elements are compared exactly as numbers, then by their spelling, then by math-verify, if it is installed.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

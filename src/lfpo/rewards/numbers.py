@@ -1,7 +1,5 @@
 """Parses numbers as people write them: `1,234.50`, `$18`, `50%`, `3/4`, `\\frac{3}{4}`, `0.\\overline{3}`, `1.2e3`."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

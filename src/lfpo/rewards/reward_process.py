@@ -1,7 +1,5 @@
 """`in_child`: a reward function that runs in a child process with limits on time and memory."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """Grades 4x4 Sudoku grids, written as 16 digits in reading order with 0 for an empty cell."""
 
-from __future__ import annotations
-
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.each import each
 

@@ -6,8 +6,6 @@ child. Text is parsed by latex2sympy's grammar; math-verify's parser for plain e
 `parse_expr` evaluates its input as Python.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The syntax tree of Python source that may be anything. Nothing is run."""
 
-from __future__ import annotations
-
 import ast
 import threading
 import warnings

@@ -1,8 +1,6 @@
 """Ready terms of a reward: penalties on length, and a weight for each row. A length is the number of tokens up to and
 including the first end-of-sequence token."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from typing import Any

@@ -4,8 +4,6 @@ A word that changes the value (`13 doubled`, `13 dozen`) must not be a unit. Wor
 measure or a plural noun (`13 red apples`) and no word of the closed classes below.
 """
 
-from __future__ import annotations
-
 import re
 
 from lfpo.rewards.latex import TEXT, plain_latex

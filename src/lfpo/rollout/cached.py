@@ -1,8 +1,6 @@
 """Forwards of windows against stored keys and values: the approximate caches of Fast-dLLM, and the exact one of models
 that attend block by block."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

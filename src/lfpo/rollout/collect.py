@@ -1,7 +1,5 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank keeps its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Sequence

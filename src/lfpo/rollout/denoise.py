@@ -6,8 +6,6 @@ leave, and waiting prompts take their places. Noise is a pure function of a row'
 depend on the other rows of its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokens drawn from hidden states, a bounded number of positions at a time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

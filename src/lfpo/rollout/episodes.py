@@ -4,8 +4,6 @@ Each turn is a row of the trajectory. Its prompt is the conversation so far, its
 and its reward that of the whole episode. So objectives and views need not know of turns.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The forwards of a rollout: hidden states of each row's active block, from whole rows."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import torch

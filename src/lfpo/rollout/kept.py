@@ -1,7 +1,5 @@
 """Whole predictions kept at chosen steps of a rollout: what the completion would be if it ended there."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How the rows of a forward are put together: how many at once, in which pieces, padded to which shapes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Rollouts that are sampled before the iteration that learns from them (`engine.max_staleness`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rollouts as JSON data, one object a completion: rollouts/step-N.jsonl and the completions of an evaluation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """Schedules, how many positions each step of a block reveals, and what they tell of the rows in flight without asking
 the device, which would wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The model card beside saved weights: what they are, how they were made, held-out results, how to use them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a trainer gets from the run that it is part of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

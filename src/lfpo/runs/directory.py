@@ -1,7 +1,5 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

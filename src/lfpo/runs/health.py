@@ -4,8 +4,6 @@ A rule looks at all metrics so far and returns a sentence while it holds. `Healt
 begins to hold, and again only after it has ceased to.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

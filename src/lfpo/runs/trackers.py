@@ -1,7 +1,5 @@
 """Sends metrics to TensorBoard, Weights & Biases or trackio (`report_to`), through accelerate's trackers."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

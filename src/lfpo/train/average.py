@@ -1,7 +1,5 @@
 """An exponential moving average of the trained weights, for evaluation and export."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

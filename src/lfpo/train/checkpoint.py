@@ -7,8 +7,6 @@ called `step-N` is complete. All ranks must see the same file system: each write
 whole tensors, so any number of ranks can read them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Preference training, `lfpo dpo`: each step draws pairs and masks and follows the gradient of VRPO's loss."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

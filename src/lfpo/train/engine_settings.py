@@ -1,7 +1,5 @@
 """The settings of the engine that samples rollouts. Settings are checked before torch is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lfpo.base.checks import at_least_one, not_negative, time_limits

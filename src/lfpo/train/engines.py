@@ -1,7 +1,5 @@
 """The engine of a trainer, made from its settings, and the queue of what it samples ahead."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """`lfpo export`: the model of a run, or its LoRA adapter, as a folder that other tools load."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The configurations of `lfpo export` and `lfpo push`, which are checked before torch is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

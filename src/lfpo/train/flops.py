@@ -1,7 +1,5 @@
 """Model FLOPs: the arithmetic that a method needs. Padding and recomputation are not counted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a training command checks before torch is loaded, which takes seconds: files, tasks, reward functions, trackers,
 the folder. Keys and values are checked by the configuration itself."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ block of 256 numbers shares a float32 scale (arXiv 2110.02861).
 Functions raise UserError where bitsandbytes is missing or cannot serve.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

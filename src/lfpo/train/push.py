@@ -1,7 +1,5 @@
 """`lfpo push` and `push_to_hub`: the model of a run on the hub, with its card, recipe, metrics and report."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

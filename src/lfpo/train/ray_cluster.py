@@ -1,7 +1,5 @@
 """The Ray cluster that workers run in: joined or begun, checked, and watched."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

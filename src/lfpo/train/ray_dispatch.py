@@ -1,7 +1,5 @@
 """Hands units of work to Ray workers, one at a time each, in threads of rank 0 beside training."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

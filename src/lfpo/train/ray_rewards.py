@@ -1,7 +1,5 @@
 """Reward functions called by Ray tasks, on cores of the whole cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

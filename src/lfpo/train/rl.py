@@ -1,7 +1,5 @@
 """The RL trainer: what Algorithm 1 works on (lfpo.train.algorithm), and what a run of it asks for (lfpo.train.run)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

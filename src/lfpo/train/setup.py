@@ -1,7 +1,5 @@
 """What a trainer is made of, from its configuration: policies, prompts, rewards, samplers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

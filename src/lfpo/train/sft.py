@@ -8,8 +8,6 @@ its own noised tokens and the clean blocks before it, all blocks in one forward.
 of the block with their first EOS, which is where rollouts end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

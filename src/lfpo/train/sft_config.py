@@ -1,7 +1,5 @@
 """The configuration of `lfpo sft`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 

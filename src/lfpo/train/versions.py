@@ -1,7 +1,5 @@
 """Earlier versions of theta_old, for losses that compare with the policy that sampled (`old_policy: sampler`)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path

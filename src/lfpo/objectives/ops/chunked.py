@@ -1,7 +1,5 @@
 """Any function of logits, a bounded number of positions at a time, in the backward pass too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

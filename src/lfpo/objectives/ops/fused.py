@@ -1,7 +1,5 @@
 """LFPO's loss and its gradient straight from hidden states: the logits of all positions never exist together."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import warnings

@@ -3,8 +3,6 @@
 Imported only where Triton is installed (`lfpo.objectives.ops.fused.kernel_on`).
 """
 
-from __future__ import annotations
-
 import subprocess
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tasks, one file each. To add one, add a file and a line below, or give a dotted path on the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lfpo.base.errors import UserError

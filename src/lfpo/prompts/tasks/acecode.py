@@ -4,8 +4,6 @@ The questions name the function; the tests are hidden. It has no test split: the
 Suites without training rows (HumanEval, BigCodeBench) train on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lfpo.prompts.tasks.code_task import code_row

@@ -7,8 +7,6 @@ The tests patch modules and inspect data frames and figures, so they run in the 
 library that is not installed are reported and do not count in the accuracy.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Two-way choice: which of two numbers is larger (or smaller), answered with A or B."""
 
-from __future__ import annotations
-
 import random
 
 from lfpo.prompts.tasks.task import Row, Task

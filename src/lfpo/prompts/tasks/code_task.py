@@ -1,7 +1,5 @@
 """Shared code of the code tasks: a problem with hidden tests, and one fenced block with a program as the answer."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The verifier also accepts *, but no problem needs it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

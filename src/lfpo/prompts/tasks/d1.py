@@ -8,8 +8,6 @@ complete grids, and d1's 500 test puzzles use 229 of them, so a split by puzzle 
 solution is in the test split are left out (SPG itself splits by solution).
 """
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Code from examples: write a Python expression in x that matches three shown values and is tested on hidden ones."""
 
-from __future__ import annotations
-
 import ast
 import random
 from collections.abc import Sequence

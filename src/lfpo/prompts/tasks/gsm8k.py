@@ -1,7 +1,5 @@
 """GSM8K (Cobbe et al., arXiv 2110.14168; MIT): grade-school word problems whose answers are numbers."""
 
-from __future__ import annotations
-
 import re
 
 from lfpo.prompts.tasks.data_task import DataTask

@@ -4,8 +4,6 @@ HumanEval+ (Liu et al., arXiv 2305.01210; Apache-2.0) has about 80 times as many
 the LFPO paper does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from lfpo.prompts.tasks import acecode

@@ -4,8 +4,6 @@ The task `math` tests on the full test split, `math500` on MATH-500 (Lightman et
 problems.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from lfpo.prompts.tasks.data_task import DataTask

@@ -7,8 +7,6 @@ MBPP+ (Liu et al., arXiv 2305.01210; Apache-2.0) has 378 corrected problems with
 on MBPP's training rows, except those that are also in its own test split.
 """
 
-from __future__ import annotations
-
 import ast
 
 from lfpo.prompts.tasks.code_task import CodeTask, code_row

@@ -1,7 +1,5 @@
 """Multiple choice: lettered options, and one letter as the answer. HellaSwag, WinoGrande, PIQA and GPQA."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

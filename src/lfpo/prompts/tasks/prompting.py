@@ -1,7 +1,5 @@
 """The prompt and answer format of the benchmarks, the same in training and evaluation."""
 
-from __future__ import annotations
-
 INSTRUCTION = """{role}
 Respond in the following format:
 <reasoning>

@@ -4,8 +4,6 @@ Problem i of a task is item i of its generator with seed 0. Some graders evaluat
 child process with a limit on CPU time. An answer that exceeds it, or makes the grader raise, is wrong.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import random

@@ -1,7 +1,5 @@
 """Reads the records of data sets, from local files (JSONL, JSON, CSV, Parquet) or the Hugging Face hub."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

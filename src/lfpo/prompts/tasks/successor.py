@@ -5,8 +5,6 @@ takes four tokens; there is one task for each length.
 at every length, a base model that learns both is right equally often, and only the number of other tokens grows.
 """
 
-from __future__ import annotations
-
 import random
 import string
 

@@ -4,8 +4,6 @@ A blank is shown as the letter of its cell, A to P in reading order. The letter 
 model without absolute positions would otherwise have to compute.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -1,7 +1,5 @@
 """`Task`: generated problems with a strict verifier, for reward and evaluation, and demonstrations for SFT."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

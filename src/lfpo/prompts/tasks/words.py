@@ -1,7 +1,5 @@
 """Word problems of one to three steps. The completion shows the steps and ends with `#### n`, as in GSM8K."""
 
-from __future__ import annotations
-
 import random
 
 from lfpo.prompts.tasks.task import Row, Task

@@ -1,7 +1,5 @@
 """Rewrites a suite's comparisons, so that an empty or smaller array cannot pass by numpy's broadcasting (strict.py)."""
 
-from __future__ import annotations
-
 import ast
 
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}

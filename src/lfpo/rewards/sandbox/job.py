@@ -1,7 +1,5 @@
 """The sandbox's input and output: Job, Limits and Verdict."""
 
-from __future__ import annotations
-
 import ast
 import marshal
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rungs: the kinds of confinement. Starts and stops a confined process on each, and deletes what it left."""
 
-from __future__ import annotations
-
 import compileall
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 A job with `together` has one process. All processes are killed when the verdict is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

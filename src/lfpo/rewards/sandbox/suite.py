@@ -4,8 +4,6 @@ The suite may take its entry point, and the functions that the job names. Every 
 a suite that lacks one is not judged.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

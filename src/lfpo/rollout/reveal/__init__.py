@@ -1,8 +1,6 @@
 """Reveal rules: which positions a denoising step reveals. A new rule is a function and a line in REVEAL_RULES, or a
 dotted path."""
 
-from __future__ import annotations
-
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step

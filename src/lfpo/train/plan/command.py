@@ -1,7 +1,5 @@
 """`lfpo plan`: memory of a recipe on each GPU, and the ways to run it that fit, with command, hours and cost."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Memory of one GPU in each phase of a run, and FLOPs of an iteration, from a recipe and a model's config.json."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model without its weights: its config.json, its numbers of parameters, and the memory of a pass through it."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The configuration of `lfpo plan`. Does not import torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 

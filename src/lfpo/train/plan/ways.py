@@ -1,7 +1,5 @@
 """The ways to run a recipe that fit the GPUs, as it stands or with changes, and what a whole run takes in each."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace

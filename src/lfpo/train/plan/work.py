@@ -1,7 +1,5 @@
 """What one iteration of a recipe computes: the sampler's forwards, the objective's views, targets and policies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
