@@ -371,7 +371,7 @@ def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hu
         hub_model_id="me/thing",
     )
     monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
-    with pytest.raises(UserError, match=r"me/thing: the hub refused or could not be reached .*HF_TOKEN"):
+    with pytest.raises(UserError, match=r"me/thing: the hub at http.* refused or could not be reached .*HF_TOKEN"):
         LFPOTrainer(args=args).train()
     assert not (tmp_path / "run").exists()  # before any training
     monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_good"))

@@ -36,7 +36,7 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not valid JSON ({error})") from error
+            raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
         check_row(row, where, required)
         rows.append(row)
     if not rows:
@@ -51,7 +51,8 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
     for column in required:
         value = row.get(column)
         if value is None:
-            raise UserError(f"{where}: column {column!r} is missing (found: {', '.join(map(str, row)) or 'none'})")
+            problem = "null" if column in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
+            raise UserError(f"{where}: column {column!r} is {problem}")
         if column == "prompt" and isinstance(value, list):
             if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
                 raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -87,6 +88,12 @@ class Run:
                 rows.append(json.loads(line))
         return rows
 
+    def write_config(self, config: Any) -> None:
+        """Write the configuration that the run goes on with."""
+        if not self.silent:
+            with writing(self.dir / "config.yaml", RESUME):
+                replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
+
     def truncate_metrics(self, step: int) -> None:
         """Drop metrics and notes after `step`: they are about to be computed again."""
         for file in (self.metrics_file, self.notes_file):
@@ -116,6 +123,7 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
         if not marker.exists():
             if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
                 raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+            _check_parent(path)
             return
         if not resume:
             raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
@@ -133,6 +141,12 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
                 f"`lfpo {kind} {marker} --resume`"
             )
     _check_defaults(path, before.get("objective", {}), now.get("objective", {}))
+
+
+def _check_parent(path: Path) -> None:
+    """Raise NotADirectoryError where a file stands in the way of a new folder."""
+    if (parent := next(p for p in path.absolute().parents if p.exists())) and not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{os.path.relpath(parent)} is a file")
 
 
 def _check_defaults(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -162,7 +176,7 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
 
     A folder that holds a run is opened only with `resume`, for the same kind of run, and with the same KEPT keys. Other
-    keys may have changed (more steps, for example); the new configuration is written.
+    keys may have changed (more steps, for example); `write_config` writes them once the checkpoint is loaded.
     """
     check_folder(path, config, resume=resume, kind=kind)
     path = path.expanduser()
@@ -173,7 +187,8 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         known = read_json(path / "run.json") if (path / "run.json").exists() else {}
         info["id"] = known.get("id") or uuid.uuid4().hex[:12]  # the run's id in trackers, kept over a resume
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
-        replace_file(path / "config.yaml", yaml_text(to_dict(config)))
+        if not (path / "config.yaml").exists():
+            replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     except OSError as error:
         raise _no_folder(path, error) from error
     return Run(path)

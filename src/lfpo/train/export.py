@@ -22,7 +22,7 @@ from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint
-from lfpo.train.export_config import ExportConfig, Layout
+from lfpo.train.export_config import ExportConfig, Layout, output_folder
 
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
 
@@ -85,15 +85,7 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
 def run_export(config: ExportConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where it
     is taken or cannot be written."""
-    source = find_source(config.run, adapter=config.adapter)
-    if config.output is not None:
-        folder = Path(config.output).expanduser()
-    elif source.run is not None:
-        folder = source.run.dir / ("adapter" if config.adapter else f"model-{config.layout}")
-    else:
-        raise UserError(f"lfpo export: {config.run} is no run, so say where to write: --output FOLDER")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; remove it, or give another --output")
+    source, folder = find_source(config.run, adapter=config.adapter), output_folder(config)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

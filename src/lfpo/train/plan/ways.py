@@ -154,7 +154,8 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
     """
     keys = merge(given, changes)
     if recipe is None:
-        keys = {"output_dir": "runs/mine"} | keys
+        prompts = {} if keys.keys() & {"task", "data_file", "dataset_name"} else {"task": "TASK"}
+        keys = {"output_dir": "runs/mine"} | prompts | keys
     words = ["lfpo", "train", *([recipe] if recipe else [])]
     for key, value in _flat(keys):
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
