@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, nearest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
 
 def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[dict[str, Any]]:
@@ -58,6 +60,8 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
                 raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")
             if not all(isinstance(m[part], str) for m in value for part in ("role", "content")):
                 raise UserError(f"{where}: 'role' and 'content' of a message must be text")
+            for role in {m["role"] for m in value}.difference(ROLES):
+                raise UserError(f"{where}: role {role!r} of a message is not known{nearest(role, ROLES)}")
         elif not isinstance(value, str):
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():

@@ -110,9 +110,9 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"{path}: could not be written ({error.strerror or error}){advice}") from error
 
 
-# Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file
-# only the name counts, so that data can be moved.
-KEPT = ("task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
+# Keys that a resumed run must not change: a checkpoint goes on with the same model, prompts and completion length. Of
+# a file or folder only the name counts, so that it can be moved.
+KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
 
 
 def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
@@ -169,7 +169,7 @@ def _value_of(values: dict[str, Any], key: str) -> Any:
     value: Any = values
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return Path(value).name if value is not None and key == "data_file" else value
+    return Path(value).name if value is not None and key in ("data_file", "model") else value
 
 
 def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
