@@ -117,7 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("pairs.jsonl", "held-out.jsonl"):
         (tmp_path / name).write_text(pair + "\n")
     (tmp_path / "my_rewards.py").write_text(
-        "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n\nshort = ends_with\n"
+        "def ends_with(prompts, completions, **columns):\n    return [1.0] * len(prompts)\n\nshort = sums = ends_with\n"
     )
     page = (ROOT / "docs" / "own-reward-and-data.md").read_text(encoding="utf-8")
     game = re.search(r"^```python\n(# my_game.py\n.*?)^```", page, re.DOTALL | re.MULTILINE)

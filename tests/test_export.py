@@ -235,6 +235,15 @@ def test_file_modes_follow_the_umask(tmp_path: Path):
     }
 
 
+def test_a_damaged_model_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    save_model(load_model("embedded"), tmp_path / "model", load_tokenizer("embedded"))
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "out")]) == 2
+    assert f"{file}: corrupt or truncated safetensors file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,7 +251,10 @@ def test_file_modes_follow_the_umask(tmp_path: Path):
         (["RUN", "--adapter", "true"], "RUN: the run has neither a trained model nor a checkpoint yet"),
         (["embedded"], "embedded is no run, so say where to write: --output FOLDER"),
         (["embedded", "--output", "RUN"], "RUN: exists already; remove it, or give another --output"),
-        (["embedded", "--adapter", "true"], "embedded: holds no run; --adapter needs the folder of a run with lora"),
+        (
+            ["embedded", "--adapter", "true", "--output", "x"],
+            "embedded: holds no run; --adapter needs the folder of a run with lora",
+        ),
         (["none", "--output", "x"], "model 'none': no such folder"),
         ([], "key 'run' is missing"),
     ],
@@ -369,7 +381,7 @@ def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hu
         hub_model_id="me/thing",
     )
     monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
-    with pytest.raises(UserError, match=r"me/thing: the hub refused or could not be reached .*HF_TOKEN"):
+    with pytest.raises(UserError, match=r"me/thing: the hub at http.* refused or could not be reached .*HF_TOKEN"):
         LFPOTrainer(args=args).train()
     assert not (tmp_path / "run").exists()  # before any training
     monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_good"))

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +88,15 @@ def test_a_run_that_has_no_metrics_yet_is_asked_again(tmp_path: Path):
         status, headers, body = get(server, "/")
         assert (status, headers["Refresh"]) == (503, "2")
         assert "no metrics.jsonl" in body
+
+
+def test_a_browser_that_closes_its_connection_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with served(write_run(tmp_path / "run", ["text"])) as server:
+        asked = socket.create_connection(("127.0.0.1", server.server_address[1]))
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asked.close()  # at once, so that the server's read fails
+        assert get(server, "/")[0] == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):

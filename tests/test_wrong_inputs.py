@@ -31,7 +31,7 @@ COMMANDS = {
     "plan nope": "no such file; `lfpo recipes` lists",
     "train nothing.yaml": "'nothing.yaml': no such file",
     "train llada-8b-gms8k": "did you mean 'llada-8b-gsm8k'",
-    "train broken.yaml": "broken.yaml: not readable as YAML",
+    "train broken.yaml": "broken.yaml:2: not readable as YAML (expected",
     "train twice.yaml": "key 'max_steps' is given twice",
     "train list.yaml": "expected `key: value` lines, found list",
     "train loop.yaml": "includes itself",
@@ -120,6 +120,25 @@ COMMANDS = {
     "plan sudoku --update_token 3": "unknown key 'update_token'; did you mean 'update_tokens'",
     "train paper/llada-8b-gms8k": "did you mean 'paper/llada-8b-gsm8k'",
     "train algorithm/spg": "did you mean 'algorithms/spg'",
+    "train embedded-pretrain": "this recipe is for `lfpo sft`",
+    "plan compare": "this recipe is for `lfpo compare`",
+    "dpo sudoku": "this recipe is for `lfpo train`",
+    "train old --resume": "config 'old': a folder; the configuration of its run is old/config.yaml",
+    "train sudoku --output_dir rows.jsonl/x": "the run folder could not be made (rows.jsonl is a file)",
+    "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
+    "train sudoku --nothing_like_it 1": "unknown key 'nothing_like_it'; `lfpo train --help` lists the keys",
+    "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",
+    "train sudoku --sampler null": "sampler: expected key: value pairs, found None",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs syntax.ok": "SyntaxError: invalid syntax (syntax.py:1)",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs leaves.ok": "cannot be imported: SystemExit: 4 (leaves.py:2)",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs lacks.ok": "No module named 'no_such_package' (lacks.py:1)",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.waits": "'rw.waits': is asynchronous; give a plain function",
+    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --map_row rw.five_of": "rows.jsonl:1: map_row returned int",
+    "eval --task gsm8k@train=rows.jsonl,tets=rows.jsonl": "after '@', found 'tets=rows.jsonl'",
+    "export old --output full": "full: exists already; remove it, or give another --output",
+    "push old a,b/c": "'a,b/c' must have the form USER/NAME",
+    "compare compare --output_dir full": "full: exists already and holds no comparison",
+    "report emptied": "emptied: no config.yaml; give a folder written by lfpo train",
 }
 NEED_TORCH = {
     "plan --model llada-9b": "llada-8b",
@@ -167,12 +186,18 @@ def write_files(folder: Path) -> None:
         "uneven.jsonl": row + '{"prompt": "a", "answr": "b"}\n',
         "long.jsonl": long,
         "full/thesis.txt": "precious",
-        "old/config.yaml": "output_dir: old\ntask: sudoku\nsampler: {gen_length: null}\n",
+        "syntax.py": "def ok(:\n",
+        "lacks.py": "import no_such_package\n",
+        "leaves.py": "import sys\nsys.exit(4)\n",
+        "emptied/metrics.jsonl": '{"step": 0}\n',
+        "old/config.yaml": "output_dir: old\nmodel: embedded\ntask: sudoku\nsampler: {gen_length: null}\n",
         "finished/model/config.json": "{}",
         "old/run.json": '{"kind": "train"}\n',
         "rw.py": (
             "five = 5\n"
             "def ok(prompts, completions, **columns): return [1.0] * len(prompts)\n"
+            "def five_of(row): return 5\n"
+            "async def waits(prompts, completions, **columns): return [1.0] * len(prompts)\n"
             "def short(prompts, completions, **columns): return [1.0]\n"
             "def number(prompts, completions, **columns): return 1.0\n"
             "def nan(prompts, completions, **columns): return [float('nan')] * len(prompts)\n"

@@ -31,6 +31,21 @@ def recipe_names(*, parts: bool = False) -> list[str]:
     return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
 
 
+def command_of(values: dict[str, Any]) -> str:
+    """The command that a shipped recipe is for."""
+    kinds = {"beta": "dpo", "objectives": "compare", "steps": "sft"}
+    return next((kind for key, kind in kinds.items() if key in values), "train")
+
+
+def load_config(path: str, command: str) -> dict[str, Any]:
+    """As `load_yaml`. Raises UserError for a shipped recipe that is for another command than `command`."""
+    values = load_yaml(path)
+    kind = command_of(values)
+    if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
+        raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
+    return values
+
+
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping from a file, or from a shipped recipe given by name.
 
@@ -44,7 +59,9 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
     try:
         value = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Loader)
     except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
-        raise UserError(f"{file}: not readable as YAML ({' '.join(str(error).split())})") from error
+        mark = getattr(error, "problem_mark", None)
+        place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
+        raise UserError(f"{file}{place}: not readable as YAML ({' '.join(str(problem).split())})") from error
     if not isinstance(value, dict):
         raise UserError(f"{file}: expected `key: value` lines, found {type(value).__name__}")
     names = value.pop("include", [])
@@ -63,6 +80,8 @@ def _find(path: Path, beside: Path) -> Path:
     for candidate in (beside / path, RECIPES / f"{name}.yaml", RECIPES / f"{short.get(name, name)}.yaml"):
         if candidate.is_file():
             return candidate.resolve()
+    if (beside / path / "config.yaml").is_file():
+        raise UserError(f"config {str(path)!r}: a folder; the configuration of its run is {path / 'config.yaml'}")
     known = [*short, *recipe_names(parts=True)]
     raise UserError(
         f"config {str(path)!r}: no such file{nearest(name, known, '; `lfpo recipes` lists the shipped ones')}"
@@ -188,7 +207,8 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         if why is not None:
             raise UserError(f"{where}: '{given}{'' if given in refused else f': {value}'}' {why}")
         if name not in fields:
-            raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases])}")
+            listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
+            raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases], listed)}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
@@ -268,10 +288,18 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
     return [value]
 
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "key: value pairs"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "key: value pairs",
+    list: "a list",
+}
 
 
 def _wrong(value: Any, hint: Any, where: str) -> UserError:
+    hint = dict if dataclasses.is_dataclass(hint) else typing.get_origin(hint) or hint
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
     return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")

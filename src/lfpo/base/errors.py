@@ -1,6 +1,8 @@
 """The exceptions that a user, not a programmer, is meant to read."""
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 
@@ -23,6 +25,17 @@ class ProcessLost(Exception):
     def __init__(self, message: str, speaks: bool = True):
         super().__init__(message)
         self.speaks = speaks
+
+
+def last_line(error: BaseException) -> str:
+    """The message of an exception of the user's code, with the file and line that raised it."""
+    message = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError):
+        place: tuple[str, int | None] | None = (error.filename or "", error.lineno)
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (frames[-1].filename, frames[-1].lineno) if frames else None
+    return f"{message} ({os.path.basename(place[0])}:{place[1]})" if place else message
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
+from lfpo.base.config import build, load_config, merge, parse_overrides, text_keys
 from lfpo.base.errors import UserError
 
 
@@ -22,7 +22,7 @@ def configure(
         raise SystemExit(0)
     values: dict[str, Any] = {}
     if takes_file and rest and not rest[0].startswith("--"):
-        values, rest = load_yaml(rest[0]), rest[1:]
+        values, rest = load_config(rest[0], command), rest[1:]
     overrides = parse_overrides(rest, text_keys(cls))
     given = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in given.items():

@@ -5,26 +5,33 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.base.errors import UserError, last_line, nearest
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | None = None) -> Any:
     """The object of that name or dotted path.
 
     known: name -> dotted path. kind: the noun in messages. expected: the type the object must have, if any.
-    Raises UserError for an unknown name, a module or attribute that does not exist, and an object of another type.
+    Raises UserError for an unknown name, a module or attribute that does not exist, a module of the user's that
+    cannot be imported, and an object of another type.
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
-        value = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and something that it imports does not
-        put = f"; put {error.name.replace('.', '/')}.py into this folder, or its folder into PYTHONPATH"
+        module = importlib.import_module(module_name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        if name in known:
+            raise
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            raise UserError(f"{kind} {name!r}: {module_name!r} cannot be imported: {last_line(error)}") from error
+        put = f"; put {missing.replace('.', '/')}.py into this folder, or its folder into PYTHONPATH"
         what_to_do = nearest(name, known, put)
-        raise UserError(f"{kind} {name!r}: there is no module {error.name!r}{what_to_do}") from error
-    except AttributeError as error:
-        raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
+        raise UserError(f"{kind} {name!r}: there is no module {missing!r}{what_to_do}") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
+    value = getattr(module, attribute)
     if expected is not None and not isinstance(value, expected):
         raise UserError(f"{kind} {name!r}: expected a {expected.__name__}, found {type(value).__name__}")
     return value

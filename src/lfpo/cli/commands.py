@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
+from lfpo.base.config import build, load_config, merge, parse_overrides, text_keys
 from lfpo.base.errors import UserError
 from lfpo.base.options import configure, describe
 
@@ -120,21 +120,22 @@ def lm_eval(rest: list[str]) -> None:
     import importlib.util
 
     if importlib.util.find_spec("lm_eval") is None:
-        raise UserError("lfpo lm-eval needs lm-evaluation-harness: pip install lm-eval")
+        raise UserError("lfpo lm-eval needs lm-evaluation-harness: pip install 'lfpo[lm-eval]'")
     from lfpo.eval.harness import main as run_harness
 
     run_harness(rest)
 
 
 def compare(rest: list[str]) -> None:
-    from lfpo.compare.settings import CompareConfig, pick_objectives
+    from lfpo.compare.settings import CompareConfig, check_folder, pick_objectives
 
     _help(rest, describe(CompareConfig, "compare", takes_file=True))
-    values, rest = (load_yaml(rest[0]), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
+    values, rest = (load_config(rest[0], "compare"), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
     overrides = parse_overrides(rest, text_keys(CompareConfig))
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
+    check_folder(config)
     from lfpo.compare.command import run_compare
 
     run_compare(config)
@@ -154,10 +155,11 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.train.export_config import ExportConfig
+    from lfpo.train.export_config import ExportConfig, output_folder
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
     check_source(config.run)
+    output_folder(config)
     from lfpo.train.export import run_export
 
     run_export(config)
@@ -199,7 +201,7 @@ def plan(rest: list[str]) -> None:
     _help(rest, describe(PlanConfig, "plan", takes_file=True))
     recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
     given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
-    config, args = configure(load_yaml(recipe) if recipe else {}, given)
+    config, args = configure(load_config(recipe, "train") if recipe else {}, given)
     from lfpo.train.plan.command import run_plan
 
     run_plan(config, args, recipe=recipe, given=given)

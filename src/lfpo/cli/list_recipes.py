@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lfpo.base.config import RECIPES, load_yaml, recipe_names
+from lfpo.base.config import RECIPES, command_of, load_yaml, recipe_names
 
 TITLES = {
     "train": "lfpo train NAME: the embedded model, on a CPU",
@@ -46,10 +46,8 @@ def wrapped(text: str, width: int, indent: str) -> str:
 
 def kind_of(name: str) -> str:
     """The key of TITLES that a recipe belongs to. Recipes in a folder are for GPUs."""
-    values = load_yaml(name)
-    if "beta" in values:
-        return "dpo"
-    return "compare" if "objectives" in values else "sft" if "steps" in values else "gpu" if "/" in name else "train"
+    kind = command_of(load_yaml(name))
+    return "gpu" if kind == "train" and "/" in name else kind
 
 
 def row(name: str) -> tuple[str, str, str, str]:

@@ -84,6 +84,13 @@ class CompareConfig:
             raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
 
 
+def check_folder(config: CompareConfig) -> None:
+    """Raise UserError for a folder that holds something else than a comparison."""
+    path = Path(config.output_dir)
+    if path.exists() and not (path / "cells").is_dir() and (path.is_file() or any(path.iterdir())):
+        raise UserError(f"{path}: exists already and holds no comparison; give another output_dir")
+
+
 def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
     """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
 

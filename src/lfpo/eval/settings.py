@@ -74,7 +74,7 @@ class EvalConfig:
         names: list[str] = []
         # A comma also separates the files of one task: gsm8k@train=A,test=B.
         for part in self.task.split(","):
-            if names and "@" in names[-1] and part.partition("=")[0] in ("train", "test"):
+            if names and "@" in names[-1] and "=" in part:
                 names[-1] += f",{part}"
             else:
                 names += TASKS if part == "all" else GROUPS.get(part, [part] if part else [])

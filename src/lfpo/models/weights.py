@@ -138,7 +138,7 @@ def weight_files(source: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def reading(file: Path) -> Iterator[None]:
     """Raises UserError where a safetensors file cannot be opened or read in the block."""
     try:
         yield
@@ -157,7 +157,7 @@ def _reader(files: dict[str, Path]) -> Iterator[Read]:
 
         def read(key: str, rows: slice) -> torch.Tensor:
             file = files[key]
-            with _reading(file):
+            with reading(file):
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(file, framework="pt"))
                 return opened[file].get_slice(key)[rows]
@@ -173,7 +173,7 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
     files: dict[str, Path] = {}
     shapes: dict[str, list[int]] = {}
     for file in weight_files(source):
-        with _reading(file), safe_open(file, framework="pt") as opened:
+        with reading(file), safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118
                 files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     if backbone.config.tie_word_embeddings:

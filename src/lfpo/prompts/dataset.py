@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, last_line
 from lfpo.base.plugins import resolve
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
-from lfpo.rewards.scoring import last_line
 
 
 class Settings(Protocol):
@@ -76,5 +75,7 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Any) -> Row:
             row = prepare(row)
         except Exception as error:  # user code may raise anything
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
+        if not isinstance(row, Mapping):
+            raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
     check_row(row, record.where)
     return row

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, nearest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
 
 def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[dict[str, Any]]:
@@ -34,7 +36,7 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not valid JSON ({error})") from error
+            raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
         check_row(row, where, required)
         rows.append(row)
     if not rows:
@@ -49,12 +51,15 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
     for column in required:
         value = row.get(column)
         if value is None:
-            raise UserError(f"{where}: column {column!r} is missing (found: {', '.join(map(str, row)) or 'none'})")
+            problem = "null" if column in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
+            raise UserError(f"{where}: column {column!r} is {problem}")
         if column == "prompt" and isinstance(value, list):
             if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
                 raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")
             if not all(isinstance(m[part], str) for m in value for part in ("role", "content")):
                 raise UserError(f"{where}: 'role' and 'content' of a message must be text")
+            for role in {m["role"] for m in value}.difference(ROLES):
+                raise UserError(f"{where}: role {role!r} of a message is not known{nearest(role, ROLES)}")
         elif not isinstance(value, str):
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():

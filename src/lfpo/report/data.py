@@ -36,8 +36,9 @@ def comparison_data(folder: Path) -> dict[str, Any]:
 def run_data(run: Run) -> dict[str, Any]:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
     metrics = run.read_metrics()
-    if not metrics:
-        raise UserError(f"{run.dir}: no metrics.jsonl with at least one line; give a folder written by lfpo train")
+    if not metrics or not (run.dir / "config.yaml").exists():
+        missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
+        raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
     info = read_json(run.dir / "run.json")
     if info.get("kind") != "train":
         raise UserError(f"{run.dir}: holds a run of `lfpo {info.get('kind')}`; a report needs one of lfpo train")

@@ -3,6 +3,7 @@
 import hmac
 import ipaddress
 import secrets
+import sys
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +59,11 @@ class Server(ThreadingHTTPServer):
     token: str | None
     address: str
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing for a browser that has closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def make_server(config: WatchConfig) -> Server:
     """A server bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port."""
@@ -71,7 +77,7 @@ def make_server(config: WatchConfig) -> Server:
     except OSError as error:
         raise UserError(
             f"lfpo watch: could not listen at {config.host} port {config.port} ({error.strerror or error}); "
-            "give another --port, or 0 for a free one"
+            "give another --host or --port (0: a free one)"
         ) from error
     server.run = run
     server.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)

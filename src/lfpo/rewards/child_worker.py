@@ -15,8 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from lfpo.base.errors import UserError
-from lfpo.rewards.scoring import last_line
+from lfpo.base.errors import UserError, last_line
 
 PR_SET_PDEATHSIG = 1
 

@@ -215,7 +215,8 @@ class Judge:
         if reasons:
             most = Counter(reasons).most_common(1)[0][0]
             if len(reasons) == judged:
-                raise RewardFailed(f"none of {judged} completions got a score: {most}")
+                where = f" from {self.base_url}" if self.base_url else ""
+                raise RewardFailed(f"none of {judged} completions got a score{where}: {most}")
             if not self.warned:
                 logger.warning("%s: %d of %d completions got no score: %s", self.name, len(reasons), judged, most)
         self.warned = bool(reasons)

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.errors import ProcessLost, UserError
+from lfpo.base.errors import ProcessLost, UserError, last_line
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -178,13 +177,6 @@ def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, A
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {k: v for k, v in arguments.items() if k in parameters}
-
-
-def last_line(error: BaseException) -> str:
-    """The exception's message, with the file and line that raised it."""
-    message = traceback.format_exception_only(error)[-1].strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{message} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else message
 
 
 def checked(values: Any, name: str, expected: int) -> list[float | None]:

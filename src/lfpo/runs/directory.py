@@ -1,6 +1,7 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -85,6 +86,12 @@ class Run:
                 rows.append(json.loads(line))
         return rows
 
+    def write_config(self, config: Any) -> None:
+        """Write the configuration that the run goes on with."""
+        if not self.silent:
+            with writing(self.dir / "config.yaml", RESUME):
+                replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
+
     def truncate_metrics(self, step: int) -> None:
         """Drop metrics and notes after `step`: they are about to be computed again."""
         for file in (self.metrics_file, self.notes_file):
@@ -92,9 +99,9 @@ class Run:
                 self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
 
 
-# Keys that a resumed run must not change: a checkpoint goes on with the same prompts and completion length. Of a file
-# only the name counts, so that data can be moved.
-KEPT = ("task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
+# Keys that a resumed run must not change: a checkpoint goes on with the same model, prompts and completion length. Of
+# a file or folder only the name counts, so that it can be moved.
+KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
 
 
 def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
@@ -105,6 +112,7 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
         if not marker.exists():
             if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
                 raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+            _check_parent(path)
             return
         if not resume:
             raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
@@ -122,6 +130,12 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
                 f"`lfpo {kind} {marker} --resume`"
             )
     _check_defaults(path, before.get("objective", {}), now.get("objective", {}))
+
+
+def _check_parent(path: Path) -> None:
+    """Raise NotADirectoryError where a file stands in the way of a new folder."""
+    if (parent := next(p for p in path.absolute().parents if p.exists())) and not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{os.path.relpath(parent)} is a file")
 
 
 def _check_defaults(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -144,14 +158,14 @@ def _value_of(values: dict[str, Any], key: str) -> Any:
     value: Any = values
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return Path(value).name if value is not None and key == "data_file" else value
+    return Path(value).name if value is not None and key in ("data_file", "model") else value
 
 
 def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
 
     A folder that holds a run is opened only with `resume`, for the same kind of run, and with the same KEPT keys. Other
-    keys may have changed (more steps, for example); the new configuration is written.
+    keys may have changed (more steps, for example); `write_config` writes them once the checkpoint is loaded.
     """
     check_folder(path, config, resume=resume, kind=kind)
     path = path.expanduser()
@@ -162,7 +176,8 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         known = read_json(path / "run.json") if (path / "run.json").exists() else {}
         info["id"] = known.get("id") or uuid.uuid4().hex[:12]  # the run's id in trackers, kept over a resume
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
-        replace_file(path / "config.yaml", yaml_text(to_dict(config)))
+        if not (path / "config.yaml").exists():
+            replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     except OSError as error:
         raise _no_folder(path, error) from error
     return Run(path)

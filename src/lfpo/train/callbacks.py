@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
-from lfpo.rewards.scoring import last_line
+from lfpo.base.errors import UserError, last_line
 from lfpo.runs.context import CannotGoOn
 
 if TYPE_CHECKING:

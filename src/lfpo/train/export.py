@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from lfpo.base.config import load_yaml
 from lfpo.base.errors import UserError
@@ -17,10 +17,11 @@ from lfpo.models.family import Family
 from lfpo.models.loading import described, resolve
 from lfpo.models.room import check_disk, weight_bytes
 from lfpo.models.tensor_files import FILE_BYTES
+from lfpo.models.weights import reading, weight_files
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run
-from lfpo.train.checkpoint import CARD, latest_checkpoint
-from lfpo.train.export_config import ExportConfig, Layout
+from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
+from lfpo.train.export_config import ExportConfig, Layout, output_folder
 
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
 
@@ -63,6 +64,8 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
     path = Path(name).expanduser()
     checkpoint = path if (path / "manifest.json").exists() and path.parent.name == "checkpoints" else None
     folder = path.parent.parent if checkpoint else path
+    if checkpoint and (damage := verify(checkpoint)):
+        raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
     if not (folder / "config.yaml").exists():
         if adapter:
             raise UserError(f"{name}: holds no run; --adapter needs the folder of a run with lora")
@@ -83,15 +86,7 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
 def run_export(config: ExportConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where it
     is taken or cannot be written."""
-    source = find_source(config.run, adapter=config.adapter)
-    if config.output is not None:
-        folder = Path(config.output).expanduser()
-    elif source.run is not None:
-        folder = source.run.dir / ("adapter" if config.adapter else f"model-{config.layout}")
-    else:
-        raise UserError(f"lfpo export: {config.run} is no run, so say where to write: --output FOLDER")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; remove it, or give another --output")
+    source, folder = find_source(config.run, adapter=config.adapter), output_folder(config)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -125,6 +120,9 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
         needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
         check_disk(folder, needed + (min(needed, FILE_BYTES) if merged and not own_names else 0))
         if not merged and own_names:
+            for file in weight_files(source.weights):
+                with reading(file), safe_open(file, framework="pt"):
+                    pass  # its header says how long it is
             shutil.copytree(source.weights, folder, dirs_exist_ok=True)
         elif not merged:
             export_transformers(source.weights, folder)

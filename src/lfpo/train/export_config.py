@@ -1,7 +1,11 @@
 """The configurations of `lfpo export` and `lfpo push`, which are checked before torch is loaded."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from lfpo.base.errors import UserError
 
 Layout = Literal["family", "transformers"]
 
@@ -22,6 +26,21 @@ class ExportConfig:
     layout: Layout = "family"
     adapter: bool = False
     output: str | None = None
+
+
+def output_folder(config: ExportConfig) -> Path:
+    """The folder to write. Raises UserError where it is taken, or where nothing says where it is."""
+    path = Path(config.run).expanduser()
+    run = path.parent.parent if path.parent.name == "checkpoints" and (path / "manifest.json").exists() else path
+    if config.output is not None:
+        folder = Path(config.output).expanduser()
+    elif (run / "config.yaml").exists():
+        folder = run / ("adapter" if config.adapter else f"model-{config.layout}")
+    else:
+        raise UserError(f"lfpo export: {config.run} is no run, so say where to write: --output FOLDER")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; remove it, or give another --output")
+    return folder
 
 
 @dataclass
@@ -52,5 +71,5 @@ class PushConfig:
 
 def check_repo(key: str, name: str) -> None:
     """Raise ValueError unless the name has the form USER/NAME."""
-    if name.count("/") != 1 or not all(name.split("/")):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
         raise ValueError(f"{key!r} {name!r} must have the form USER/NAME")

@@ -1,6 +1,7 @@
 """What a training command checks before torch is loaded, which takes seconds: files, tasks, reward functions, trackers,
 the folder. Keys and values are checked by the configuration itself."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def reward_function(given: Any) -> RewardFunction:
             f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {given!r}"
             + (f", which is {function!r}" if isinstance(given, str) else "")
         )
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"reward function {given!r}: is asynchronous; give a plain function, or run it by asyncio.run")
     return function
 
 

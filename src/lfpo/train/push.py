@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the class depends on the version
 from rich.console import Console
 from rich.filesize import decimal
@@ -57,8 +57,8 @@ def told(repo: str) -> Iterator[None]:
     except (OSError, ValueError, HTTPError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
         raise UserError(
-            f"{repo}: the hub refused or could not be reached ({reason}); log in with `hf auth login` or set "
-            f"HF_TOKEN to a token that may write to {repo.split('/')[0]}"
+            f"{repo}: the hub at {constants.ENDPOINT} refused or could not be reached ({reason}); log in with "
+            f"`hf auth login` or set HF_TOKEN to a token that may write to {repo.split('/')[0]}"
         ) from error
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, last_line
 from lfpo.rewards import RewardFunction, reward_name
-from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked, last_line
+from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked
 from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, joined_cluster, wait_for_start
 

@@ -125,6 +125,7 @@ class TrainingRun:
         trainer = self.trainer
         with removed_if_unused(self.folder):
             self.restore()
+            self.folder.write_config(self.args)
             distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.context.stop:

@@ -50,6 +50,7 @@ def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanCo
     known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + list(LFPOConfig.ALIASES)
     for name in overrides:
         if name not in known:
-            raise UserError(f"lfpo plan: unknown key {name!r}{nearest(name, known)}")
+            listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"
+            raise UserError(f"lfpo plan: unknown key {name!r}{nearest(name, known, listed)}")
     recipe = merge({"output_dir": "runs/plan", **values}, overrides)
     return build(PlanConfig, mine, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")

@@ -142,7 +142,10 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
 
     recipe: a file or a recipe's name. given: keys that were given beside it. per_machine: GPUs of one machine.
     """
-    keys = ({} if recipe else {"output_dir": "runs/mine"}) | merge(given, changes)
+    keys = merge(given, changes)
+    if recipe is None:
+        prompts = {} if keys.keys() & {"task", "data_file", "dataset_name"} else {"task": "TASK"}
+        keys = {"output_dir": "runs/mine"} | prompts | keys
     words = ["lfpo", "train", *([recipe] if recipe else [])]
     for key, value in flattened(keys, whole=["lora"]).items():
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
