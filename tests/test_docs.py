@@ -147,6 +147,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.compare.command.run_compare",
         "lfpo.train.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
+        "lfpo.train.export_config.output_folder",
         "lfpo.train.export.run_export",
         "lfpo.train.push.run_push",
         "lfpo.cli.demo.run_demo",
