@@ -5,9 +5,10 @@
 
 Per row: a bfloat16 checkpoint with random weights is written; two iterations of two prompts x 2 rollouts are trained,
 the process is killed after the first and resumed; the model is exported to transformers' layout, and its logits there
-are compared with ours; it is sampled from and evaluated. Each command is a process of its own. Its memory is the peak
-of anonymous pages by phase, read every 10 ms; safetensors are memory-mapped and do not count. `lfpo plan --device cpu`
-gives the figure beside it. Needs 22 GiB of memory and 50 GiB of disk for the largest row.
+are compared with ours; it is sampled from and evaluated. Each command is a process of its own. Its memory is read every
+10 ms, by phase: the peak of anonymous pages, and of all resident ones, which also count libraries and the memory-mapped
+checkpoint, both of which the system may drop. `lfpo plan --device cpu` counts the checkpoint and no libraries. Needs
+22 GiB of memory and 50 GiB of disk for the largest row.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -105,38 +105,29 @@ def run_command(phases: Path, command: list[str]) -> int:
     return main(command)
 
 
-def watched(folder: Path, *command: str, until: Path | None = None) -> tuple[float, dict[str, float]]:
-    """Run `lfpo COMMAND`: its seconds, and phase -> GiB of anonymous memory. until: kill it once this exists."""
-    phases, peaks, started = folder / "phase", dict[str, float](), time.perf_counter()
+def watched(folder: Path, *command: str, until: Path | None = None) -> tuple[float, dict[str, list[float]]]:
+    """Run `lfpo COMMAND`: its seconds, and phase -> peaks of anonymous and of all memory, GiB. until: kill it then."""
+    phases, peaks, started = folder / "phase", dict[str, list[float]](), time.perf_counter()
     phases.write_text("start")
     child = [sys.executable, "-m", "benchmarks.true_size", str(folder), "--run", json.dumps(command)]
     with (folder / "output.log").open("a") as log:
         process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT)
-
-    def watch() -> None:
-        while process.poll() is None:
-            try:
-                status = Path(f"/proc/{process.pid}/status").read_text()
-            except OSError:
-                return
-            lines = [line for line in status.splitlines() if line.startswith("RssAnon:")]
-            phase = phases.read_text() or "start"
-            peaks[phase] = max([peaks.get(phase, 0.0), *(int(line.split()[1]) / 2**20 for line in lines)])
-            if until is not None and until.exists():
-                process.kill()
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    code = process.wait()
-    thread.join()
-    if code and until is None:
+    while process.poll() is None:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        now = [int(lines.get(key, "0 kB").split()[0]) / 2**20 for key in ("RssAnon", "VmRSS")]
+        phase = phases.read_text() or "start"
+        peaks[phase] = [max(pair) for pair in zip(now, peaks.get(phase, now), strict=True)]
+        if until is not None and until.exists():
+            process.kill()
+        time.sleep(0.01)
+    if process.returncode and until is None:
+        code = process.returncode
         raise SystemExit(f"lfpo {' '.join(command)}: exit code {code}; {folder}/output.log has its output")
     return time.perf_counter() - started, peaks
 
 
 def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) -> dict[str, Any]:
-    """One row: phase -> [GiB, GiB of the plan], what -> seconds, and the largest difference of logits."""
+    """One row: phase -> GiB [anonymous, resident, planned], what -> seconds, and the largest difference of logits."""
     model, run, exported = folder / "checkpoint", folder / "run", folder / "exported"
     if not (model / "model.safetensors.index.json").exists():
         shutil.rmtree(model, ignore_errors=True)
@@ -147,7 +138,7 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     watched(folder, "plan", "--device", "cpu", "--gpu_memory", "1000", "--output", str(folder / "plan.json"), *options)
     plan = json.loads((folder / "plan.json").read_text())
     train = ["train", *options, "--output_dir", str(run)]
-    seconds, peaks = dict[str, float](), dict[str, dict[str, float]]()
+    seconds, peaks = dict[str, float](), dict[str, dict[str, list[float]]]()
     first = run / "checkpoints" / "step-1"
     seconds["one iteration, killed"], peaks["killed"] = watched(folder, *train, until=first)
     seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true")
@@ -155,11 +146,13 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     seconds["export"], peaks["export"] = watched(folder, "export", str(run), *to)
     trained = str(run / "model")
     seconds["sample"], peaks["sample"] = watched(folder, "sample", "--model", trained, "--prompt", "1", *LENGTH)
-    few = ["--task", "sudoku", "--samples", "2", *LENGTH]
+    few = ["--task", "sudoku", "--n", "2", *LENGTH]
     seconds["eval"], peaks["eval"] = watched(folder, "eval", "--model", trained, *few)
-    found = {phase: max(peaks["killed"].get(phase, 0.0), peaks["train"].get(phase, 0.0)) for phase in plan["phases"]}
-    memory = {phase: [found[phase], of / GIB] for phase, of in zip(plan["phases"], plan["total"], strict=True)}
-    commands = {name: max(peaks[name].values()) for name in ("export", "sample", "eval")}
+    memory = {}
+    for phase, planned in zip(plan["phases"], plan["total"], strict=True):
+        runs = [peaks[part][phase] for part in ("killed", "train") if phase in peaks[part]]
+        memory[phase] = [*(max(found) for found in zip(*runs, strict=True)), planned / GIB]
+    commands = {name: max(found[0] for found in peaks[name].values()) for name in ("export", "sample", "eval")}
     return {"seconds": seconds, "memory": memory, "commands": commands, **compare_logits(folder, trained, exported)}
 
 
@@ -184,7 +177,7 @@ def table(rows: dict[str, Any]) -> str:
     lines = ["| row | start | rollout | update | export | lfpo export, sample, eval | seconds | logits |"]
     lines.append("| --- |" + " ---: |" * 7)
     for name, row in rows.items():
-        phases = [f"{measured:.1f} ({planned:.1f})" for measured, planned in row["memory"].values()]
+        phases = [f"{own:.1f}, {all_of:.1f} ({planned:.1f})" for own, all_of, planned in row["memory"].values()]
         commands = ", ".join(f"{peak:.1f}" for peak in row["commands"].values())
         seconds = ", ".join(f"{value:.0f}" for value in row["seconds"].values())
         logits = f"{row['logits differ by']:.2g} of {row['of']:.2g}"
