@@ -7,10 +7,10 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-gpu drill check format docs wheel wheel-check clean
+.PHONY: help install demo test test-long test-gpu test-8b drill check format docs wheel wheel-check clean
 
 help: ## Show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # The pinned versions are the ones the tests and the demo were run with.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -36,6 +36,11 @@ test-long: $(INSTALLED) ## Run the tests that take long: documented commands at 
 # Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
 test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form
 	PYTHONPATH=src:tests:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
+
+# Needs 22 GiB of memory and 50 GiB of disk. For example make test-8b FOLDER=/scratch/8b ARGS="--rows llada-8b".
+FOLDER ?= runs/true-size
+test-8b: $(INSTALLED) ## Train, resume and export random weights in the layouts of 8B models on a CPU, against the plan
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.true_size $(FOLDER) $(ARGS)
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one

@@ -185,12 +185,12 @@ def table(rows: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS)[1:])
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.run is not None:
         return run_command(args.folder / "phase", args.run)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -18,6 +18,7 @@ from benchmarks.plain import plain_rollout
 from benchmarks.problem import Problem
 from benchmarks.rollout import describe
 from benchmarks.spent import recorded
+from benchmarks.true_size import main as true_size
 from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.base.measure import matmul_peak, timed
@@ -331,3 +332,15 @@ def test_bench_sandbox_measures_correct_programs(
     monkeypatch.setattr("benchmarks.sandbox.TESTS", ("assert add(1, 2) == 4",))
     assert main(arguments) == 2
     assert f"a right program failed on rung {rung}: test 0: AssertionError" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_model_of_true_width_trains_resumes_and_exports_within_its_plan(tmp_path: Path):
+    """LLaDA-8B with one layer, whose checkpoint takes 2.4 GiB."""
+    assert true_size(["--rows", "smallest", str(tmp_path)]) == 0
+    row = json.loads((tmp_path / "smallest" / "row.json").read_text())
+    libraries = 0.6  # GiB
+    for anonymous, resident, planned in row["memory"].values():
+        assert anonymous <= resident <= 1.15 * planned + libraries
+    assert row["logits differ by"] < 0.02 * row["of"]
+    assert max(row["commands"].values()) < 1, "a bfloat16 checkpoint stays in its files"
