@@ -337,7 +337,7 @@ def test_bench_sandbox_measures_correct_programs(
 @pytest.mark.long
 def test_a_model_of_true_width_trains_resumes_and_exports_within_its_plan(tmp_path: Path):
     """LLaDA-8B with one layer, whose checkpoint takes 2.4 GiB."""
-    assert true_size(["--rows", "smallest", str(tmp_path)]) == 0
+    assert true_size([str(tmp_path), "--rows", "smallest"]) == 0
     row = json.loads((tmp_path / "smallest" / "row.json").read_text())
     libraries = 0.6  # GiB
     for anonymous, resident, planned in row["memory"].values():
