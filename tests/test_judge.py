@@ -96,7 +96,9 @@ ALWAYS = {
 def test_a_fault_that_does_not_end(completion: str, server: Endpoint):
     rewards = score([judge(server, timeout=0.2)], [1.0], ["p"], [completion], [[1]], {})
     assert rewards.parts == {"judge": [None]}
-    assert re.fullmatch(f"none of 1 completions got a score from http://[^ ]*: .*{ALWAYS[completion]}", rewards.failed["judge"])
+    assert re.fullmatch(
+        f"none of 1 completions got a score from http://[^ ]*: .*{ALWAYS[completion]}", rewards.failed["judge"]
+    )
 
 
 def test_no_endpoint():
