@@ -104,7 +104,7 @@ def test_a_fault_that_does_not_end(completion: str, server: Endpoint):
 def test_no_endpoint():
     with endpoint() as server:
         function = judge(server)
-    with pytest.raises(RewardFailed, match="none of 2 completions got a score from http://[^ ]*: connection lost"):
+    with pytest.raises(RewardFailed, match=r"none of 2 completions got a score from http://[^ ]*: connection lost"):
         ask(function, "a", "b")
     assert function.counts["attempts"] == 6
 
