@@ -54,29 +54,27 @@ def even(prompts: list[str], completions: list[str], completion_ids: list[list[i
 def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     """A checkpoint with random weights in a published layout, tensor by tensor, and the embedded model's tokenizer."""
     import torch
-    from safetensors.torch import save_file
 
     from lfpo.models import load_tokenizer
     from lfpo.models.layouts import LAYOUTS, with_layers
     from lfpo.models.loading import family_of
+    from lfpo.models.tensor_files import write_shards
     from lfpo.models.weights import checkpoint_shapes, pieces, state_shapes
     from lfpo.train.plan.model import skeleton
 
     config = with_layers(LAYOUTS[layout], layers)
     own = state_shapes(skeleton(config).backbone)
     shapes, generator = checkpoint_shapes(pieces(family_of(config, folder), own), own), torch.Generator().manual_seed(0)
+
+    def drawn(name: str) -> torch.Tensor:
+        weight = torch.empty(torch.Size(shapes[name]), dtype=torch.bfloat16)
+        return weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(0, 0.02, generator=generator)
+
     folder.mkdir(parents=True)
     load_tokenizer("embedded").save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    index, held, size, number = dict[str, str](), dict[str, torch.Tensor](), 0, 0
-    for place, (name, shape) in enumerate(shapes.items(), 1):
-        weight = torch.empty(torch.Size(shape), dtype=torch.bfloat16)
-        held[name] = weight.fill_(1.0) if len(shape) == 1 else weight.normal_(0, 0.02, generator=generator)
-        index[name], size = f"model-{number:05d}.safetensors", size + 2 * weight.numel()
-        if size > GIB or place == len(shapes):
-            save_file(held, folder / f"model-{number:05d}.safetensors")
-            held, size, number = {}, 0, number + 1
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    sizes = {n: torch.empty(torch.Size(s), dtype=torch.bfloat16, device="meta") for n, s in shapes.items()}
+    write_shards(sizes, drawn, folder, "model")
+    (folder / "config.json").write_text(json.dumps(config))  # last: with it the checkpoint is complete
 
 
 def run_command(phases: Path, command: list[str]) -> int:
@@ -129,7 +127,7 @@ def watched(folder: Path, *command: str, until: Path | None = None) -> tuple[flo
 def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) -> dict[str, Any]:
     """One row: phase -> GiB [anonymous, resident, planned], what -> seconds, and the largest difference of logits."""
     model, run, exported = folder / "checkpoint", folder / "run", folder / "exported"
-    if not (model / "model.safetensors.index.json").exists():
+    if not (model / "config.json").exists():
         shutil.rmtree(model, ignore_errors=True)
         write_checkpoint(model, layout, layers)
     for old in (run, exported):

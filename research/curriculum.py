@@ -20,7 +20,7 @@ from lfpo.base.rng import python_rng
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.rollout.collect import Batch
-from research.study import problems, training_config
+from research.study import frontier_of, training_config
 
 WAYS = ("uniform", "success", "unsolved", "easy")
 EASE = {"words": lambda row: len(row["steps"]), "countdown": lambda row: sum(row["numbers"]) != row["target"]}
@@ -74,9 +74,6 @@ def run(job: tuple[str, str, int, int, dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     from lfpo.compare.statistics import frontier_area
-    from lfpo.eval.evaluate import evaluate
-    from lfpo.rollout.engine import as_it_is
-    from lfpo.rollout.sampler import SamplerConfig
     from lfpo.train.rl import LFPOTrainer
 
     name, way, seed, n_rows, study = job
@@ -93,15 +90,8 @@ def run(job: tuple[str, str, int, int, dict[str, Any]]) -> dict[str, Any]:
         trainer.log_rollouts = lambda iteration, batch, *_: draws.learn(iteration, batch)  # type: ignore[method-assign]
         trainer.train()
         reward = json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[-1]).get("reward")
-    like, points = trainer.args.eval_samplers["threshold"], []
-    for threshold in study["thresholds"]:
-        sampler = SamplerConfig(threshold=threshold, block_length=like.block_length, early_stop=like.early_stop)
-        sampler = sampler.for_length(task.gen_length, trainer.model.block_length)
-        engine = as_it_is(trainer.model, trainer.args.rollout_tokens)
-        tuning = problems(task, study["problems"]["tuning"], True)
-        found = evaluate(engine, trainer.model, trainer.tokenizer, tuning, task.correct_all, sampler)
-        points.append({"accuracy": found.accuracy or 0.0, "nfe": found.mean_nfe})
-    area = 100 * frontier_area(points, task.gen_length)
+    found = frontier_of(trainer.model, trainer.tokenizer, trainer.args, study, tuning=True)
+    area = 100 * frontier_area(found["frontier"], found["forwards"])
     return {"task": name, "way": way, "seed": seed, "area": round(area, 1), "last reward": reward}
 
 

@@ -95,10 +95,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
     """Train and evaluate. Returns the curve, the frontier, training FLOPs and seconds of this process."""
     import torch
 
-    from lfpo.eval.evaluate import evaluate
     from lfpo.models import load_model, load_tokenizer
-    from lfpo.rollout.engine import as_it_is
-    from lfpo.rollout.sampler import SamplerConfig
     from lfpo.runs.directory import Run
     from lfpo.train.rl import LFPOTrainer
 
@@ -115,16 +112,6 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
             trainer.train()
             model, tokenizer, metrics = trainer.model, trainer.tokenizer, Run(Path(folder)).read_metrics()
     trained = time.process_time() - started
-    task = get_task(config.task)
-    assert isinstance(task, Task)
-    rows = problems(task, study["problems"]["tuning" if cell["tuning"] else "evaluation"], cell["tuning"])
-    like, frontier = config.eval_samplers["threshold"], []
-    for threshold in study["thresholds"]:
-        sampler = SamplerConfig(threshold=threshold, block_length=like.block_length, early_stop=like.early_stop)
-        sampler = sampler.for_length(task.gen_length, model.block_length)
-        found = evaluate(as_it_is(model, config.rollout_tokens), model, tokenizer, rows, task.correct_all, sampler)
-        point = {"threshold": threshold, "accuracy": round(found.accuracy or 0.0, 5), "nfe": round(found.mean_nfe, 4)}
-        frontier.append(point)
     curve = [
         {"step": m["step"], "flops": m["flops"], "accuracy": m["eval/threshold/accuracy"]}
         for m in metrics
@@ -132,8 +119,7 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
     ]
     last = metrics[-1] if metrics else {}
     return {
-        "forwards": task.gen_length,
-        "frontier": frontier,
+        **frontier_of(model, tokenizer, config, study, cell["tuning"]),
         "curve": curve,
         "flops": last.get("flops", 0.0),
         "reward": last.get("reward", 0.0),
@@ -141,6 +127,26 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         "training_seconds": round(trained, 1),
         "seconds": round(time.process_time() - started, 1),
     }
+
+
+def frontier_of(model: Any, tokenizer: Any, config: Any, study: dict[str, Any], tuning: bool) -> dict[str, Any]:
+    """`frontier`: accuracy and forwards of greedy decoding at each of the study's thresholds. `forwards`: those of one
+    token a step."""
+    from lfpo.eval.evaluate import evaluate
+    from lfpo.rollout.engine import as_it_is
+    from lfpo.rollout.sampler import SamplerConfig
+
+    task = get_task(config.task)
+    assert isinstance(task, Task)
+    rows = problems(task, study["problems"]["tuning" if tuning else "evaluation"], tuning)
+    like, frontier = config.eval_samplers["threshold"], []
+    for threshold in study["thresholds"]:
+        sampler = SamplerConfig(threshold=threshold, block_length=like.block_length, early_stop=like.early_stop)
+        sampler = sampler.for_length(task.gen_length, model.block_length)
+        found = evaluate(as_it_is(model, config.rollout_tokens), model, tokenizer, rows, task.correct_all, sampler)
+        point = {"threshold": threshold, "accuracy": round(found.accuracy or 0.0, 5), "nfe": round(found.mean_nfe, 4)}
+        frontier.append(point)
+    return {"forwards": task.gen_length, "frontier": frontier}
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from lfpo.models.weights import reading, weight_files
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
-from lfpo.train.export_config import ExportConfig, Layout, output_folder
+from lfpo.train.export_config import ExportConfig, Layout, located, output_folder
 
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
 
@@ -61,9 +61,7 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
 
     Raises UserError where there is none.
     """
-    path = Path(name).expanduser()
-    checkpoint = path if (path / "manifest.json").exists() and path.parent.name == "checkpoints" else None
-    folder = path.parent.parent if checkpoint else path
+    folder, checkpoint = located(name)
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
     if not (folder / "config.yaml").exists():

@@ -28,10 +28,17 @@ class ExportConfig:
     output: str | None = None
 
 
+def located(name: str) -> tuple[Path, Path | None]:
+    """The folder that is meant, a run's or a model's, and the checkpoint in it, if the name is a checkpoint's."""
+    path = Path(name).expanduser()
+    if path.parent.name == "checkpoints" and (path / "manifest.json").exists():
+        return path.parent.parent, path
+    return path, None
+
+
 def output_folder(config: ExportConfig) -> Path:
     """The folder to write. Raises UserError where it is taken, or where nothing says where it is."""
-    path = Path(config.run).expanduser()
-    run = path.parent.parent if path.parent.name == "checkpoints" and (path / "manifest.json").exists() else path
+    run, _ = located(config.run)
     if config.output is not None:
         folder = Path(config.output).expanduser()
     elif (run / "config.yaml").exists():
