@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,16 @@ def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any
 
     config, given = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
     check_run(config, command, resume="resume" in given)
+    _say_loading(config)
     return config, given
+
+
+def _say_loading(config: Any) -> None:
+    """The first line of a training command. The imports after it take seconds."""
+    from lfpo.runs.display import Output
+
+    if os.environ.get("RANK", "0") == "0":
+        Output(width=200, highlight=False).print(f"loading  torch, transformers and {config.model or 'a fresh model'}")
 
 
 def train(rest: list[str]) -> None:
@@ -221,6 +231,7 @@ def demo(rest: list[str]) -> None:
 
     config = demo_config(rest)
     check_run(config, "train")
+    _say_loading(config)
     from lfpo.cli.demo import run_demo
 
     run_demo(config)
