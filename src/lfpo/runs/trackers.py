@@ -91,8 +91,9 @@ def _text(prompt: Any) -> str:
 
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
     check_installed([name])
-    from accelerate import tracking
+    from accelerate import PartialState, tracking
 
+    PartialState()  # accelerate's logger, which its trackers use, raises without it
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name
     tracker: Any
     if name == "tensorboard":
