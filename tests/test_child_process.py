@@ -1,8 +1,8 @@
 """A child process that hangs, dies, exceeds its memory or is interrupted; reward functions in a child process."""
 
 import os
+import pickle
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,110 +12,88 @@ import pytest
 import reward_samples
 from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
-from lfpo.rewards.child_process import ChildFailed, ChildProcess, call, resident_bytes, worker
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source
 
-# Does what each request says.
-SCRIPT = """
-import itertools, json, os, signal, sys, time
-kept = []
-for line in sys.stdin:
-    do, value = json.loads(line)
-    if do == "c": sum(itertools.repeat(0))
-    if do == "sleep": time.sleep(value)
-    if do == "die": os.kill(os.getpid(), signal.SIGKILL)
-    if do == "exit": sys.exit(value)
-    if do == "half": sys.stdout.write("[1,"); sys.stdout.flush(); time.sleep(100)
-    if do == "hold": kept.append(b"x" * value)
-    if do == "long": value = "y" * value
-    print(json.dumps(value), flush=True)
-"""
 
-
-def start_script(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
-    return ChildProcess([sys.executable, "-I", "-c", SCRIPT], seconds, memory)
+def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
+    return ChildProcess("reward_samples:obey", seconds, memory)
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
+    ("do", "value", "reason"),
     [
-        (("c", 0), "more than 0.5 s"),
-        (("sleep", 100), "more than 0.5 s"),
-        (("half", 0), "more than 0.5 s"),
-        (("die", 0), "ended by signal 9"),
-        (("exit", 3), "exit code 3"),
+        ("c", 0, "more than 0.5 s"),
+        ("sleep", 100, "more than 0.5 s"),
+        ("half", 0, "more than 0.5 s"),
+        ("stop", 0, "more than 0.5 s"),
+        ("exit", -9, "was ended by signal 9"),
+        ("exit", 3, "ended with exit code 3"),
     ],
 )
-def test_a_child_without_an_answer_is_killed_and_replaced(message: tuple[str, int], reason: str):
-    child = start_script()
-    assert child.ask(("say", 1)) == 1
+def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, reason: str):
+    child = start_child()
+    assert child.call(do="say", value=1) == 1
     first, child.seconds = child.process, 0.5
     with pytest.raises(ChildFailed, match=reason):
-        child.ask(message)
+        child.call(do=do, value=value)
     assert first is not None and first.poll() is not None and child.process is None
     child.seconds = 30.0
-    assert child.ask(("say", [2])) == [2]
+    assert child.call(do="say", value=[2]) == [2]
     child.stop()
 
 
 def test_a_late_answer_is_not_read_as_the_answer_to_the_next_request():
-    child = start_script()
-    child.ask(("say", 0))
+    child = start_child()
+    child.call(do="say", value=0)
     with pytest.raises(RewardTimeout), time_limit(0.2):
-        child.ask(("sleep", 0.5))
+        child.call(do="sleep", value=0.5)
     assert child.process is None
     time.sleep(0.5)
-    assert child.ask(("say", "mine")) == "mine"
+    assert child.call(do="say", value="mine") == "mine"
     child.stop()
 
 
 def test_requests_and_answers_larger_than_a_pipe():
-    child = start_script()
-    assert child.ask(("say", "x" * 1_000_000)) == "x" * 1_000_000
-    assert child.ask(("long", 3_000_000)) == "y" * 3_000_000
-    child.seconds = 0.5
-    with pytest.raises(ChildFailed, match=r"more than 0\.5 s"):  # although the child never reads the request
-        ChildProcess([sys.executable, "-I", "-c", "import time; time.sleep(100)"], 0.5).ask("x" * 1_000_000)
-    child.stop()
-
-
-def test_a_child_that_ended_between_two_requests_is_replaced():
-    child = start_script()
-    child.ask(("say", 1))
+    child = start_child()
+    assert child.call(do="say", value="x" * 1_000_000) == "x" * 1_000_000
     assert child.process is not None
-    os.kill(child.process.pid, signal.SIGKILL)
-    child.process.wait()
-    assert child.ask(("say", 2)) == 2
-    child.stop()
+    os.kill(child.process.pid, signal.SIGSTOP)  # it never reads the next request
+    child.seconds = 0.5
+    with pytest.raises(ChildFailed, match=r"more than 0\.5 s"):
+        child.call(do="say", value="x" * 1_000_000)
 
 
-def test_a_worker_calls_a_function_and_outlives_the_thread_that_started_it():
-    child = worker("json:dumps", 60.0)
-    thread = threading.Thread(target=lambda: call(child, obj=1))
+def test_a_child_outlives_the_thread_that_started_it_and_is_replaced_once_it_ended():
+    child = start_child()
+    thread = threading.Thread(target=lambda: child.call(do="say", value=1))
     thread.start()
     thread.join()
     first = child.process
     assert first is not None
     time.sleep(0.2)
-    assert call(child, obj=[2]) == "[2]" and child.process is first
+    assert child.call(do="say", value=2) == 2 and child.process is first
     with pytest.raises(ChildFailed, match="TypeError"):
-        call(child, unknown=3)
+        child.call(unknown=3)
+    first.kill()
+    first.wait()
+    assert pickle.loads(pickle.dumps(child)).call(do="say", value=3) == child.call(do="say", value=3) == 3
     child.stop()
 
 
 @pytest.mark.skipif(not resident_bytes(os.getpid()), reason="memory is read from /proc")
 def test_memory_is_limited_and_a_slow_leak_loses_no_answer():
-    child = start_script(memory=200 << 20)
+    child = start_child(memory=200 << 20)
     pids = []
     for _ in range(6):
-        assert child.ask(("hold", 30 << 20)) == 30 << 20
+        assert child.call(do="hold", value=30 << 20) == 30 << 20
         pids.append(child.process.pid if child.process else 0)
     assert 0 in pids and len(set(pids)) >= 3  # replaced after the answer, more than once
     with pytest.raises(ChildFailed, match=r"GiB of memory, more than 0.20 GiB"):
-        child.ask(("hold", 1 << 30))
-    assert child.ask(("say", 1)) == 1
+        child.call(do="hold", value=1 << 30)
+    assert child.call(do="say", value=1) == 1
     child.stop()
 
 

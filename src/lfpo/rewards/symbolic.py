@@ -16,7 +16,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from lfpo.rewards.child_process import ChildFailed, call, cpu_limit, worker
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 from lfpo.rewards.latex import GREEK
 
 CPU_SECONDS = 2.0
@@ -59,7 +59,7 @@ def symbolic_available() -> bool:
 def symbolically_equal(gold: str, answer: str, decimals: int = 12) -> bool:
     """Whether two LaTeX expressions are equal by value, rounded to `decimals`. False when the child is killed."""
     try:
-        return call(_CHILD, gold=gold, answer=answer, decimals=decimals) is True
+        return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:
         return False
 
@@ -78,4 +78,4 @@ def verified(gold: str, answer: str, decimals: int) -> bool:
         return bool(math_verify.verify(*parsed, float_rounding=decimals, timeout_seconds=None))
 
 
-_CHILD = worker(f"{__name__}:verified", WALL_SECONDS)
+_CHILD = ChildProcess(f"{__name__}:verified", WALL_SECONDS)
