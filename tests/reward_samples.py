@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-held = []
+held: list[bytes] = []
 
 
 def obey(do, value):

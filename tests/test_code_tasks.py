@@ -13,7 +13,7 @@ from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
-from lfpo.prompts.tasks import DataTask, acecode, bigcodebench, get_task, humaneval, mbpp
+from lfpo.prompts.tasks import DataTask, bigcodebench, code_task, get_task
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask
 from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
@@ -29,9 +29,9 @@ DATA = Path(os.environ.get("LFPO_DATA") or OWN)
 SUITES = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus", "bigcodebench")
 KNOWN_BROKEN: dict[str, dict[str, str]] = {
     "humaneval": {},
-    "humaneval_plus": humaneval.KNOWN_BROKEN,
+    "humaneval_plus": code_task.KNOWN_BROKEN,
     "mbpp": {},
-    "mbpp_plus": mbpp.KNOWN_BROKEN,
+    "mbpp_plus": code_task.KNOWN_BROKEN,
     "bigcodebench": bigcodebench.KNOWN_BROKEN,
 }
 ACECODE: list[dict[str, Any]] = [
@@ -200,10 +200,10 @@ def test_training_rows_are_acecode_and_test_rows_the_suite(tmp_path: Path) -> No
         assert not {row["task_id"] for row in source.eval_rows} & {row["task_id"] for row in trained}
     assert task_source(task, seed=0).eval_rows[0]["task_id"].startswith("BigCodeBench/")
     assert isinstance(task, CodeTask)
-    rows = [acecode.build(Record(row, "here")) for row in ACECODE]
+    rows = [code_task.acecode_row(Record(row, "here")) for row in ACECODE]
     assert [row["solution"] for row in rows] == [f"def add_{i}(x):\n    return x + {i}\n" for i in (1, 2, 3)]
     assert task.correct_all(rows, [task.solution(row) for row in rows]) == [True] * 3
-    without = acecode.build(Record({k: v for k, v in ACECODE[0].items() if k != "inferences"}, "here"))
+    without = code_task.acecode_row(Record({k: v for k, v in ACECODE[0].items() if k != "inferences"}, "here"))
     with pytest.raises(UserError, match="made_up_1: the data set has no solution to imitate"):
         task.solution(without)
 

@@ -288,7 +288,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
         ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
         ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),
-        ("lfpo.prompts.tasks.gsm8k:build", "expected a Task"),
+        ("lfpo.prompts.tasks.math:math_row", "expected a Task"),
     ],
 )
 def test_a_wrong_name_or_path_is_a_one_line_error(here: None, name: str, said: str) -> None:

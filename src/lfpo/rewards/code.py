@@ -15,8 +15,8 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
-from lfpo.rewards.sandbox.job import failed
 from lfpo.rewards.sandbox.launch import Unsafe
+from lfpo.rewards.sandbox.run_job import failed
 from lfpo.rewards.sandbox.suite import names_in_solution
 from lfpo.rewards.syntax import syntax_tree
 
