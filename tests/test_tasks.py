@@ -10,7 +10,7 @@ import pytest
 from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import LENGTHS, TASKS, Task, expression, get_task, sudoku
+from lfpo.prompts.tasks import LENGTHS, TASKS, Task, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
@@ -147,21 +147,6 @@ def test_verdicts(name: str, row: dict, right: list[str], wrong: list[str]) -> N
     task = get_task(name)
     assert [text for text in right if not task.correct(text, row)] == []
     assert [text for text in wrong if task.correct(text, row)] == []
-
-
-def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sandbox also accepts expressions that the syntax tree rejects."""
-    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")  # so that the test runs on any machine
-    task, rng = get_task("expression"), random.Random(0)
-    rows = task.test_rows(8)
-    texts = [task.demonstrate(row, rng, 0.5) for row in rows]
-    others = ["", "x\nx", "x)\nimport os\n(x", "import os", "exit()", "print(x)", "(lambda: x)()"]
-    rows, texts = rows + [{"prompt": "", "coefficients": [0, 1, 0]}] * len(others), texts + others
-    columns = {"coefficients": [row["coefficients"] for row in rows]}
-    found = expression.in_sandbox([row["prompt"] for row in rows], texts, **columns)
-    assert found[:-1] == [float(task.correct(text, row)) for text, row in zip(texts[:-1], rows[:-1], strict=True)]
-    assert 0 < found[:8].count(1.0) < 8
-    assert found[-1] == 1
 
 
 def test_grids() -> None:
