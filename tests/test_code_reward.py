@@ -23,8 +23,8 @@ def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
     assert fenced_blocks(text) == FENCE.findall(text)
 
 
-TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|not |"
-TEXTS += "lambda:|f'{|f(|a,|a;|a.|@a\n|if a:\n |\"|'|\\\n|\0|\ud800|é|x = |1|0x|1e|async |yield "
+TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|"
+TEXTS += "not |lambda:|f'{|f(|a,|a;|a.|@a\n|if a:\n |\"|'|\\\n|\0|\ud800|é|x = |1|0x|1e|async |yield "
 UNITS = ["```" + " " * 999_997, *TEXTS.split("|")]
 
 

@@ -1,4 +1,4 @@
-"""Code tasks: rows, prompts, solutions and their mutants, samples for other scorers, errors in the input."""
+"""Code tasks: rows, prompts, solutions and their mutants, samples for other scorers."""
 
 import errno
 import json
@@ -231,43 +231,6 @@ def test_samples_are_whole_programs_with_the_scorers_ids(name: str) -> None:
         assert parses(record["solution"])
         assert task.needs(row) or passes_as_a_script(record["solution"], row)
     assert not hasattr(get_task("gsm8k"), "sample_record") and not hasattr(get_task("sudoku"), "sample_record")
-
-
-# Errors in the input
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("humaneval", {"test": None}, ":2: field 'test' is missing (found: task_id, "),
-        ("humaneval", {"entry_point": 3}, ":2: field 'entry_point' must be text, found '3'"),
-        ("mbpp", {"test_list": "assert f(1)"}, ":2: field 'test_list' must be a list of texts, found 'assert f(1)'"),
-        ("mbpp", {"task_id": "one"}, ":2: field 'task_id' must be a whole number from 0 to 1000000"),
-        ("mbpp", {"test_imports": 1}, ":2: field 'test_imports' must be Python, as text or texts"),
-        ("mbpp_plus", {"code": ""}, ":2: field 'code' must be text"),
-        ("bigcodebench", {"code_prompt": None}, ":2: field 'code_prompt' is missing"),
-        ("bigcodebench", {"test": "class ("}, ":2: field 'test' must be Python"),
-        ("bigcodebench_instruct", {"instruct_prompt": None}, ":2: field 'instruct_prompt' is missing"),
-    ],
-)
-def test_a_wrong_row_is_named_by_file_line_and_field(
-    tmp_path: Path, name: str, change: dict[str, Any], said: str
-) -> None:
-    lines = (OWN / name.removesuffix("_instruct") / "test.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines[:2]]
-    rows[1] = {k: v for k, v in (rows[1] | change).items() if v is not None}
-    path = write_jsonl(tmp_path / "test.jsonl", rows)
-    task = get_task(f"{name}@{path}")
-    with pytest.raises(UserError) as raised:
-        task.test_rows()
-    assert str(raised.value).startswith(f"{path}{said}")
-
-
-def test_a_wrong_training_row_is_named_too(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "train.jsonl", [ACECODE[0], {**ACECODE[1], "inferences": [{"model_name": "a"}]}])
-    task = get_task(f"acecode@train={path},test={OWN / 'humaneval' / 'test.jsonl'}")
-    with pytest.raises(UserError, match=r"train.jsonl:2: field 'inferences' must be a list of objects with completion"):
-        task.row("train", 0)
 
 
 # Recipes

@@ -41,11 +41,6 @@ def is_number(completion: str, gold: str) -> bool:
     return number_accuracy(None, [completion], [gold]) == [1.0]
 
 
-@pytest.fixture
-def without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math, "by_algebra", lambda *sides: False)
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -102,13 +97,6 @@ def test_numbers_are_read_as_people_write_them() -> None:
 )
 def test_anything_but_a_single_number_is_none(text: str) -> None:
     assert to_number(text) is None
-
-
-@given(st.integers(-(10**9), 10**9))
-def test_spellings_of_integers(n: int) -> None:
-    for form in ("{0}", "{0:,}", "{0:,}.00", "${0:,}", "{0} apples", "\\frac{{{1}}}{{2}}", "{0}\\text{{ km}}"):
-        assert to_number(form.format(n, 2 * n)) == n
-    assert to_number(f"{n}.01") != n
 
 
 def gsm8k_forms(gold: str) -> list[str]:
@@ -192,7 +180,8 @@ def math_misses(gold: str, rng: random.Random) -> Iterator[str]:
     yield from (gold.replace(old, new, 1) for old, new in SWAPS if old in gold)
 
 
-def test_math_accepts_every_gold_answer_in_every_form(without_math_verify: None) -> None:
+def test_math_accepts_every_gold_answer_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math, "by_algebra", lambda *sides: False)
     for gold in MATH:
         for form in math_forms(gold):
             assert accepts(form, gold), (form, gold)

@@ -233,6 +233,7 @@ def test_the_same_rows_load_from_every_kind_of_file(tmp_path: Path) -> None:
         data_task(f"piqa@{tmp_path / 'cut.jsonl.gz'}").row("test", 0)
 
 
+ACECODE = {"id": "a", "question": "Add.", "test_cases": ["assert f()"]}
 GOOD: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "1?", "answer": "#### 1"},
     "math": {"problem": "1?", "answer": "1"},
@@ -242,6 +243,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "winogrande": {"sentence": "_ is", "option1": "a", "option2": "b", "answer": "1"},
     "piqa": PIQA[0],
     "gpqa": GPQA[0],
+    "acecode": ACECODE,
 }
 
 
@@ -262,12 +264,31 @@ GOOD: dict[str, dict[str, Any]] = {
         ("winogrande", {"sentence": "a"}, "'sentence' must be a sentence with a blank"),
         ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": -1}, "'label' must be a whole"),
         ("gpqa", {"Question": "a"}, "'"),
+        ("humaneval", {"test": None}, "'test' is missing (found: task_id, "),
+        ("humaneval", {"entry_point": 3}, "'entry_point' must be text, found '3'"),
+        ("mbpp", {"test_list": "assert f(1)"}, "'test_list' must be a list of texts, found 'assert f(1)'"),
+        ("mbpp", {"task_id": "one"}, "'task_id' must be a whole number from 0 to 1000000"),
+        ("mbpp", {"test_imports": 1}, "'test_imports' must be Python, as text or texts"),
+        ("mbpp_plus", {"code": ""}, "'code' must be text"),
+        ("bigcodebench", {"code_prompt": None}, "'code_prompt' is missing"),
+        ("bigcodebench", {"test": "class ("}, "'test' must be Python"),
+        ("bigcodebench_instruct", {"instruct_prompt": None}, "'instruct_prompt' is missing"),
+        (
+            "acecode",
+            {"id": "b", "question": "?", "test_cases": ["a"], "inferences": [{"model": "a"}]},
+            "'inferences' must be a list of objects with completion",
+        ),
     ],
 )
 def test_a_wrong_row_is_named_by_file_line_and_field(
     tmp_path: Path, name: str, line: dict[str, Any], said: str
 ) -> None:
-    file = write_jsonl(tmp_path / "test.jsonl", [GOOD[name], line])
+    """For a suite of code, `line` is what differs from one of its rows; None is a missing field."""
+    good = GOOD.get(name)
+    if good is None:
+        good = json.loads((DATA / name.removesuffix("_instruct") / "test.jsonl").read_text().splitlines()[0])
+        line = {key: value for key, value in (good | line).items() if value is not None}
+    file = write_jsonl(tmp_path / "test.jsonl", [good, line])
     with pytest.raises(UserError) as error:
         data_task(f"{name}@{file}").row("test", 0)
     assert f"test.jsonl:2: field {said}" in str(error.value)
@@ -279,7 +300,9 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
     [
         ("gsm8", "unknown task 'gsm8'; did you mean 'gsm8k'?"),
         ("d1_sudoko", "did you mean 'd1_sudoku'?"),
-        ("sudoku@x.jsonl", "makes its own problems and reads no files"),
+        ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
+        ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
+        ("words@there", "makes its own problems and reads no files; leave out '@there', or write 'words@validation'"),
         ("gsm8k@nowhere", "nowhere: no such file or folder"),
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),

@@ -190,25 +190,6 @@ def test_a_dotted_path_is_a_task_too() -> None:
     assert isinstance(get_task("lfpo.prompts.tasks.choice.TASK"), Task)
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("sudoko", "'sudoku'"),
-        ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
-        ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
-        ("lfpo.prompts.tasks.sudoku:grids", "expected a Task"),
-        (
-            "gsm8k@nowhere/validation",
-            "validation: no such file or folder",
-        ),  # only generated tasks have one of their own
-        ("words@there", "reads no files; leave out '@there', or write 'words@validation'"),
-    ],
-)
-def test_names_that_are_not_a_task(name: str, part: str) -> None:
-    with pytest.raises(UserError, match=part):
-        get_task(name)
-
-
 def test_special_tokens_survive_saving(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llada"}')
