@@ -1,5 +1,4 @@
-"""One spelling for mathematical text, and which words are units. Callers bound the length of the text: some functions
-take quadratic time.
+"""One spelling for mathematical text, and which words are units. Callers bound its length: some take quadratic time.
 
 A word that changes the value (`13 doubled`, `13 dozen`) must not be a unit. Words are an open class, so a unit has a
 measure or a plural noun (`13 red apples`) and no word of the closed classes below.
@@ -69,7 +68,7 @@ _IN_BASE = (
     r"(?<=[\d)}])\s*(?:_\s*\{?\s*(?:\\text\{\s*)?|\(\s*|\\text\{\s*\(?\s*|\s)(?:in\s+)?(base\b[\s}-]*)?"
     rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
 )
-_SPELLINGS: tuple[tuple[str, Any], ...] = (
+_TABLE: tuple[tuple[str, Any], ...] = (
     (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
     (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
     (r"<=|\\leq(?:slant)?", r"\\le "),
@@ -96,6 +95,7 @@ _SPELLINGS: tuple[tuple[str, Any], ...] = (
     (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
     (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
 )
+_SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _TABLE]
 
 
 def plain_latex(text: str) -> str:
@@ -103,7 +103,7 @@ def plain_latex(text: str) -> str:
     words are in `\\text{}`, also `percent` and `degrees` for their signs."""
     text = unwrapped(text).translate(_SIGNS)
     for pattern, spelling in _SPELLINGS:
-        text = re.sub(pattern, spelling, text)
+        text = pattern.sub(spelling, text)
     return text.strip().removesuffix(".").strip()
 
 
