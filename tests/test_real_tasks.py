@@ -3,18 +3,15 @@
 import gzip
 import importlib.util
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tiny
 from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.cli.command_line import main
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.train.config import LFPOConfig
@@ -386,31 +383,12 @@ def test_a_correct_solution_has_the_published_total_reward(here: None) -> None:
             assert sum(w * p for w, p in zip(weights, parts, strict=True)) == value
 
 
-def short_problems(folder: Path) -> Path:
-    """GSM8K's fields with questions that fit the tiny model's context."""
-    rng = random.Random(0)
-    numbers = [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(12)]
-    rows = [{"question": f"{a}+{b}, problem {i}?", "answer": f"#### {a + b}"} for i, (a, b) in enumerate(numbers)]
-    write_jsonl(folder / "train.jsonl", rows[:8])
-    write_jsonl(folder / "test.jsonl", rows[8:])
-    return folder
-
-
 def test_a_folder_with_only_training_rows_trains_without_evaluation(
     tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    folder = short_problems(tmp_path / "data")
-    (folder / "test.jsonl").unlink()
+    rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(8)]  # these fit the tiny model's context
+    write_jsonl(tmp_path / "data" / "train.jsonl", rows)
     sizes = {"max_steps": 1, "num_generations": 2, "eval_size": 0}
-    (metrics,) = trained_on_rows(llada, f"gsm8k@{folder}", tmp_path / "run", **sizes)
+    (metrics,) = trained_on_rows(llada, f"gsm8k@{tmp_path / 'data'}", tmp_path / "run", **sizes)
     assert "rewards/number_accuracy/mean" in metrics
-
-
-def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint, data = tiny.write_dream(tmp_path / "dream"), short_problems(tmp_path / "data")
-    out = tmp_path / "result.json"
-    arguments = ["eval", "--model", str(checkpoint), "--task", f"gsm8k@{data}", "--sampler.gen_length", "8"]
-    assert main([*arguments, "--n", "4", "--output", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert (result["task"], result["n"], result["accuracy"]) == ("gsm8k", 4, 0.0)
