@@ -73,26 +73,25 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.open_now -= 1
 
-    def reply(self, body: str, status: int = 200, kind: str = "application/json", cut: int = 0, **headers: str) -> None:
-        """Send a body. cut: bytes that are promised and not sent, after which the connection is closed."""
+    def head(self, length: int, status: int = 200, kind: str = "application/json", **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body.encode())), **headers}.items():
+        for name, value in {"Content-Type": kind, "Content-Length": str(length), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body.encode()[: len(body.encode()) - cut])
+
+    def reply(self, body: str, *head: Any, cut: int = 0, pause: float = 0.0, **headers: Any) -> None:
+        """Send a body. cut: bytes that are promised and not sent, after which the connection is closed. pause: seconds
+        in the middle of the body."""
+        data = body.encode()
+        self.head(len(data), *head, **headers)
+        self.wfile.write(data[:20])
+        self.wfile.flush()
+        time.sleep(pause)
+        self.wfile.write(data[20 : len(data) - cut])
         self.close_connection = bool(cut)
 
     def fault_slow(self, text: str) -> None:
-        """The whole answer, with a pause in its middle."""
-        body = json.dumps(chat(text)).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[:20])
-        self.wfile.flush()
-        time.sleep(SLOW)
-        self.wfile.write(body[20:])
+        self.reply(json.dumps(chat(text)), pause=SLOW)
 
     def fault_hangs(self, text: str) -> None:
         self.server.closing.wait(30)
@@ -100,10 +99,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def fault_drips(self, text: str) -> None:
         """A byte every 20 ms without end: no single read takes long."""
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
+        self.head(1_000_000)
         while not self.server.closing.wait(0.02):
             self.wfile.write(b" ")
             self.wfile.flush()
@@ -129,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(json.dumps(chat(text)), cut=40)
 
     def fault_html(self, text: str) -> None:
-        self.reply("<html>gateway</html>", kind="text/html")
+        self.reply("<html>gateway</html>", 200, "text/html")
 
     def fault_denied(self, text: str) -> None:
         self.reply(json.dumps({"error": {"message": f"wrong key {self.headers['Authorization']}"}}), 401)

@@ -23,57 +23,9 @@ def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
     assert fenced_blocks(text) == FENCE.findall(text)
 
 
-UNITS = [
-    *(
-        "```" + " " * 999_997,
-        "a",
-        "`",
-        "```",
-        "```\n",
-        "```python\n",
-        "```\n```\n",
-        "``` \t",
-        "\n",
-        " ",
-        "\t",
-        "\n ```",
-    ),
-    *(
-        "def ",
-        "def f",
-        "def f(",
-        "def f(:\n",
-        "class f:\n",
-        "(",
-        "[",
-        "{",
-        "{**",
-        "-",
-        "not ",
-        "lambda:",
-        "f'{",
-        "f(",
-        "a,",
-    ),
-    *(
-        "a;",
-        "a.",
-        "@a\n",
-        "if a:\n ",
-        '"',
-        "'",
-        "\\\n",
-        "\0",
-        "\ud800",
-        "é",
-        "x = ",
-        "1",
-        "0x",
-        "1e",
-        "async ",
-        "yield ",
-    ),
-]
+TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|"
+TEXTS += "not |lambda:|f'{|f(|a,|a;|a.|@a\n|if a:\n |\"|'|\\\n|\0|\ud800|é|x = |1|0x|1e|async |yield "
+UNITS = ["```" + " " * 999_997, *TEXTS.split("|")]
 
 
 @pytest.mark.parametrize("size", [200_000, 1_000_000])
@@ -141,51 +93,51 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     assert code_job("x = 1", plain).setup.strip() == "from math import isclose"
 
 
-def test_a_function_that_only_helps_the_tests_is_the_solutions() -> None:
-    """A program that defines it could decide its verdict. A function that a test uses alone is tested."""
-    row = {
-        "tests": ["assert f(1) == 2.0", "assert close(f(2), 4.0)"],
-        "solution": "def close(a, b): return abs(a - b) < 1e-6\ndef f(x): return 2.0 * x",
-    }
+@pytest.mark.parametrize(
+    ("tests", "solution", "cheat"),
+    [
+        (
+            ["assert f(1) == 2.0", "assert close(f(2), 4.0)"],
+            "def close(a, b): return abs(a - b) < 1e-6\ndef f(x): return 2.0 * x",
+            "def close(a, b): return True\ndef f(x): return 0",
+        ),
+        (
+            ["assert isclose(f(1), 2.0)"],
+            "from math import isclose\ndef f(x): return 2.0",
+            "def isclose(*a): return True\ndef f(x): return 0",
+        ),
+    ],
+)
+def test_what_only_helps_the_tests_is_the_solutions(tests: list[str], solution: str, cheat: str) -> None:
+    """A program that defines it could decide its verdict."""
     grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
-    columns = {name: [value] * 2 for name, value in row.items()}
-    assert grader.pass_rate(
-        ["", ""], ["def close(a, b): return True\ndef f(x): return 0", row["solution"]], **columns
-    ) == [0, 1]
+    columns = {"tests": [tests] * 2, "solution": [solution] * 2}
+    assert grader.pass_rate(["", ""], [cheat, solution], **columns) == [0, 1]
+
+
+def test_a_function_that_a_test_uses_alone_is_the_programs() -> None:
+    solution = "def g(x): return x\nh = 1\ndef h(x): return x"
     job = code_job(
-        "x",
-        {
-            "tests": ["assert g(1) == 1", "assert h(1) == 1", "assert g(h(2)) == 2"],
-            "solution": "def g(x): return x\nh = 1\ndef h(x): return x",
-        },
+        "x", {"tests": ["assert g(1) == 1", "assert h(1) == 1", "assert g(h(2)) == 2"], "solution": solution}
     )
     assert list(job.functions) == ["g", "h"]
 
 
-def test_the_imports_of_a_solution_are_the_suites_not_the_programs() -> None:
-    row = {"test_list": ["assert isclose(f(1), 2.0)"], "solution": "from math import isclose\ndef f(x): return 2.0"}
-    grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
-    columns = {name: [value] * 2 for name, value in row.items()}
-    cheat = "def isclose(*a): return True\ndef f(x): return 0"
-    assert grader.pass_rate(["", ""], [cheat, row["solution"]], **columns) == [0.0, 1.0]
-
-
-def test_rows_whose_tests_lack_a_name_have_no_reward() -> None:
-    grader = Grader(Sandbox(unsafe="root"))
-    columns: dict[str, Any] = {"tests": [["assert helper(f()) == 1"]], "entry_point": ["f"]}
-    for completion in ("def f(): return 1\ndef helper(x): return 1", "def f(:"):
-        assert grader.pass_rate([""], [completion], **columns) == [None]
-        assert grader.all_tests_pass([""], [completion], **columns) == [None]
-
-
 @pytest.mark.parametrize("together", [False, True])
-def test_rows_whose_tests_are_not_python_have_no_reward(together: bool) -> None:
-    grader = Grader(Sandbox(unsafe="root"))
-    columns: dict[str, Any] = {"tests": [["assert f(1 == 2"]], "entry_point": ["f"], "together": [together]}
-    columns["solution"] = ["def f(x): return 2"]
-    assert grader.pass_rate([""], ["def f(x): return 2"], **columns) == [None]
-    job = code_job("def f(x): return 2", {name: value[0] for name, value in columns.items()})
-    assert job.needs.startswith("tests that are Python (test 0 of f is not Python: ")
+@pytest.mark.parametrize(
+    ("test", "needs"),
+    [
+        ("assert helper(f()) == 1", "a definition of helper in the tests"),
+        ("assert f(1 == 2", "tests that are Python (test 0 of f is not Python: "),
+    ],
+)
+def test_rows_whose_tests_are_not_python_or_lack_a_name_have_no_reward(test: str, needs: str, together: bool) -> None:
+    row: dict[str, Any] = {"tests": [test], "entry_point": "f", "together": together}
+    assert code_job("x", row).needs.startswith(needs) or (together and "helper" in test)
+    columns = {name: [value] for name, value in row.items()}
+    for completion in ("def f(): return 1\ndef helper(x): return 1", "def f(:"):
+        for grade in (Grader(Sandbox(unsafe="root")).pass_rate, Grader(Sandbox(unsafe="root")).all_tests_pass):
+            assert grade([""], [completion], **columns) == [None]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,15 @@
 import gzip
 import importlib.util
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tiny
 from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.cli.command_line import main
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.train.config import LFPOConfig
@@ -233,6 +230,7 @@ def test_the_same_rows_load_from_every_kind_of_file(tmp_path: Path) -> None:
         data_task(f"piqa@{tmp_path / 'cut.jsonl.gz'}").row("test", 0)
 
 
+ACECODE = {"id": "a", "question": "Add.", "test_cases": ["assert f()"]}
 GOOD: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "1?", "answer": "#### 1"},
     "math": {"problem": "1?", "answer": "1"},
@@ -242,6 +240,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "winogrande": {"sentence": "_ is", "option1": "a", "option2": "b", "answer": "1"},
     "piqa": PIQA[0],
     "gpqa": GPQA[0],
+    "acecode": ACECODE,
 }
 
 
@@ -262,12 +261,31 @@ GOOD: dict[str, dict[str, Any]] = {
         ("winogrande", {"sentence": "a"}, "'sentence' must be a sentence with a blank"),
         ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": -1}, "'label' must be a whole"),
         ("gpqa", {"Question": "a"}, "'"),
+        ("humaneval", {"test": None}, "'test' is missing (found: task_id, "),
+        ("humaneval", {"entry_point": 3}, "'entry_point' must be text, found '3'"),
+        ("mbpp", {"test_list": "assert f(1)"}, "'test_list' must be a list of texts, found 'assert f(1)'"),
+        ("mbpp", {"task_id": "one"}, "'task_id' must be a whole number from 0 to 1000000"),
+        ("mbpp", {"test_imports": 1}, "'test_imports' must be Python, as text or texts"),
+        ("mbpp_plus", {"code": ""}, "'code' must be text"),
+        ("bigcodebench", {"code_prompt": None}, "'code_prompt' is missing"),
+        ("bigcodebench", {"test": "class ("}, "'test' must be Python"),
+        ("bigcodebench_instruct", {"instruct_prompt": None}, "'instruct_prompt' is missing"),
+        (
+            "acecode",
+            {"id": "b", "question": "?", "test_cases": ["a"], "inferences": [{"model": "a"}]},
+            "'inferences' must be a list of objects with completion",
+        ),
     ],
 )
 def test_a_wrong_row_is_named_by_file_line_and_field(
     tmp_path: Path, name: str, line: dict[str, Any], said: str
 ) -> None:
-    file = write_jsonl(tmp_path / "test.jsonl", [GOOD[name], line])
+    """For a suite of code, `line` is what differs from one of its rows; None is a missing field."""
+    good = GOOD.get(name)
+    if good is None:
+        good = json.loads((DATA / name.removesuffix("_instruct") / "test.jsonl").read_text().splitlines()[0])
+        line = {key: value for key, value in (good | line).items() if value is not None}
+    file = write_jsonl(tmp_path / "test.jsonl", [good, line])
     with pytest.raises(UserError) as error:
         data_task(f"{name}@{file}").row("test", 0)
     assert f"test.jsonl:2: field {said}" in str(error.value)
@@ -279,7 +297,9 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
     [
         ("gsm8", "unknown task 'gsm8'; did you mean 'gsm8k'?"),
         ("d1_sudoko", "did you mean 'd1_sudoku'?"),
-        ("sudoku@x.jsonl", "makes its own problems and reads no files"),
+        ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
+        ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
+        ("words@there", "makes its own problems and reads no files; leave out '@there', or write 'words@validation'"),
         ("gsm8k@nowhere", "nowhere: no such file or folder"),
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
@@ -288,7 +308,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
         ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
         ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),
-        ("lfpo.prompts.tasks.gsm8k:build", "expected a Task"),
+        ("lfpo.prompts.tasks.math:math_row", "expected a Task"),
     ],
 )
 def test_a_wrong_name_or_path_is_a_one_line_error(here: None, name: str, said: str) -> None:
@@ -363,31 +383,12 @@ def test_a_correct_solution_has_the_published_total_reward(here: None) -> None:
             assert sum(w * p for w, p in zip(weights, parts, strict=True)) == value
 
 
-def short_problems(folder: Path) -> Path:
-    """GSM8K's fields with questions that fit the tiny model's context."""
-    rng = random.Random(0)
-    numbers = [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(12)]
-    rows = [{"question": f"{a}+{b}, problem {i}?", "answer": f"#### {a + b}"} for i, (a, b) in enumerate(numbers)]
-    write_jsonl(folder / "train.jsonl", rows[:8])
-    write_jsonl(folder / "test.jsonl", rows[8:])
-    return folder
-
-
 def test_a_folder_with_only_training_rows_trains_without_evaluation(
     tmp_path: Path, llada: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    folder = short_problems(tmp_path / "data")
-    (folder / "test.jsonl").unlink()
+    rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(8)]  # these fit the tiny model's context
+    write_jsonl(tmp_path / "data" / "train.jsonl", rows)
     sizes = {"max_steps": 1, "num_generations": 2, "eval_size": 0}
-    (metrics,) = trained_on_rows(llada, f"gsm8k@{folder}", tmp_path / "run", **sizes)
+    (metrics,) = trained_on_rows(llada, f"gsm8k@{tmp_path / 'data'}", tmp_path / "run", **sizes)
     assert "rewards/number_accuracy/mean" in metrics
-
-
-def test_eval_runs_on_local_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint, data = tiny.write_dream(tmp_path / "dream"), short_problems(tmp_path / "data")
-    out = tmp_path / "result.json"
-    arguments = ["eval", "--model", str(checkpoint), "--task", f"gsm8k@{data}", "--sampler.gen_length", "8"]
-    assert main([*arguments, "--n", "4", "--output", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert (result["task"], result["n"], result["accuracy"]) == ("gsm8k", 4, 0.0)

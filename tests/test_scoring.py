@@ -1,23 +1,38 @@
+"""Reward functions: what they get and may return, time limits, ready terms, and functions in a child process."""
+
 import contextlib
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import reward_samples
 from lfpo.base.errors import UserError
-from lfpo.rewards import score
+from lfpo.rewards import in_child, score
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each
+from lfpo.rewards.scoring import RewardTimeout, time_limit
+from lfpo.rewards.terms import overlong_penalty, relative_length, target_length, tokens, weighted
+from lfpo.train.config import LFPOConfig
+from lfpo.train.setup import make_source
 
 
-def call(*functions, weights=None, columns=None):
-    return score(functions, weights or [1.0] * len(functions), ["p", "q"], ["a", "bb"], [[1], [2, 3]], columns or {})
+def scored(*functions, completions=("a", "bb"), weights=None, ids=None, prompts=None, timeout=0.0, **columns):
+    """The rewards of some completions, by default two; ids: lengths in tokens."""
+    n = len(ids or completions)
+    ids = [[7] * length for length in ids or range(1, n + 1)]
+    texts = list(completions) if len(completions) == n else ["c"] * n
+    return score(functions, weights or [1.0] * len(functions), prompts or ["p"] * n, texts, ids, columns, timeout)
 
 
 def test_weighted_parts_and_none():
@@ -27,7 +42,7 @@ def test_weighted_parts_and_none():
     def sometimes(completions, answer, **_):
         return [None if a is None else float(a == c) for a, c in zip(answer, completions, strict=True)]
 
-    rewards = call(length, sometimes, weights=[0.5, 2.0], columns={"answer": [None, "bb"]})
+    rewards = scored(length, sometimes, weights=[0.5, 2.0], answer=[None, "bb"])
     assert rewards.reward_B.tolist() == [0.5, 3.0]
     assert rewards.parts == {"length": [1.0, 2.0], "sometimes": [None, 1.0]}
 
@@ -36,7 +51,7 @@ def test_functions_get_only_what_they_name():
     def ids(completion_ids, prompts, completions):
         return [len(i) for i in completion_ids]
 
-    assert call(ids, columns={"other": [1, 2]}).reward_B.tolist() == [1.0, 2.0]
+    assert scored(ids, other=[1, 2]).reward_B.tolist() == [1.0, 2.0]
 
 
 @each
@@ -47,15 +62,14 @@ def same(text: str, answer: str) -> float:
 def test_a_grader_of_one_completion_is_a_reward_function_of_a_batch():
     chat = [{"role": "assistant", "content": "b"}]
     assert same(None, ["a", chat, "c"], answer=["a", "b", "a"], other=[1]) == [1.0, 1.0, 0.0]
-    assert score([same], [2.0], ["p"], ["a"], [[1]], {"answer": ["a"], "other": [1]}).parts == {"same": [1.0]}
-    failed = score([same], [1.0], ["p"], ["a"], [[1]], {"other": [1]}).failed["same"]
-    assert "missing a required argument: 'answer'" in failed
+    assert scored(same, answer=["a", "a"], other=[1, 1]).parts == {"same": [1.0, 0.0]}
+    assert "missing a required argument: 'answer'" in scored(same, other=[1, 1]).failed["same"]
 
 
 def test_numpy_and_torch_numbers_are_numbers():
-    assert call(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_B.tolist() == [1.5, 2.0]
-    assert call(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_B.tolist() == [1.0, 2.0]
-    assert call(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_B.tolist() == [1.0, 0.0]
+    assert scored(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_B.tolist() == [1.5, 2.0]
+    assert scored(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_B.tolist() == [1.0, 2.0]
+    assert scored(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_B.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +89,7 @@ def test_wrong_return_values_are_user_errors_that_name_the_function(value, named
         return value
 
     with pytest.raises(UserError, match=named) as caught:
-        call(my_reward)
+        scored(my_reward)
     assert "my_reward" in str(caught.value)
 
 
@@ -88,7 +102,7 @@ def fails_with(error: BaseException):
 
 def test_a_function_that_raises_or_exits_does_not_affect_the_others():
     for error, said in ((KeyError("x"), "KeyError: 'x'"), (SystemExit(2), "SystemExit: 2")):
-        rewards = call(fails_with(error), lambda prompts, completions: [1.0, 2.0])
+        rewards = scored(fails_with(error), lambda prompts, completions: [1.0, 2.0])
         assert rewards.reward_B.tolist() == [1.0, 2.0]
         assert rewards.parts == {"broken": [None, None], "<lambda>": [1.0, 2.0]}
         assert rewards.failed.keys() == {"broken"}
@@ -97,12 +111,12 @@ def test_a_function_that_raises_or_exits_does_not_affect_the_others():
 
 def test_a_user_error_of_the_function_is_raised():
     with pytest.raises(UserError, match="row 3"):
-        call(fails_with(UserError("row 3: no tests")))
+        scored(fails_with(UserError("row 3: no tests")))
 
 
 def timed(function, timeout: float):
     before, started = signal.getsignal(signal.SIGALRM), time.monotonic()
-    rewards = score([function], [1.0], ["p", "q"], ["a", "bb"], [[1], [2, 3]], {}, timeout)
+    rewards = scored(function, timeout=timeout)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     return rewards, time.monotonic() - started
@@ -135,5 +149,205 @@ def test_a_subprocess_that_the_function_waits_for_is_killed(tmp_path):
 
 def test_outside_the_main_thread_the_time_limit_has_no_effect():
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(score, [lambda prompts, completions: [1.0]], [1.0], ["p"], ["a"], [[1]], {}, 0.5).result()
-    assert result.reward_B.tolist() == [1.0]
+        result = pool.submit(scored, lambda prompts, completions: [1.0, 2.0], timeout=0.5).result()
+    assert result.reward_B.tolist() == [1.0, 2.0]
+
+
+# Terms
+
+
+def rewards_of(function, lengths, prompts=None, **columns):
+    found = scored(function, ids=lengths, prompts=prompts, **columns)
+    assert not found.failed
+    return next(iter(found.parts.values()))
+
+
+def test_overlong_is_dapos_equation():
+    # L_max 10, L_cache 4: 0 up to 6, then (6 - length) / 4, then -1.
+    assert rewards_of(overlong_penalty(10, 4), [0, 6, 7, 9, 10, 11]) == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
+    for maximum, buffer in ((10, 0), (10, 11)):
+        with pytest.raises(UserError, match=f"buffer {buffer} must be above 0"):
+            overlong_penalty(maximum, buffer)
+
+
+def test_tokens_are_counted():
+    assert rewards_of(tokens, [3, 0]) == [3.0, 0.0]
+
+
+def test_relative_length_is_within_a_prompt():
+    assert rewards_of(relative_length, [2, 4, 6, 5, 5], ["p"] * 3 + ["q"] * 2) == [0.5, 0.0, -0.5, 0.0, 0.0]
+
+
+def test_target_length_is_by_row():
+    assert rewards_of(target_length(alpha=0.5), [3, 3, 3], target_length=[3, 1, 7]) == [0.0, -1.0, -2.0]
+    assert rewards_of(target_length("n", 1.0), [3], n=[4]) == [-1.0]
+
+
+def half(prompts, completions, want):
+    return [None if w is None else 0.5 for w in want]
+
+
+def test_a_column_weighs_the_rewards_of_its_rows():
+    assert rewards_of(weighted(half, "w"), [1, 1, 1], want=[1, 1, None], w=[2, 0.5, 3]) == [1.0, 0.25, None]
+    assert rewards_of(weighted(tokens, "w"), [4], w=[2.0]) == [8.0]
+    assert weighted(half, "w").__name__ == "half"
+
+
+def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
+    with pytest.raises(UserError, match="no column 'w', only completion_ids, want"):
+        rewards_of(weighted(half, "w"), [1], want=[1])
+    with pytest.raises(UserError, match="column 'w' must hold numbers, found 'x' in row 1 of the batch"):
+        rewards_of(weighted(half, "w"), [1, 1], want=[1, 1], w=[1, "x"])
+
+
+# In a child process
+
+
+def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
+    return ChildProcess("reward_samples:obey", seconds, memory)
+
+
+@pytest.mark.parametrize(
+    ("do", "value", "reason"),
+    [
+        ("c", 0, "more than 0.5 s"),
+        ("sleep", 100, "more than 0.5 s"),
+        ("half", 0, "more than 0.5 s"),
+        ("stop", 0, "more than 0.5 s"),
+        ("exit", -9, "was ended by signal 9"),
+        ("exit", 3, "ended with exit code 3"),
+    ],
+)
+def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, reason: str):
+    child = start_child()
+    assert child.call(do="say", value=1) == 1
+    first, child.seconds = child.process, 0.5
+    with pytest.raises(ChildFailed, match=reason):
+        child.call(do=do, value=value)
+    assert first is not None and first.poll() is not None and child.process is None
+    child.seconds = 30.0
+    assert child.call(do="say", value=[2]) == [2]
+    child.stop()
+
+
+def test_a_late_answer_is_not_read_as_the_answer_to_the_next_request():
+    child = start_child()
+    child.call(do="say", value=0)
+    with pytest.raises(RewardTimeout), time_limit(0.2):
+        child.call(do="sleep", value=0.5)
+    assert child.process is None
+    time.sleep(0.5)
+    assert child.call(do="say", value="mine") == "mine"
+    child.stop()
+
+
+def test_requests_and_answers_larger_than_a_pipe():
+    child = start_child()
+    assert child.call(do="say", value="x" * 1_000_000) == "x" * 1_000_000
+    assert child.process is not None
+    os.kill(child.process.pid, signal.SIGSTOP)  # it never reads the next request
+    child.seconds = 0.5
+    with pytest.raises(ChildFailed, match=r"more than 0\.5 s"):
+        child.call(do="say", value="x" * 1_000_000)
+
+
+def test_a_child_outlives_the_thread_that_started_it_and_is_replaced_once_it_ended():
+    child = start_child()
+    thread = threading.Thread(target=lambda: child.call(do="say", value=1))
+    thread.start()
+    thread.join()
+    first = child.process
+    assert first is not None
+    time.sleep(0.2)
+    assert child.call(do="say", value=2) == 2 and child.process is first
+    with pytest.raises(ChildFailed, match="TypeError"):
+        child.call(unknown=3)
+    first.kill()
+    first.wait()
+    assert pickle.loads(pickle.dumps(child)).call(do="say", value=3) == child.call(do="say", value=3) == 3
+    child.stop()
+
+
+@pytest.mark.skipif(not resident_bytes(os.getpid()), reason="memory is read from /proc")
+def test_memory_is_limited_and_a_slow_leak_loses_no_answer():
+    child = start_child(memory=200 << 20)
+    pids = []
+    for _ in range(6):
+        assert child.call(do="hold", value=30 << 20) == 30 << 20
+        pids.append(child.process.pid if child.process else 0)
+    assert 0 in pids and len(set(pids)) >= 3  # replaced after the answer, more than once
+    with pytest.raises(ChildFailed, match=r"GiB of memory, more than 0.20 GiB"):
+        child.call(do="hold", value=1 << 30)
+    assert child.call(do="say", value=1) == 1
+    child.stop()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_rewards.py").write_text(
+        "import itertools, os\n"
+        "from lfpo.base.errors import UserError\n"
+        "def length(prompts, completions, want):\n"
+        "    print('printed, not an answer')\n"
+        "    return [None if w is None else float(len(t) + w) for t, w in zip(completions, want)]\n"
+        "def endless(completions, **columns):\n"
+        "    return [sum(itertools.repeat(0)) if 'c' in completions else 1.0 for t in completions]\n"
+        "def raises(completions, **columns):\n"
+        "    raise ConnectionError('no judge')\n"
+        "def refuses(completions, **columns):\n"
+        "    raise UserError('row 3 has no answer')\n"
+        "def text(completions, **columns):\n"
+        "    return ['very good'] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_rewards"
+
+
+def test_a_function_in_a_child_returns_the_same_rewards(module: str):
+    function = in_child(f"{module}.length")
+    found = scored(function, completions=["a", "bcd", ""], want=[1, None, 0.5])
+    assert found.parts == {"length": [2.0, None, 0.5]} and not found.failed
+    here = scored(reward_samples.even_tokens, completions=["a", "bcd"])
+    assert scored(in_child(reward_samples.even_tokens), completions=["a", "bcd"]).parts == here.parts
+
+
+def test_a_c_call_that_never_returns_fails_its_batch_only(module: str):
+    function = in_child(f"{module}:endless", seconds=60.0)
+    assert scored(function, completions=["a"]).reward_B.tolist() == [1.0]
+    found = scored(function, completions=["c"], timeout=0.5)  # by the signal
+    assert found.failed == {"endless": "it ran for more than 0.5 s"} and found.parts == {"endless": [None]}
+    function.child.seconds = 0.5  # type: ignore[attr-defined]
+    assert (
+        "it ran for more than 0.5 s" in scored(function, completions=["c"]).failed["endless"]
+    )  # by the child's own time limit
+    function.child.seconds = 60.0  # type: ignore[attr-defined]
+    assert scored(function, completions=["b", "b"]).reward_B.tolist() == [1.0, 1.0]
+
+
+def test_errors_of_a_function_in_a_child_are_reported_as_without_one(module: str):
+    assert scored(in_child(f"{module}.raises"), completions=["a"]).failed == {
+        "raises": "ConnectionError: no judge (own_rewards.py:9)"
+    }
+    with pytest.raises(UserError, match="row 3 has no answer"):
+        scored(in_child(f"{module}.refuses"), completions=["a"])
+    with pytest.raises(UserError, match="reward function 'text': reward 0 is 'very good'"):
+        scored(in_child(f"{module}.text"), completions=["a"])
+
+
+def test_a_function_that_a_child_cannot_import_is_a_user_error():
+    with pytest.raises(UserError, match=r"'<lambda>'.*at the top of a module"):
+        in_child(lambda completions: [0.0])
+    with pytest.raises(UserError, match="no 'nothing'"):
+        in_child("reward_samples:nothing")
+
+
+def test_reward_memory_runs_functions_in_children(module: str):
+    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.length"], reward_memory=2.0)
+    (function,) = make_source(args, None, None, None).reward_functions
+    assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
+    (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions
+    assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="reward_memory limits the functions of reward_funcs"):
+        make_source(LFPOConfig(output_dir="x", task="choice", reward_memory=1.0), None, None, None)
+    with pytest.raises(ValueError, match=r"'reward_memory' -1\.0 must be GiB"):
+        LFPOConfig(output_dir="x", task="choice", reward_memory=-1)

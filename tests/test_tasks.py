@@ -1,20 +1,25 @@
+import ast
 import dataclasses
 import functools
 import random
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import LENGTHS, TASKS, Task, expression, get_task, sudoku
+from lfpo.prompts.tasks import LENGTHS, TASKS, Task, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.rewards.arithmetic import MAX_CHARS, constants, evaluate, parse
 from lfpo.rewards.sudoku import is_grid
 from lfpo.train.sft import _tokenizer_corpus
 from lfpo.train.sft_config import SFTConfig
@@ -149,21 +154,6 @@ def test_verdicts(name: str, row: dict, right: list[str], wrong: list[str]) -> N
     assert [text for text in wrong if task.correct(text, row)] == []
 
 
-def test_expressions_run_in_the_sandbox_get_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sandbox also accepts expressions that the syntax tree rejects."""
-    monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")  # so that the test runs on any machine
-    task, rng = get_task("expression"), random.Random(0)
-    rows = task.test_rows(8)
-    texts = [task.demonstrate(row, rng, 0.5) for row in rows]
-    others = ["", "x\nx", "x)\nimport os\n(x", "import os", "exit()", "print(x)", "(lambda: x)()"]
-    rows, texts = rows + [{"prompt": "", "coefficients": [0, 1, 0]}] * len(others), texts + others
-    columns = {"coefficients": [row["coefficients"] for row in rows]}
-    found = expression.in_sandbox([row["prompt"] for row in rows], texts, **columns)
-    assert found[:-1] == [float(task.correct(text, row)) for text, row in zip(texts[:-1], rows[:-1], strict=True)]
-    assert 0 < found[:8].count(1.0) < 8
-    assert found[-1] == 1
-
-
 def test_grids() -> None:
     assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
     assert all(is_grid(g) for g in sudoku.grids())
@@ -203,25 +193,6 @@ def test_the_reward_has_trls_signature() -> None:
 def test_a_dotted_path_is_a_task_too() -> None:
     assert get_task("lfpo.prompts.tasks.sudoku:TASK") is get_task("sudoku")
     assert isinstance(get_task("lfpo.prompts.tasks.choice.TASK"), Task)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("sudoko", "'sudoku'"),
-        ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
-        ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
-        ("lfpo.prompts.tasks.sudoku:grids", "expected a Task"),
-        (
-            "gsm8k@nowhere/validation",
-            "validation: no such file or folder",
-        ),  # only generated tasks have one of their own
-        ("words@there", "reads no files; leave out '@there', or write 'words@validation'"),
-    ],
-)
-def test_names_that_are_not_a_task(name: str, part: str) -> None:
-    with pytest.raises(UserError, match=part):
-        get_task(name)
 
 
 def test_special_tokens_survive_saving(tmp_path: Path) -> None:
@@ -282,3 +253,79 @@ def test_a_length_that_is_no_whole_number_of_items_is_refused() -> None:
     for length in (6, 0, 132):
         with pytest.raises(ValueError, match=f"gen_length {length} must be a multiple of 4"):
             successor_task(length)
+
+
+# Arithmetic
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("1+2*3", 7),
+        ("(1+2)*3", 9),
+        ("8/3", Fraction(8, 3)),
+        ("8/3*3", 8),
+        ("-7//2", -4),
+        ("-7%3", 2),
+        ("2**8", 256),
+        ("0**0", 1),
+        ("--5", 5),
+        (" 4 \n", 4),
+        ("0x10", 16),
+    ],
+)
+def test_values_are_exact(source: str, value: int | Fraction) -> None:
+    assert evaluate(parse(source)) == value
+
+
+def test_names_have_the_given_values() -> None:
+    assert evaluate(parse("x*x-y"), {"x": 5, "y": 3}) == 22
+
+
+# Without spaces, which separate them here.
+REFUSED = "1+ x y+1 1.5 1j True 'a' None +1 ~1 1<<40 1|2 1<2 [1] (1,2) x.real x() abs(-1) (a:=1) 1/0 1//0 1%0 2**-1"
+REFUSED += " 2**(1/2) 2**9 9**9**9 9**9**9**9**9 99999**8 10**8*10**8 1/10**8/10**8 exec('1') 1;2 f'{1}'"
+SPACED = ["", "   ", "1 2", "not 1", "1 if 1 else 2", "(lambda: 1)()", "[i for i in (1,)]", "x = 1", "import os"]
+LONG = ["1" * MAX_CHARS, "1" * 1_000_000, "(" * 10_000 + "1" + ")" * 10_000, "(" * 95 + "1"]
+LONG += ["-" * (MAX_CHARS - 1) + "x", "[" * (MAX_CHARS // 2) + "]" * (MAX_CHARS // 2)]
+ODD = ["__import__('os').system('true')", "1\n2", "\0", "\ud800"]
+
+
+@pytest.mark.parametrize("source", [*REFUSED.split(" "), *SPACED, *LONG, *ODD])
+def test_everything_else_is_a_value_error_within_a_second(source: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ValueError):
+        evaluate(parse(source), {"z": 1})
+    assert time.perf_counter() - started < 1
+
+
+def test_deep_but_allowed_nesting_has_a_value() -> None:
+    assert evaluate(parse("(" * 90 + "1" + ")" * 90)) == 1
+    assert evaluate(parse("-" * (MAX_CHARS - 2) + "1")) == 1
+
+
+def test_constants_are_the_integer_literals() -> None:
+    assert sorted(constants(parse("3*(4+4)-x*1.5+True"))) == [3, 4, 4]
+
+
+expressions = st.recursive(
+    st.integers(0, 30).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda t: f"({t[0]}{t[1]}{t[2]})"),
+    max_leaves=6,
+)
+
+
+@given(expressions)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_agrees_with_python(source: str) -> None:
+    assert evaluate(parse(source)) == eval(source)
+
+
+@given(st.text(alphabet="0123456789+-*/%()x_.,'[]{}= \n#lambdif", max_size=40))
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_random_text_gives_a_fraction_or_a_value_error(source: str) -> None:
+    try:
+        assert isinstance(evaluate(parse(source), {"x": 2}), Fraction)
+    except ValueError:
+        return
+    assert isinstance(ast.parse(source.strip(), mode="eval"), ast.Expression)

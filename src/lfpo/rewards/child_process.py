@@ -1,28 +1,35 @@
-"""A child process that answers requests, one JSON line each, and is killed when it exceeds its time or memory limit.
+"""Calls a function in a child process, which is killed when it exceeds its time or memory limit.
 
 For code that cannot be interrupted or limited within this process: computer algebra on model-written text, graders
-that evaluate it, reward functions that leak memory. The child starts at the first request and restarts after a kill.
+that evaluate it, reward functions that leak memory (`in_child`). The child starts at the first call and restarts after
+a kill.
 """
 
 import atexit
-import base64
 import contextlib
+import ctypes
+import importlib
+import inspect
 import json
 import os
 import pickle
-import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, last_line
+from lfpo.base.plugins import resolve
+from lfpo.rewards.scoring import RewardFailed, RewardFunction, reward_name
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory
+_PR_SET_PDEATHSIG = 1
+_MAIN = "import sys; from lfpo.rewards.child_process import main; main(*sys.argv[1:])"
 
 
 class ChildFailed(Exception):
@@ -31,131 +38,137 @@ class ChildFailed(Exception):
 
 
 class ChildProcess:
-    """Runs `command`, which reads requests from standard input and writes one JSON line to standard output for each.
+    """Calls the function `module:name`, which the child imports.
 
     seconds: time limit for one answer (0: none). memory: limit on the child's resident memory in bytes (Linux only; 0:
     none). A child that holds more than half of the limit after an answer is replaced, so a slow leak loses no answer.
-    env: the child's environment (None: this process's). quiet: whether to discard its standard error.
+    quiet: whether to discard its standard error, to which print() goes too.
+    ends_with_thread: on Linux, the kernel kills the child when the thread that started it ends, also when this process
+    is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
     """
 
     def __init__(
-        self,
-        command: list[str],
-        seconds: float,
-        memory: int = 0,
-        env: dict[str, str] | None = None,
-        quiet: bool = True,
-    ):
-        self.command, self.seconds, self.memory, self.env, self.quiet = command, seconds, memory, env, quiet
+        self, function: str, seconds: float, memory: int = 0, quiet: bool = True, ends_with_thread: bool = False
+    ) -> None:
+        self.function, self.seconds, self.memory = function, seconds, memory
+        self.quiet, self.ends_with_thread = quiet, ends_with_thread
         self.process: subprocess.Popen[bytes] | None = None
+        self.pipe: Any = None  # Connection to the process
         self.lock = threading.Lock()
         atexit.register(self.stop)
 
     def __reduce__(self) -> Any:
         """Pickled, it is a child of the process that unpickles it."""
-        return ChildProcess, (self.command, self.seconds, self.memory, self.env, self.quiet)
+        return ChildProcess, (self.function, self.seconds, self.memory, self.quiet, self.ends_with_thread)
 
-    def ask(self, request: Any) -> Any:
-        """Send a JSON value and return the answer. Raises ChildFailed."""
+    def call(self, **arguments: Any) -> Any:
+        """What the function returns, which JSON must be able to hold.
+
+        Raises ChildFailed, also where the function raises, unless it raises a UserError: then UserError.
+        """
+        request = pickle.dumps(arguments)
         with self.lock:
-            answered = False
+            answer = None
             try:
-                line = self._exchange(json.dumps(request).encode() + b"\n")
-                answered = True
+                answer = self._exchange(request)
             finally:
                 # Also after a signal handler raised: a late answer must not be read as the answer to the next request.
-                if not answered:
+                if answer is None:
                     self.stop()
             if self.memory and self.process is not None and resident_bytes(self.process.pid) > self.memory / 2:
                 self.stop()
-        return json.loads(line)
+        if "user_error" in answer:
+            raise UserError(answer["user_error"])
+        if "error" in answer:
+            raise ChildFailed(answer["error"])
+        return answer["value"]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def _exchange(self, request: bytes) -> dict[str, Any]:
+        """Send a request and wait for the answer. A thread kills a child that exceeds its limits, which ends the wait,
+        also that for a child that does not read."""
+        process = self._started()
+        done, exceeded = threading.Event(), list[str]()
+        watch = threading.Thread(target=self._watch, args=(process, done, exceeded), daemon=True)
+        watch.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # the read reports that the child ended
+                self.pipe.send_bytes(request)
+            answer: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            code = process.wait()
+            ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise ChildFailed(exceeded[0] if exceeded else f"its process {ended}") from None
+        finally:
+            done.set()
+            watch.join()
+        return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
         """The running child. Starts a new one if there is none or the last one has ended."""
         if self.process is not None and self.process.poll() is not None:
             self.stop()
         if self.process is None:
-            pipe, errors = subprocess.PIPE, subprocess.DEVNULL if self.quiet else None
-            self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=errors, env=self.env)
-            assert self.process.stdin is not None and self.process.stdout is not None
-            # Non-blocking, so that a child that neither reads nor writes cannot block this process.
-            os.set_blocking(self.process.stdin.fileno(), False)
-            os.set_blocking(self.process.stdout.fileno(), False)
+            self.pipe, theirs = Pipe()
+            folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
+            # The order of sets is fixed: sympy's verdict on infinities depends on it.
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONHASHSEED": "0"}
+            command = [sys.executable, "-P", "-c", _MAIN, self.function, str(theirs.fileno())]
+            command += ["ends_with_thread"] * self.ends_with_thread
+            null = subprocess.DEVNULL
+            out, errors = (null, null) if self.quiet else (2, None)
+            self.process = subprocess.Popen(
+                command, stdin=null, stdout=out, stderr=errors, env=env, pass_fds=[theirs.fileno()]
+            )
+            theirs.close()
         return self.process
 
-    def _exchange(self, request: bytes) -> bytes:
-        process = self.start()
-        assert process.stdin is not None and process.stdout is not None
-        source, sink = process.stdin.fileno(), process.stdout.fileno()
-        unsent, answer = memoryview(request), bytearray()
+    def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, exceeded: list[str]) -> None:
+        """Kill the child when it exceeds a limit before `done`, and say which."""
         deadline = time.monotonic() + (self.seconds or float("inf"))
-        with selectors.DefaultSelector() as ready:
-            ready.register(source, selectors.EVENT_WRITE)
-            ready.register(sink, selectors.EVENT_READ)
-            while not answer.endswith(b"\n"):
-                wait = min(POLL_SECONDS if self.memory else 60.0, self._remaining(process.pid, deadline))
-                for key, _ in ready.select(wait):
-                    if key.fd == sink:
-                        if not (read := os.read(sink, 1 << 16)):
-                            raise ChildFailed(_exit_reason(process))
-                        answer += read
-                        continue
-                    try:
-                        unsent = unsent[os.write(source, unsent[: 1 << 16]) :]
-                    except BrokenPipeError:  # the read reports that the child ended
-                        unsent = unsent[:0]
-                    if not unsent:
-                        ready.unregister(source)
-        return bytes(answer)
-
-    def _remaining(self, pid: int, deadline: float) -> float:
-        """Seconds left for the answer. Raises ChildFailed when the time or memory limit is exceeded."""
-        if (remaining := deadline - time.monotonic()) <= 0:
-            raise ChildFailed(f"it ran for more than {self.seconds:g} s")
-        if self.memory and (held := resident_bytes(pid)) > self.memory:
-            raise ChildFailed(f"it took {held / 2**30:.2f} GiB of memory, more than {self.memory / 2**30:.2f} GiB")
-        return remaining
+        while not done.wait(min(POLL_SECONDS if self.memory else 60.0, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                exceeded.append(f"it ran for more than {self.seconds:g} s")
+            elif self.memory and (held := resident_bytes(process.pid)) > self.memory:
+                size, limit = held / 2**30, self.memory / 2**30
+                exceeded.append(f"it took {size:.2f} GiB of memory, more than {limit:.2f} GiB")
+            if exceeded:
+                process.kill()
+                return
 
     def stop(self) -> None:
         """Kill the child, if there is one."""
         process, self.process = self.process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+            self.pipe.close()
 
 
-def worker(
-    function: str, seconds: float, memory: int = 0, quiet: bool = True, ends_with_thread: bool = False
-) -> ChildProcess:
-    """A child process for `call`, which imports the function `module:name`. The rest is as in ChildProcess.
+def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
+    """In the child: for each request, pickled arguments, send one JSON object: `value`, `user_error` (a UserError) or
+    `error` (any other exception)."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
+    pipe = Connection(int(descriptor))
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    with contextlib.suppress(EOFError):  # the parent has ended
+        while True:
+            arguments = pickle.loads(pipe.recv_bytes())
+            try:
+                function = getattr(importlib.import_module(module), attribute)
+                text = json.dumps({"value": function(**arguments)}, default=_plain)
+            except UserError as error:
+                text = json.dumps({"user_error": str(error)})
+            except Exception as error:  # user code may raise anything; the parent handles it
+                text = json.dumps({"error": last_line(error)})
+            pipe.send_bytes(text.encode())
 
-    ends_with_thread: on Linux, the kernel kills the child when the thread that started it ends, also when this process
-    is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
-    """
-    folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
-    # The order of sets is fixed: sympy's verdict on infinities depends on it.
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONHASHSEED": "0"}
-    flags = ["ends_with_thread"] * ends_with_thread
-    command = [sys.executable, "-P", "-m", "lfpo.rewards.child_worker", function, *flags]
-    return ChildProcess(command, seconds, memory, env, quiet)
 
-
-def call(child: ChildProcess, **arguments: Any) -> Any:
-    """What the function of a worker returns, which JSON must be able to hold.
-
-    Raises ChildFailed, also where the function raises, unless it raises a UserError: then UserError.
-    """
-    answer = child.ask(base64.b64encode(pickle.dumps(arguments)).decode())
-    if "user_error" in answer:
-        raise UserError(answer["user_error"])
-    if "error" in answer:
-        raise ChildFailed(answer["error"])
-    return answer["value"]
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as lists; anything else as its repr, which the parent rejects as not a number."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 @contextlib.contextmanager
@@ -177,6 +190,37 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def _exit_reason(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: float = 0.0) -> RewardFunction:
+    """Wrap a reward function so that each call runs in a child process.
+
+    function: a function at the top of a module, or its dotted path; the child imports it by that path.
+    memory: the child's limit in GiB of resident memory (0: none). seconds: the time limit for one batch, including the
+    child's start (0: none). A child that exceeds a limit is killed and the call raises RewardFailed; the next batch
+    gets a new child. A child that holds more than half of `memory` after a batch is replaced too.
+    What the function prints goes to standard error.
+    Raises UserError if the function cannot be imported, or if `memory` is set on a system other than Linux.
+    """
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+    if not isinstance(function, str) and (not name.isidentifier() or module == "__main__"):
+        raise UserError(
+            f"reward function {reward_name(function)!r}: a child process can only import a function at the top of a "
+            "module; move it to a file of its own, or leave out reward_memory"
+        )
+    path = function if isinstance(function, str) else f"{module}:{name}"
+    found = resolve(path, {}, kind="reward function")
+    if memory and not resident_bytes(os.getpid()):
+        raise UserError(
+            f"reward function {reward_name(found)!r}: its memory can be bounded on Linux only; leave out reward_memory"
+        )
+    child = ChildProcess(path, seconds, int(memory * 2**30), quiet=False, ends_with_thread=True)
+
+    def reward(**arguments: Any) -> Any:
+        try:
+            return child.call(**arguments)
+        except ChildFailed as error:
+            raise RewardFailed(str(error)) from None
+
+    reward.__name__ = reward_name(found)
+    reward.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
+    reward.child = child  # type: ignore[attr-defined]
+    return reward

@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import functools
 import hashlib
 import os
 import re
@@ -15,19 +14,16 @@ from lfpo.base.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
-from lfpo.rewards.sandbox.job import failed
 from lfpo.rewards.sandbox.launch import Unsafe
+from lfpo.rewards.sandbox.run_job import failed
 from lfpo.rewards.sandbox.suite import names_in_solution
 from lfpo.rewards.syntax import syntax_tree
 
 MAX_CHARS = Limits().program_chars
-MAX_CACHED = 20_000
-"""Verdicts that a grader keeps."""
+MAX_CACHED = 20_000  # verdicts of a grader
 DEFAULT_LIMITS = Limits(seconds=20)
 """Wall time is twice the CPU time, for a busy machine."""
-UNSAFE = "LFPO_UNSAFE_SANDBOX"
-"""Environment variable: 1 allows programs to run under resource limits only, where the machine has no sandbox; `root`
-allows it to root too."""
+UNSAFE = "LFPO_UNSAFE_SANDBOX"  # environment variable
 _UNSAFE: dict[str, Unsafe] = {"1": True, "root": "root"}
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test")
 SETUP_FIELDS = ("setup", "test_setup_code", "test_imports")
@@ -140,12 +136,12 @@ def syntax_compliance(
 
 def pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """The share of its tests that each completion passes, in a sandbox with DEFAULT_LIMITS."""
-    return default_grader().pass_rate(prompts, completions, **columns)
+    return _GRADER.pass_rate(prompts, completions, **columns)
 
 
 def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """1 for a completion that passes every test, else 0, in a sandbox with DEFAULT_LIMITS."""
-    return default_grader().all_tests_pass(prompts, completions, **columns)
+    return _GRADER.all_tests_pass(prompts, completions, **columns)
 
 
 @each
@@ -257,9 +253,14 @@ class Grader:
         """Verdicts of all jobs, in one batch; programs that do not parse fail without a process."""
         keys = [b"" if job is None else hashlib.sha256(repr(job).encode("utf-8", "replace")).digest() for job in jobs]
         new = {k: job for k, job in zip(keys, jobs, strict=True) if job is not None and k not in self._cache}
-        judged = {k: _not_python(job) for k, job in new.items() if not job.needs and not parses(job.program)}
-        running = {k: job for k, job in new.items() if k not in judged}
-        if running:
+        judged: dict[bytes, Verdict] = {}
+        for k, job in new.items():
+            if not job.needs and not parses(job.program):
+                long = len(job.program) > MAX_CHARS
+                judged[k] = failed(
+                    job, f"the program is {f'longer than {MAX_CHARS} characters' if long else 'not Python'}"
+                )
+        if running := {k: job for k, job in new.items() if k not in judged}:
             judged.update(zip(running, self.sandbox.run(list(running.values())), strict=True))
         verdicts = [None if job is None else judged.get(k) or self._cache[k] for k, job in zip(keys, jobs, strict=True)]
         self._cache.update({k: verdict for k, verdict in judged.items() if not verdict.late})
@@ -268,22 +269,14 @@ class Grader:
         return verdicts
 
 
+_GRADER = Grader(limits=DEFAULT_LIMITS)  # of `pass_rate` and `all_tests_pass`: a program runs once for both
+
+
 def needs_of(row: Mapping[str, Any], together: bool = False) -> str:
     """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError for a row
     without tests."""
     job = code_job("", row)
     return str(row.get("needs") or "") or (replace(job, together=True) if together else job).needs
-
-
-def _not_python(job: Job) -> Verdict:
-    too_long = f"the program is longer than {MAX_CHARS} characters"
-    return failed(job, too_long if len(job.program) > MAX_CHARS else "the program is not Python")
-
-
-@functools.cache
-def default_grader() -> Grader:
-    """The grader that `pass_rate` and `all_tests_pass` share, so that a program runs once for both."""
-    return Grader(limits=DEFAULT_LIMITS)
 
 
 def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: str = "row") -> Job:

@@ -32,6 +32,7 @@ Answer:
 Give your reasons in a sentence or two. Then write the number alone on the last line."""
 TRANSIENT = (408, 409, 429)  # statuses to try again, beside 5xx
 LONGEST_WAIT = 120.0  # seconds between two attempts, whatever Retry-After says
+READERS = ("number", "yes_no", "json")
 NOT_JSON = "the endpoint's answer is not JSON"
 COUNTS = ("completions", "no_score", "cache_hits", "attempts", "retries", "prompt_tokens", "completion_tokens")
 NUMBER = re.compile(r"(?:[\w ]+[:=])?\s*([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?\.?")
@@ -106,7 +107,9 @@ class Judge:
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self.cache}
         answers = dict(zip(new, _finished(self._ask_all(list(new.values()))) if new else [], strict=True))
         found = [self.cache[key] if key in self.cache else answers[key] for key in keys]
-        self._keep({key: value for key, value in answers.items() if not isinstance(value, str)})
+        self.cache |= {key: value for key, value in answers.items() if not isinstance(value, str)}
+        for key in list(self.cache)[: max(0, len(self.cache) - self.cache_size)]:  # the oldest
+            del self.cache[key]
         reasons = [value for value in found if isinstance(value, str)]
         self.counts.update(completions=len(keys), cache_hits=len(keys) - len(new), no_score=len(reasons))
         self._tell(reasons, len(keys))
@@ -197,18 +200,28 @@ class Judge:
     def _score(self, text: str) -> float | str:
         """The score in [0, 1] that an answer gives, or why it gives none."""
         low, high = self.scale
-        found = READERS[self.read](text, self) if isinstance(self.read, str) else self.read(text)
+        found = self._read(text) if isinstance(self.read, str) else self.read(text)
         if found is None:
             return f"no score in the answer {text[-80:]!r}"
         if not low <= found <= high:
             return f"score {found:g} is outside the scale, {low:g} to {high:g}"
         return (found - low) / (high - low)
 
-    def _keep(self, scores: dict[str, float]) -> None:
-        """Put scores into the cache; the oldest ones leave it."""
-        self.cache.update(scores)
-        for key in list(self.cache)[: max(0, len(self.cache) - self.cache_size)]:
-            del self.cache[key]
+    def _read(self, text: str) -> float | None:
+        """The number or the boolean that an answer gives, by `read`."""
+        if self.read == "json":
+            try:
+                value = json.loads(text[text.find("{") : text.rfind("}") + 1])[self.json_field]
+            except (ValueError, KeyError):
+                return None
+            return float(value) if isinstance(value, int | float) else None
+        lines = [
+            line.strip() for line in text.replace("*", "").split("\n") if line.strip()
+        ]  # without Markdown's asterisks
+        found = (NUMBER if self.read == "number" else WORD).fullmatch(lines[-1] if lines else "")
+        if found is None:
+            return None
+        return float(found[1]) if self.read == "number" else self.scale[found[1].lower() == "yes"]
 
     def _tell(self, reasons: list[str], judged: int) -> None:
         """Log why completions have no score, once for consecutive batches. Raises RewardFailed if none has one."""
@@ -230,30 +243,3 @@ def _finished(coroutine: Coroutine[Any, Any, list[float | str]]) -> list[float |
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
-
-
-def _last_line(text: str) -> str:
-    """The last line that is not empty, without Markdown's asterisks."""
-    lines = text.replace("*", "").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _number(text: str, judge: Judge) -> float | None:
-    found = NUMBER.fullmatch(_last_line(text))
-    return float(found[1]) if found else None
-
-
-def _yes_no(text: str, judge: Judge) -> float | None:
-    found = WORD.fullmatch(_last_line(text))
-    return judge.scale[found[1].lower() == "yes"] if found else None
-
-
-def _json_field(text: str, judge: Judge) -> float | None:
-    try:
-        value = json.loads(text[text.find("{") : text.rfind("}") + 1])[judge.json_field]
-    except (ValueError, KeyError):
-        return None
-    return float(value) if isinstance(value, int | float) else None
-
-
-READERS: dict[str, Callable[[str, Judge], float | None]] = {"number": _number, "yes_no": _yes_no, "json": _json_field}

@@ -1,21 +1,18 @@
-"""One spelling for mathematical text: delimiters, fonts, spacing commands and Unicode signs, but not its meaning.
+"""One spelling for mathematical text, and which words are units. Callers bound its length: some take quadratic time.
 
-Callers bound the length of the text: some functions take quadratic time.
+A word that changes the value (`13 doubled`, `13 dozen`) must not be a unit. Words are an open class, so a unit has a
+measure or a plural noun (`13 red apples`) and no word of the closed classes below.
 """
 
 import re
+from typing import Any
 
 from lfpo.rewards.answers import closing_brace
 
-MAX_LAYERS = 10
-GREEK = """
-    alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
-    omega ell
-""".split()  # noqa: SIM905
+GREEK = "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi"
+GREEK += "|psi|omega|ell"
 
-_FONT = (
-    r"\\(text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
-)
+_FONT = r"\\((?:text|math)(?:bf|it|rm|sf|tt|normal|up)?|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
 _MARKS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WHOLE = re.compile(rf"(?:{_FONT}\s*)?\{{")
 _SPOKEN = (
@@ -26,26 +23,21 @@ _INTRODUCTION = re.compile(rf"{_FONT}\{{\s*{_SPOKEN}\}}|{_SPOKEN}", re.IGNORECAS
 
 
 def unwrapped(text: str) -> str:
-    """The text without what encloses all of it, at most MAX_LAYERS deep, and without `the answer is` and the like."""
-    for _ in range(MAX_LAYERS):
-        inner = _stripped(text)
+    """The text without what encloses all of it, ten layers deep, and without `the answer is` and the like."""
+    for _ in range(10):
+        before, text = text, text.strip().removesuffix(".").strip()
         for opening, closing in _MARKS:
             marks = 2 if opening == closing else 1
-            if inner.startswith(opening) and inner.count(opening) == inner.count(closing) == marks:
-                inner = inner.replace(opening, "").replace(closing, "")
-        found = _WHOLE.match(inner)
-        if found and closing_brace(inner, found.end() - 1) == len(inner) - 1:
-            inner = inner[found.end() : -1]
-        if found := _INTRODUCTION.match(inner):
-            inner = inner[found.end() :]
-        if inner == text:
+            if text.startswith(opening) and text.count(opening) == text.count(closing) == marks:
+                text = text.replace(opening, "").replace(closing, "")
+        found = _WHOLE.match(text)
+        if found and closing_brace(text, found.end() - 1) == len(text) - 1:
+            text = text[found.end() : -1]
+        if found := _INTRODUCTION.match(text):
+            text = text[found.end() :]
+        if text == before:
             break
-        text = inner
     return text
-
-
-def _stripped(text: str) -> str:
-    return text.strip().removesuffix(".").strip()
 
 
 TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` leaves, around words
@@ -66,7 +58,6 @@ _SIGNS = str.maketrans(
 )
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
 _END = r"\s*[^\[\](),\s][^\[\](),]*"
-_DEGREES = r"\^\s*\{?\s*\\circ\s*\}?"
 _SPACING = (
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|q?quad|(?:bf|it|rm|sf|tt)(?!\s*\{))(?![A-Za-z])"
     r"|(?<!\\)\\[ ,;:!()\[\]]|\\?\$|~|^\s*(?:=|\\approx(?![A-Za-z]))"  # a double backslash ends a row of a matrix
@@ -77,59 +68,50 @@ _IN_BASE = (
     r"(?<=[\d)}])\s*(?:_\s*\{?\s*(?:\\text\{\s*)?|\(\s*|\\text\{\s*\(?\s*|\s)(?:in\s+)?(base\b[\s}-]*)?"
     rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
 )
-_SPELLINGS = [
-    (re.compile(pattern), spelling)
-    for pattern, spelling in (
-        (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
-        (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
-        (r"<=|\\leq(?:slant)?", r"\\le "),
-        (r">=|\\geq(?:slant)?", r"\\ge "),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\+\s*\\infty", r"\\infty"),
-        (r"\\varnothing", r"\\emptyset"),
-        (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
-        (_SPACING, " "),
-        (r"\\?%", r"\\text{percent}"),
-        (_DEGREES + r"\s*C(?![A-Za-z])", r"\\text{degrees celsius}"),
-        (_DEGREES + r"\s*F(?![A-Za-z])", r"\\text{degrees fahrenheit}"),
-        (_DEGREES, r"\\text{degrees}"),
-        (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
-        (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
-        (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
-        (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
-        (rf"([\[(]{_END},{_END})\[", r"\1)"),
-        (rf"{_FONT}\s*\{{((?:[^{{}}A-Za-z]|[A-Za-z](?!\.?[A-Za-z]))*)\}}", r" \2 "),
-        (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
-        (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
-        (_IN_BASE, _base),
-        (r"\\[dtc]?frac\s*(\w)", r"\\frac{\1}"),
-        (r"\\[dtc]?frac\s*(\{[^{}]*\})\s*(\w)", r"\\frac\1{\2}"),
-        (r"\\[dtc]frac", r"\\frac"),
-        (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
-        (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
-    )
-]
+_TABLE: tuple[tuple[str, Any], ...] = (
+    (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
+    (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
+    (r"<=|\\leq(?:slant)?", r"\\le "),
+    (r">=|\\geq(?:slant)?", r"\\ge "),
+    (r"\\([lg])t(?![A-Za-z])", lambda found: "<>"[found[1] == "g"]),
+    (r"\\varnothing", r"\\emptyset"),
+    (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
+    (_SPACING, " "),
+    (r"\\?%", r"\\text{percent}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?\s*", r"\\text{degrees}"),
+    (r"(?<=\\text\{degrees)\}([CF])(?![A-Za-z])", lambda found: {"C": " celsius}", "F": " fahrenheit}"}[found[1]]),
+    (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
+    (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
+    (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
+    (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
+    (rf"([\[(]{_END},{_END})\[", r"\1)"),
+    (rf"{_FONT}\s*\{{((?:[^{{}}A-Za-z]|[A-Za-z](?!\.?[A-Za-z]))*)\}}", r" \2 "),
+    (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
+    (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
+    (_IN_BASE, _base),
+    (r"\\[dtc]?frac\s*(\w)", r"\\frac{\1}"),
+    (r"\\[dtc]?frac\s*(\{[^{}]*\})\s*(\w)", r"\\frac\1{\2}"),
+    (r"\\[dtc]frac", r"\\frac"),
+    (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
+    (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
+)
+_SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _TABLE]
 
 
 def plain_latex(text: str) -> str:
-    """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled.
-
-    Words are left in `\\text{}`, also `percent` and `degrees` for their signs.
-    """
+    """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled;
+    words are in `\\text{}`, also `percent` and `degrees` for their signs."""
     text = unwrapped(text).translate(_SIGNS)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
-    return _stripped(text)
-
-
-_JOINING_SPACE = re.compile(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])")  # `1, 234` is a list
+    return text.strip().removesuffix(".").strip()
 
 
 def canonical(text: str) -> str:
     """Plain LaTeX that is equal for answers which differ only in typography. Keeps a space between two digits."""
     text = re.sub(r"_\{(\w+)\}", r"_\1", TEXT.sub(r"\1", text))
-    text = _JOINING_SPACE.sub("", " ".join(text.split())).removesuffix(".")
+    joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
+    text = joined.removesuffix(".")
     return text.casefold() if re.fullmatch("[A-Za-z]{2,}", text) else text
 
 
@@ -143,3 +125,77 @@ def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
             parts.append(text[start : found.start()])
             start = found.end()
     return [*parts, text[start:]]
+
+
+# A measure and its other names.
+_NAMES = """
+mm millimeter millimetre, cm centimeter centimetre, dm decimeter decimetre, m meter metre, km kilometer kilometre,
+inch inches in, ft foot feet, yd yard, mi mile, mg milligram, g gram, kg kilogram kilo, lb pound, oz ounce, ton tonne,
+ml milliliter millilitre, cl centiliter, dl deciliter, l liter litre, gal gallon, pint, qt quart, cup, tsp teaspoon,
+tbsp tablespoon, ms millisecond, s sec second, min minute, h hr hour, day, wk week, month, yr year, decade, century
+centuries, am, pm, mph, kmh kph, rpm, fps, hz, khz, kw, kwh, gb, mb, kb, tb, usd dollar buck, ct cct cent, eur euro,
+gbp, degree deg, celsius, fahrenheit, radian rad, percent, acre, hectare, pt, rs rupee
+"""
+_MEASURES = {word: names.split()[0] for names in _NAMES.split(",") for word in names.split()}
+_MEASURES = {f"{word}s": name for word, name in _MEASURES.items() if len(word) > 1} | _MEASURES
+_CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "yen"}
+_NOUNS = ("people", "men", "women", "children", "fish", "sheep", "mice", "geese", "cattle", "deer", "dice")
+_POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
+_BEFORE_NOUNS = (*_POWERS, "a", "an", "of", "per", "the")
+# A hyphen stands for any letters, and each word may have a plural `s`. Other words of two letters are no units either.
+_CHANGING_WORDS = """
+and nor but plus minus times over under above below beneath beyond too from into versus out off down not non never
+without except unless than with within between before after until till through since more less fewer greater smaller
+least most about around roughly approximately almost nearly some ish negative positive equal sqrt sin cos tan cot csc
+exp mod modulo max factorial choose inverse infinity inf infinite undefined octal hex hexadecimal binary ternary
+decimal digit zero one two three four five six seven eight nine ten eleven -teen twel- twenty thirty forty fifty sixty
+seventy eighty ninety -tieth hundred thousand -illion -illionth half halve third fourth fifth sixth seventh eighth
+ninth tenth hundredth thousandth quarter twice thrice once dozen score gross googol lakh crore grand pair couple trio
+brace fold basis power base square squared cube cubed root log doubl- tripl- quadrupl- halv- multipl- revers- invert-
+negat- round- repeat- recurr- factor factored divide- raise- complement- reciproc-
+"""
+_CHANGES = re.compile(f"(?:{'|'.join(_CHANGING_WORDS.split()).replace('-', '[a-z]*')})s?")
+_POWER = r"(?:\s*\^\s*\{?\s*(-?[1-3])\s*\}?)?"
+_ENDS = r"(?=\s*(?:$|[)\]},;=<>+\-*/:|^]|\\(?:text|times|cdot|div|cup|cap|pm|le|ge|approx)(?![A-Za-z])|\\\\|\\\}))"
+_IN_TEXT = re.compile(TEXT.pattern + _POWER + _ENDS)
+_TRAILING = re.compile(rf"(?<![A-Za-z\\])([A-Za-z][A-Za-z./]*(?:[\s-]+[A-Za-z][A-Za-z./]*)*){_POWER}$")
+_VALUE = re.compile(r"[0-9.})\]!]$|\\pi$|(?<![A-Za-z])[a-z]$")
+
+
+def is_unit(text: str) -> bool:
+    """Whether words name a unit or a counted thing: `cm`, `apples`, `dollars per hour`; not `million`, `below zero`."""
+    words = _words(text)
+    named = any(w in _MEASURES or w in _NOUNS or (w[-1] == "s" and len(w) > 3) for w in words)
+    others = {w for w in words if w not in _MEASURES and w not in _BEFORE_NOUNS}
+    plain = all(len(w) > 2 and w.isalpha() and not _CHANGES.fullmatch(w) for w in others)
+    return named and plain and words[-1] not in _BEFORE_NOUNS
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\s./()-]+", re.sub(r"\b([ap])\.\s?m\b", r"\1m", text.lower()))
+
+
+def _units(text: str) -> list[re.Match[str]]:
+    """Units in a text: in `\\text{}` before an operator, and words at the end."""
+    return [unit for unit in (*_IN_TEXT.finditer(text), *_TRAILING.finditer(text)) if is_unit(unit[1])]
+
+
+def without_units(text: str) -> str:
+    """The text without the units that follow its values."""
+    text = text.strip()
+    for unit in reversed(_units(text)):
+        before, words = text[: unit.start()], unit[1]
+        apart = before[-1:] == " " or unit.re is _IN_TEXT or (len(words) > 1 and words.lower() in _MEASURES)
+        if apart and _VALUE.search(before.rstrip()[-4:]):
+            text = f"{before} {text[unit.end() :]}".strip()
+    return text
+
+
+def measures(text: str) -> frozenset[str]:
+    """The measures of a text with their powers, such as `cm2` for `5 square centimetres`."""
+    found = {unit for sign, unit in _CURRENCIES.items() if sign in text}
+    for unit in _units(plain_latex(text)):
+        words = _words(unit[1])
+        power = next((_POWERS[word] for word in words if word in _POWERS), unit[2] or "")
+        found |= {_MEASURES[word] + power for word in words if word in _MEASURES}
+    return frozenset(found)

@@ -1,26 +1,32 @@
 """Grades mathematical answers: the marked answer must equal the reference as a number or as an expression.
 
 An answer is a name with a value (`x = 5`). Values are taken apart into lists, tuples, intervals and matrices; their
-elements are compared exactly as numbers, then by their spelling, then by math-verify, if it is installed.
+elements are compared exactly as numbers, then by their spelling, then by math-verify (if installed) where it reads all.
+Computer algebra can run forever (`9^{9^9}`), so it has a child process with limits; what exceeds them is wrong.
+math-verify's parser for plain expressions is not used: sympy's `parse_expr` evaluates its input as Python.
 """
 
+import dataclasses
+import functools
+import importlib.util
+import os
 import re
 from fractions import Fraction
+from itertools import accumulate
+from math import prod
 
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 from lfpo.rewards.each import each
-from lfpo.rewards.latex import GREEK, TEXT, canonical, plain_latex, split_outside
+from lfpo.rewards.latex import GREEK, TEXT, canonical, is_unit, measures, plain_latex, split_outside, without_units
 from lfpo.rewards.numbers import to_number
-from lfpo.rewards.symbolic import readable, symbolic_available, symbolically_equal
-from lfpo.rewards.units import is_unit, measures, without_units
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
-_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _AND_OR = r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or|\\lor)(?![A-Za-z]))"
@@ -29,13 +35,23 @@ _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
 _BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
 _CELLS = re.compile(r"&|\\\\")
-_DECIMAL = re.compile(r"(\d*)\.(\d+)")
 _NAME = re.compile(
-    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{'|'.join(GREEK)}))\}}?"
+    rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{GREEK}))\}}?"
     r"(?:_(?:[A-Za-z0-9]+|\{[A-Za-z0-9]+\}))?'*(?:\^(?:-1|\{-1\})(?=\())?(?:\([^()=]*\))?"
     r"|\([A-Za-z](?:,[A-Za-z])+\)"
 )
-_NAME_WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)+|[A-Za-z]{4,}")
+_KNOWN = "frac|sqrt|binom|det|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp"
+_KNOWN += "|pi|cdot|times|div|le|ge|ne|neq|in|mathbb|lfloor|rfloor|lceil|rceil|lvert|rvert"
+_COMMAND = re.compile(rf"\\(?:{_KNOWN}|{GREEK})(?![A-Za-z])")
+_SUBSCRIPT = re.compile(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)")
+# Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
+# joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
+_DROPPED = re.compile(
+    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|inf|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
+)
+# Algebra on these only runs into the time limit.
+_HUGE = re.compile(r"\*\*|\d\s*[eE]\s*\d{3}|\d{40}|\d{3}[})]?\s*!|[)}!]\s*!|\\binom\{[^{}]*\d{3}")
+_POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|\\?[A-Za-z]+)|)\s*[\^!]?)")
 
 
 @each
@@ -72,12 +88,10 @@ def equivalent(answer: str, gold: str) -> bool:
         return False
     answer, gold = plain_latex(answer), plain_latex(gold)
     (name, ours), (named, theirs) = statement(answer), statement(gold)
-    if canonical(answer) == canonical(gold):
-        return True
     if name and named and name != named:
         return False
     equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name
-    return _same(ours, theirs) or (equations and _by_algebra(answer, gold))
+    return _same(ours, theirs) or (equations and by_algebra(answer, gold))
 
 
 def _comparable(answer: str, gold: str) -> bool:
@@ -89,11 +103,8 @@ def _comparable(answer: str, gold: str) -> bool:
 
 
 def statement(text: str) -> tuple[str, str]:
-    """(name, value) of `x = 5`, `AB = 5 cm`, `(a,b) = (2,4)`, `x = -2 or x = 1`, `-2 < x \\le 7`, `x \\in [1,2]`.
-
-    The name is empty if nothing is named. Inequalities in one name become a union of intervals. `and`, `or` and `;`
-    between elements become commas. Units are dropped.
-    """
+    """(name, value) of `x = 5`, `AB = 5 cm`, `(a,b) = (2,4)`, `x = -2 or x = 1`, `-2 < x \\le 7`, `x \\in [1,2]`; or no
+    name. Inequalities become a union of intervals; `and`, `or` and `;` become commas; units are dropped."""
     builder = _BUILDER.fullmatch(text)
     parts = split_outside(_CONJUNCTION.sub(", ", builder[2] if builder else text), _COMMAS)
     ranges = [_interval(part) for part in parts]
@@ -115,11 +126,10 @@ def _assigned(text: str) -> tuple[str, str]:
 
 def _name(text: str) -> str:
     """The name in one spelling: letters, a Greek letter, nouns, `f(x)`, a tuple of letters; empty for anything else."""
-    words = TEXT.sub(r"\1", text).strip()
-    if _NAME_WORDS.fullmatch(words) and not (is_unit(words) or is_unit(f"{words}s")):
-        return ""
-    name = canonical(text)
-    return name if _NAME.fullmatch(name) and name not in ("e", "i") else ""
+    name, words = canonical(text), TEXT.sub(r"\1", text).strip()
+    is_word = re.fullmatch(r"[A-Za-z]+(?:\s+[A-Za-z]+)+|[A-Za-z]{4,}", words)
+    is_noun = not is_word or is_unit(words) or is_unit(f"{words}s")
+    return name if is_noun and _NAME.fullmatch(name) and name not in ("e", "i") else ""
 
 
 def _interval(text: str) -> tuple[str, str]:
@@ -144,13 +154,15 @@ def _same(answer: str, gold: str) -> bool:
     if value is not None and expected is not None:
         return value == expected
     if "\\approx" in answer and "\\approx" not in gold:
-        return _same_rounded(answer, gold)
+        exact, _, decimal = answer.partition("\\approx")
+        is_gold = _same(exact, gold) or ("." in gold and _same(decimal, gold))
+        return is_gold and by_algebra(decimal, exact, len(decimal.strip().partition(".")[2]))  # it is rounded
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
     (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
     if (ours, theirs) == ([answer.strip()], [gold.strip()]):
-        return _by_algebra(answer, gold)
+        return by_algebra(answer, gold)
     if kind != their_kind or len(ours) != len(theirs):
         return False
     if kind not in (",", "\\cup"):
@@ -178,39 +190,60 @@ def _parts(text: str) -> tuple[str, list[str]]:
         inner = split_outside(found[2], ",")
         if kind == "\\{\\}" or len(inner) > 1:
             return kind.replace("\\{\\}", ","), inner
-    return ",", [value for part in parts for value in _signed(part)]
-
-
-def _signed(text: str) -> list[str]:
-    """`a + b` and `a - b` for `a \\pm b`; the text itself for anything else."""
-    if len(_PLUS_MINUS.findall(text)) != 1:
-        return [text]
-    return [_PLUS_MINUS.sub(sign, text).strip().removeprefix("+") for sign in "+-"]
-
-
-def _same_rounded(answer: str, gold: str) -> bool:
-    """Whether `exact \\approx decimal` has the gold's value on a side, and the decimal is the exact value rounded."""
-    exact, _, decimal = answer.partition("\\approx")
-    known, value = _computed(exact), to_number(decimal)
-    places = len(decimal.strip().partition(".")[2])
-    if known is not None and value is not None:
-        rounds = abs(known - value) * 2 <= Fraction(1, 10**places)
-    else:
-        rounds = _by_algebra(decimal, exact, places)
-    return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
+    values = []
+    for part in parts:  # `a \pm b` is `a + b` and `a - b`
+        sides = re.split(r"\\(?:pm|mp)(?![A-Za-z])", part)
+        values += [sign.join(sides).strip().removeprefix("+") for sign in "+-"] if len(sides) == 2 else [part]
+    return ",", values
 
 
 def _computed(text: str) -> Fraction | None:
     """The value of a number or of arithmetic, one side of `1,200 / 2 = 600`; None for anything else."""
     if (value := to_number(text)) is not None:
         return value
-    source = _DECIMAL.sub(lambda m: f"({int(m[1] + m[2])}/1{'0' * len(m[2])})", python_source(text))
+    source = re.sub(r"(\d*)\.(\d+)", lambda m: f"({int(m[1] + m[2])}/1{'0' * len(m[2])})", python_source(text))
     try:
         return evaluate(parse(source)) if re.fullmatch(r"[0-9+\-*/() ]+", source) else None
     except ValueError:
         return None
 
 
-def _by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
-    readings = readable(answer) and readable(gold) and symbolic_available()
-    return readings and symbolically_equal(gold, answer, decimals)
+def readable(text: str) -> bool:
+    """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
+    rest = _SUBSCRIPT.sub(r"\1", _COMMAND.sub("|", text))
+    depth = accumulate((c in "([{") - (c in ")]}") for c in text)
+    if _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
+        return False
+    exponents = [found[1] for found in _POWER.finditer(text)]
+    products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
+    return all(e.strip() and not set("^!") & set(e) for e in exponents) and max(products, default=0) < 1000
+
+
+@functools.lru_cache(maxsize=4096)
+def by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
+    """Whether two LaTeX expressions are equal by value, rounded to `decimals`: with twelve, an approximation of pi is
+    wrong. False without math-verify, on Windows (where a process cannot be limited), and when the child is killed."""
+    if os.name != "posix" or not importlib.util.find_spec("math_verify") or not (readable(answer) and readable(gold)):
+        return False
+    try:
+        return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
+    except ChildFailed:
+        return False
+
+
+def verified(gold: str, answer: str, decimals: int) -> bool:
+    """math-verify's verdict. Only for the child: limits the memory of this process, and its limits end it."""
+    import resource  # POSIX only
+
+    import math_verify  # type: ignore[import-untyped]
+
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    # Its units include single letters: with them, `13t` is 13.
+    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
+    config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
+    with cpu_limit(seconds=2):
+        parsed = [math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
+        return bool(math_verify.verify(*parsed, float_rounding=decimals, timeout_seconds=None))
+
+
+_CHILD = ChildProcess(f"{__name__}:verified", seconds=60)  # a busy machine may take long to give it two of CPU time

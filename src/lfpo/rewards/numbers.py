@@ -3,8 +3,7 @@
 import re
 from fractions import Fraction
 
-from lfpo.rewards.latex import TEXT, plain_latex
-from lfpo.rewards.units import without_units
+from lfpo.rewards.latex import TEXT, plain_latex, without_units
 
 MAX_CHARS = 100
 MAX_EXPONENT = 50

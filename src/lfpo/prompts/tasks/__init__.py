@@ -1,4 +1,4 @@
-"""Tasks, one file each. To add one, add a file and a line below, or give a dotted path on the command line."""
+"""Tasks. To add one, add a file and a line below, or give a dotted path on the command line."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ LENGTHS: dict[str, str] = {
 
 # Data sets: read from files or the Hugging Face hub.
 BENCHMARKS: dict[str, str] = {
-    "gsm8k": "lfpo.prompts.tasks.gsm8k:TASK",
-    "math": "lfpo.prompts.tasks.math:TASK",
+    "gsm8k": "lfpo.prompts.tasks.math:GSM8K",
+    "math": "lfpo.prompts.tasks.math:MATH",
     "math500": "lfpo.prompts.tasks.math:MATH500",
     "d1_countdown": "lfpo.prompts.tasks.d1:COUNTDOWN",
     "d1_sudoku": "lfpo.prompts.tasks.d1:SUDOKU",
@@ -33,11 +33,11 @@ BENCHMARKS: dict[str, str] = {
     "winogrande": "lfpo.prompts.tasks.multiple_choice:WINOGRANDE",
     "piqa": "lfpo.prompts.tasks.multiple_choice:PIQA",
     "gpqa": "lfpo.prompts.tasks.multiple_choice:GPQA",
-    "acecode": "lfpo.prompts.tasks.humaneval:ACECODE",
-    "humaneval": "lfpo.prompts.tasks.humaneval:TASK",
-    "humaneval_plus": "lfpo.prompts.tasks.humaneval:PLUS",
-    "mbpp": "lfpo.prompts.tasks.mbpp:TASK",
-    "mbpp_plus": "lfpo.prompts.tasks.mbpp:PLUS",
+    "acecode": "lfpo.prompts.tasks.code_task:ACECODE",
+    "humaneval": "lfpo.prompts.tasks.code_task:HUMANEVAL",
+    "humaneval_plus": "lfpo.prompts.tasks.code_task:HUMANEVAL_PLUS",
+    "mbpp": "lfpo.prompts.tasks.code_task:MBPP",
+    "mbpp_plus": "lfpo.prompts.tasks.code_task:MBPP_PLUS",
     "bigcodebench": "lfpo.prompts.tasks.bigcodebench:TASK",
     "bigcodebench_hard": "lfpo.prompts.tasks.bigcodebench:HARD_TASK",
     "bigcodebench_instruct": "lfpo.prompts.tasks.bigcodebench:INSTRUCT",

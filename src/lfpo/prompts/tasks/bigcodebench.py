@@ -12,8 +12,7 @@ import functools
 import importlib.machinery
 import sys
 
-from lfpo.prompts.tasks import acecode
-from lfpo.prompts.tasks.code_task import CodeTask, code_row
+from lfpo.prompts.tasks.code_task import ACECODE_TRAIN, CodeTask, acecode_or, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.code import parses
@@ -78,8 +77,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _task(name: str, data_set: str, prompt: str) -> CodeTask:
-    hub = (("train", acecode.TRAIN), ("test", HubSplit(data_set, VERSION)))
-    return CodeTask(name=name, build=acecode.build_acecode_or(functools.partial(build, prompt=prompt)), hub=hub)
+    hub = (ACECODE_TRAIN, ("test", HubSplit(data_set, VERSION)))
+    return CodeTask(name=name, build=acecode_or(functools.partial(build, prompt=prompt)), hub=hub)
 
 
 FULL, HARD = "bigcode/bigcodebench", "bigcode/bigcodebench-hard"

@@ -1,14 +1,30 @@
-"""Shared code of the code tasks: a problem with hidden tests, and one fenced block with a program as the answer."""
+"""The code tasks: a problem with hidden tests, and one fenced block with a program as the answer.
 
+AceCode-87K (Zeng et al., arXiv 2502.01718; MIT): the LFPO paper's training set for code, about 16 tests a problem. The
+questions name the function. It has no test split: the task tests on HumanEval, zero-shot.
+
+HumanEval (Chen et al., arXiv 2107.03374; MIT): 164 functions to complete, each tested by a `check(candidate)`.
+HumanEval+ (Liu et al., arXiv 2305.01210; Apache-2.0) has about 80 times as many tests. Both train on AceCode-87K, as
+the LFPO paper does.
+
+MBPP (Austin et al., arXiv 2108.07732; CC-BY-4.0): short problems with three assertions each; the full form. The prompt
+shows the first assertion, which names the function, and hides the others, as EvalPlus does: with all three shown, a
+program could simply look up the expected values. MBPP+ (of HumanEval+'s authors) has 378 corrected problems with about
+35 times as many tests. It trains on MBPP's training rows, except those that are also in its own test split.
+"""
+
+import ast
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.base.errors import UserError
 from lfpo.prompts.tasks.data_task import DataTask
+from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
-from lfpo.rewards.code import Grader, code_job, needs_of, pass_rate, syntax_compliance
+from lfpo.rewards.code import Grader, code_job, extract_code, needs_of, pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Limits
 
 INSTRUCTION = (
@@ -87,3 +103,100 @@ class CodeTask(DataTask):
         They take `solution` as a whole program; a field `completion` would be appended to the prompt.
         """
         return {"task_id": row["task_id"], "solution": code_job(completion, row).program}
+
+
+def acecode_row(record: Record) -> Row:
+    """From `id`, `question`, `test_cases` (assertions) and optionally `inferences`: models' programs and the shares of
+    the tests that they pass. The best one is used as the solution."""
+    try:
+        programs = [(float(i["pass_rate"]), str(i["completion"])) for i in record.values.get("inferences") or ()]
+    except (TypeError, KeyError, ValueError):
+        raise record.wrong("inferences", "a list of objects with completion and pass_rate") from None
+    best = extract_code(max(programs, key=lambda found: found[0])[1]) if programs else ""
+    return code_row(str(record["id"]), record.text("question"), record.texts("test_cases"), best)
+
+
+def acecode_or(build_test: Callable[[Record], Row | None]) -> Callable[[Record], Row | None]:
+    """A build function for a task that trains on AceCode and tests on the suite whose records build_test builds."""
+    return lambda record: acecode_row(record) if "question" in record or "test_cases" in record else build_test(record)
+
+
+def humaneval_row(record: Record) -> Row:
+    """From `task_id`, `prompt` (the beginning of the program), `test`, `entry_point` and `canonical_solution`."""
+    prompt, entry_point = record.text("prompt"), record.text("entry_point")
+    return code_row(
+        record.text("task_id"),
+        f"Complete this function:\n```python\n{prompt.strip()}\n```",
+        [f"{record.text('test')}\n\ncheck({entry_point})\n"],
+        prompt + record.text("canonical_solution"),
+        entry_point=entry_point,
+        header=prompt,
+    )
+
+
+def mbpp_row(record: Record) -> Row:
+    """From `task_id`, `text` (`prompt` in the sanitized form), `code`, `test_list`, and the code that the tests need,
+    in `test_setup_code` or in the list `test_imports`."""
+    setup = record["test_imports"] if "test_imports" in record else [record.values.get("test_setup_code") or ""]
+    if not isinstance(setup, list) or not all(isinstance(line, str) for line in setup):
+        field = "test_imports" if "test_imports" in record else "test_setup_code"
+        raise record.wrong(field, "Python, as text or texts")
+    tests = record.texts("test_list")
+    return _problem_row(record, tests, setup, tests[0])
+
+
+def mbpp_plus_row(record: Record) -> Row:
+    """From `task_id`, `prompt`, `code`, `test_list` (the prompt shows its first) and `test` (the graded suite)."""
+    if "test" not in record and "text" in record:
+        return mbpp_row(record)
+    return _problem_row(record, [record.text("test")], [], record.texts("test_list")[0])
+
+
+def _problem_row(record: Record, tests: list[str], setup: list[str], shown: str) -> Row:
+    """A row that is scored by `tests` and shows one assertion in its prompt."""
+    text, code = record.text("text" if "text" in record else "prompt").strip(), record.text("code")
+    return code_row(
+        f"Mbpp/{record.integer('task_id', 0, 10**6)}",
+        f"{text}\nThe program must pass tests such as this one:\n```python\n{shown.strip()}\n```",
+        tests,
+        code,
+        entry_point=_called_function(shown, code),
+        setup="\n".join(setup),
+    )
+
+
+def _called_function(assertion: str, code: str) -> str:
+    """Name of the function in `code` that an assertion calls; it may shadow a built-in such as `sum`. Empty if none."""
+    try:
+        calls, program = ast.walk(ast.parse(assertion.strip())), ast.parse(code)
+    except SyntaxError:
+        return ""
+    defined = {node.name for node in program.body if isinstance(node, ast.FunctionDef)}
+    names = (call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name))
+    return next((name for name in names if name in defined), "")
+
+
+ACECODE_TRAIN = ("train", HubSplit("TIGER-Lab/AceCode-87K", "train"))
+HUMANEVAL = CodeTask(
+    name="humaneval",
+    build=acecode_or(humaneval_row),
+    hub=(ACECODE_TRAIN, ("test", HubSplit("openai/openai_humaneval", "test"))),
+    stems=(("train", ("train",)), ("test", ("test", "HumanEval"))),
+)
+ACECODE = dataclasses.replace(HUMANEVAL, name="acecode")
+HUMANEVAL_PLUS = CodeTask(
+    name="humaneval_plus",
+    build=HUMANEVAL.build,
+    hub=(ACECODE_TRAIN, ("test", HubSplit("evalplus/humanevalplus", "test"))),
+)
+_MBPP = tuple((split, HubSplit("google-research-datasets/mbpp", split, ("full",))) for split in ("train", "test"))
+MBPP = CodeTask(name="mbpp", build=mbpp_row, hub=_MBPP)
+MBPP_PLUS = CodeTask(
+    name="mbpp_plus", build=mbpp_plus_row, hub=(_MBPP[0], ("test", HubSplit("evalplus/mbppplus", "test")))
+)
+
+KNOWN_BROKEN = {
+    "HumanEval/32": "the suite unpacks the root, a number, as a list; no program passes",
+    "Mbpp/255": "returns millions of tuples, which need more memory than the limit allows",
+}
+"""Rows of HumanEval+ and MBPP+ whose reference solution fails here. They count in the accuracy."""

@@ -9,13 +9,12 @@ solution is in the test split are left out (SPG itself splits by solution).
 """
 
 import itertools
-from fractions import Fraction
 
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
-from lfpo.rewards.countdown import countdown_accuracy
+from lfpo.rewards.countdown import countdown_accuracy, reaches
 from lfpo.rewards.sudoku import is_grid, keeps, sudoku_accuracy
 
 SUDOKU_QUESTION = (
@@ -49,24 +48,14 @@ def countdown_row(record: Record) -> Row | None:
 
 
 def solve(numbers: list[int], target: int) -> str | None:
-    """The first expression over three numbers that reaches the target, or None: a op (b op c) or (a op b) op c."""
+    """The first expression over three numbers that reaches the target, or None: (a op b) op c or a op (b op c)."""
     for (a, b, c), (first, second) in itertools.product(
         itertools.permutations(numbers), itertools.product("+-*/", repeat=2)
     ):
-        left = _apply(first, Fraction(a), Fraction(b))
-        right = _apply(second, Fraction(b), Fraction(c))
-        if left is not None and _apply(second, left, Fraction(c)) == target:
-            return f"({a} {first} {b}) {second} {c}"
-        if right is not None and _apply(first, Fraction(a), right) == target:
-            return f"{a} {first} ({b} {second} {c})"
+        for expression in (f"({a} {first} {b}) {second} {c}", f"{a} {first} ({b} {second} {c})"):
+            if reaches(expression, numbers, target):
+                return expression
     return None
-
-
-def _apply(symbol: str, left: Fraction, right: Fraction) -> Fraction | None:
-    """None for a division by zero."""
-    if symbol == "/":
-        return left / right if right else None
-    return {"+": left + right, "-": left - right, "*": left * right}[symbol]
 
 
 def countdown_solution(row: Row) -> str:

@@ -134,18 +134,14 @@ class DataTask:
 def split_rows(task: DataTask, split: str) -> Sequence[Row]:
     """All rows of a split, cached. Training rows with the solution_key of a test row are left out."""
     rows = [row for record in _records(task, split) if (row := task.build(record)) is not None]
-    if split == "train" and _can_read_test(task):
+    local, hub = dict(task.local), dict(task.hub)
+    # Local training rows do not load the test split from the hub.
+    if split == "train" and ("test" in local or ("train" not in local and "test" in hub)):
         held_out = {task.solution_key(row) for row in split_rows(task, "test")}
         rows = [row for row in rows if task.solution_key(row) not in held_out]
     if not rows:
         raise UserError(f"task {task.name!r}: the {split} split has no rows")
     return rows
-
-
-def _can_read_test(task: DataTask) -> bool:
-    """Whether to read the test split along with the training split. Local training rows do not load it from the hub."""
-    local, hub = dict(task.local), dict(task.hub)
-    return "test" in local or ("train" not in local and "test" in hub)
 
 
 def _records(task: DataTask, split: str) -> list[Record]:

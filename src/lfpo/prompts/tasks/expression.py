@@ -1,13 +1,9 @@
 """Code from examples: write a Python expression in x that matches three shown values and is tested on hidden ones."""
 
-import ast
 import random
-from collections.abc import Sequence
-from typing import Any
 
 from lfpo.prompts.tasks.task import Row, Task
 from lfpo.rewards.arithmetic import evaluate, parse
-from lfpo.rewards.code import all_tests_pass, parses
 
 SHOWN_INPUTS = (0, 1, 10)
 TEST_INPUTS = range(-3, 13)
@@ -52,27 +48,6 @@ def correct(completion: str, row: Row) -> bool:
         return all(evaluate(tree, {"x": x}) == _value(coefficients, x) for x in TEST_INPUTS)
     except ValueError:
         return False
-
-
-def in_sandbox(
-    prompts: Sequence[str], completions: Sequence[str], coefficients: Sequence[list[int]], **columns: Any
-) -> list[float | None]:
-    """A reward function that runs each expression as Python in the sandbox: 1 if `correct`'s test inputs pass, else 0.
-
-    Use it by `--reward_funcs lfpo.prompts.tasks.expression:in_sandbox`. It accepts any expression, also those that
-    `correct` rejects, such as `sum((x, 1))`. Raises UserError if this machine has no sandbox.
-    """
-    texts = [completion.strip() for completion in completions]
-    programs = [f"def f(x):\n    return (\n{text}\n)" if _is_expression(text) else "" for text in texts]
-    tests = [[f"assert f({x}) == {_value((a, b, c), x)}" for x in TEST_INPUTS] for a, b, c in coefficients]
-    return all_tests_pass(prompts, programs, tests=tests)
-
-
-def _is_expression(text: str) -> bool:
-    if not parses(text):
-        return False
-    body = ast.parse(text).body
-    return len(body) == 1 and isinstance(body[0], ast.Expr)
 
 
 TASK = Task(

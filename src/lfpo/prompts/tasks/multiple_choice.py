@@ -1,5 +1,6 @@
 """Multiple choice: lettered options, and one letter as the answer. HellaSwag, WinoGrande, PIQA and GPQA."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -32,25 +33,6 @@ def solution_key(row: Row) -> str:
     return "\n".join([row["question"], *sorted(row["options"])])
 
 
-def choice_task(
-    name: str,
-    build: Callable[[Record], Row],
-    train: HubSplit,
-    test: HubSplit,
-    stems: tuple[tuple[str, tuple[str, ...]], ...] = VALIDATION,
-) -> DataTask:
-    """A multiple-choice task; its arguments are as in DataTask."""
-    return DataTask(
-        name=name,
-        build=build,
-        accuracy=choice_accuracy,
-        solution_key=solution_key,
-        solution=solution,
-        hub=(("train", train), ("test", test)),
-        stems=stems,
-    )
-
-
 def hellaswag_row(record: Record) -> Row:
     """From `ctx`, `endings` and `label`."""
     endings = record.texts("endings")
@@ -81,18 +63,30 @@ def gpqa_row(record: Record) -> Row:
     return choice_row(question, [record.text(fields[i]).strip() for i in order], order.index(0))
 
 
+def _task(name: str, build: Callable[[Record], Row], train: HubSplit, test: HubSplit) -> DataTask:
+    return DataTask(
+        name=name,
+        build=build,
+        accuracy=choice_accuracy,
+        solution_key=solution_key,
+        solution=solution,
+        hub=(("train", train), ("test", test)),
+        stems=VALIDATION,
+    )
+
+
 # Zellers et al., arXiv 1905.07830; MIT: how a text continues.
 _hellaswag = functools.partial(HubSplit, "Rowan/hellaswag")
-HELLASWAG = choice_task("hellaswag", hellaswag_row, _hellaswag("train"), _hellaswag("validation"))
+HELLASWAG = _task("hellaswag", hellaswag_row, _hellaswag("train"), _hellaswag("validation"))
 # Sakaguchi et al., arXiv 1907.10641; CC-BY: what a blank stands for.
 _winogrande = functools.partial(HubSplit, "allenai/winogrande", configs=("winogrande_xl",))
-WINOGRANDE = choice_task("winogrande", winogrande_row, _winogrande("train"), _winogrande("validation"))
+WINOGRANDE = _task("winogrande", winogrande_row, _winogrande("train"), _winogrande("validation"))
 # Bisk et al., arXiv 1911.11641; AFL-3.0: which way to do something works. Its main branch is a script.
 _piqa = functools.partial(HubSplit, "ybisk/piqa", revision="refs/convert/parquet")
-PIQA = choice_task("piqa", piqa_row, _piqa("train"), _piqa("validation"))
+PIQA = _task("piqa", piqa_row, _piqa("train"), _piqa("validation"))
 # Rein et al., arXiv 2311.12022: graduate-level science. Trains on main minus diamond, tests on diamond; the only split
 # of every configuration is named train. The data set is gated, and its authors ask not to publish its rows: keep them
 # out of public reports and repositories.
 _gpqa = functools.partial(HubSplit, "Idavidrein/gpqa", "train")
 _GPQA_FILES = (("train", ("train", "gpqa_main")), ("test", ("test", "gpqa_diamond")))
-GPQA = choice_task("gpqa", gpqa_row, _gpqa(("gpqa_main",)), _gpqa(("gpqa_diamond",)), _GPQA_FILES)
+GPQA = dataclasses.replace(_task("gpqa", gpqa_row, _gpqa(("gpqa_main",)), _gpqa(("gpqa_diamond",))), stems=_GPQA_FILES)

@@ -13,7 +13,7 @@ from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.task import Row, Task
 from lfpo.rewards.answers import marked_answer
-from lfpo.rewards.child_process import ChildFailed, call, cpu_limit, worker
+from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 
 SIZE = 1_000_000  # problems of a generator, each generated on request
 MAX_CHARS = 4_000
@@ -69,7 +69,7 @@ def _generator(name: str) -> Any:
 def _has_full_score(name: str, row: Row, answer: str) -> bool:
     """Whether reasoning-gym gives the answer its full score."""
     try:
-        return call(_CHILD, name=name, index=row["index"], question=row["question"], answer=answer) is True
+        return _CHILD.call(name=name, index=row["index"], question=row["question"], answer=answer) is True
     except ChildFailed:  # also where the grader raises
         return False
 
@@ -91,4 +91,4 @@ def graded(name: str, index: int, question: str, answer: str) -> bool:
         return bool(generator.score_answer(answer, entry) == 1)
 
 
-_CHILD = worker(f"{__name__}:graded", WALL_SECONDS)
+_CHILD = ChildProcess(f"{__name__}:graded", WALL_SECONDS)

@@ -107,7 +107,10 @@ def read_records(path: Path) -> list[Record]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
-        records = readers.get(suffix, _read_jsonl)(path)
+        if suffix in readers:
+            records = readers[suffix](path)
+        else:
+            records = [Record(row, f"{path}:{i}") for i, row in enumerate(load_jsonl(path, required=()), start=1)]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
     if not records:
@@ -118,10 +121,6 @@ def read_records(path: Path) -> list[Record]:
 def _suffix(path: Path) -> str:
     """The file's suffix, one of SUFFIXES, or an empty string."""
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
-
-
-def _read_jsonl(path: Path) -> list[Record]:
-    return [Record(row, f"{path}:{number}") for number, row in enumerate(load_jsonl(path, required=()), start=1)]
 
 
 def _read_json(path: Path) -> list[Record]:

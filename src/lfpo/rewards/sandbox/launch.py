@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lfpo.base.errors import UserError
-from lfpo.rewards.sandbox.inside import kernel
-from lfpo.rewards.sandbox.job import Limits
+from lfpo.rewards.sandbox.inside.start import has_seccomp, landlock_version
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,35 @@ _PROBE_SECONDS = 30
 _CONFINES = ("only resources are limited, so only with unsafe=True", "own processes, network and read-only files")
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
+_WRITABLE = ("/tmp", "/dev/shm")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import main; main(sys.argv[2])"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
+
+    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process.
+    disk: all files in /tmp, and as much in /dev/shm. files: number of files and folders in each of them. file_size: one
+    file. processes: at any one time. open_files: of one process.
+    program_chars: a longer program fails without being run.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory: int = 2**30
+    disk: int = 64 * 2**20
+    files: int = 10_000
+    file_size: int = 16 * 2**20
+    processes: int = 96
+    open_files: int = 64
+    program_chars: int = 200_000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name} {value} must be positive")
 
 
 def python() -> str:
@@ -53,10 +79,8 @@ def installed_libraries() -> tuple[str, ...]:
 
 @functools.cache
 def readable_paths(libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths that a confined process can read: the system's libraries, the interpreter, `inside/` and `libraries`.
-
-    The user's home and the working directory are left out, because data sets with tests and solutions may be there.
-    """
+    """Paths that a confined process can read. The user's home and the working directory are left out, because data sets
+    with tests and solutions may be there."""
     paths: list[str] = []
     for path in (*_SYSTEM, sys.base_prefix, sys.base_exec_prefix, str(INSIDE), *libraries):
         covered = any(Path(path).is_relative_to(other) for other in paths)
@@ -69,7 +93,7 @@ def readable_paths(libraries: tuple[str, ...]) -> tuple[str, ...]:
 def kernel_features() -> dict[str, bool]:
     """Whether the kernel has Landlock and seccomp."""
     linux = sys.platform == "linux"
-    return {"Landlock": linux and kernel.landlock_version() > 0, "seccomp": linux and kernel.has_seccomp()}
+    return {"Landlock": linux and landlock_version() > 0, "seccomp": linux and has_seccomp()}
 
 
 @contextlib.contextmanager
@@ -92,13 +116,11 @@ def start(
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
-        "root": os.geteuid() == 0,
-        "linux": sys.platform == "linux",
         **kernel_features(),
         "readable": list(readable_paths(libraries)),
         "devices": list(_DEVICES),
         "scratch": scratch or "/tmp",
-        "writable": [scratch] if scratch else ["/tmp", "/dev/shm"],
+        "writable": [scratch] if scratch else list(_WRITABLE),
         "inodes": rung == BUBBLEWRAP and _keeps_capabilities(),
         "libraries": list(libraries),
         "others": list(others),
@@ -130,7 +152,7 @@ def _bubblewrap(limits: Limits, libraries: tuple[str, ...]) -> list[str]:
     if _keeps_capabilities():  # to limit the number of files; inside, all capabilities are dropped
         command += ["--cap-add", "CAP_SYS_ADMIN"]
     command += ["--perms", "0755", "--dir", "/dev"]
-    for path in ("/tmp", "/dev/shm"):
+    for path in _WRITABLE:
         command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", path]
     for path in (*readable_paths(libraries), *_DEVICES):  # after /tmp, because a library may be below /tmp
         for parent in reversed(Path(path).parents[:-1]):
@@ -151,10 +173,8 @@ def _keeps_capabilities() -> bool:
 
 
 def delete(path: str) -> None:
-    """Delete a folder, however deeply nested: shutil.rmtree would recurse, and open a file for each level.
-
-    A folder that cannot be deleted is named in a warning; no job fails because of it.
-    """
+    """Delete a folder, however deeply nested: shutil.rmtree would recurse, and open a file for each level. One that
+    cannot be deleted is named in a warning; no job fails because of it."""
     with contextlib.suppress(OSError):  # most programs leave nothing
         os.rmdir(path)
     for command in (["rm", "-rf", path], ["chmod", "-R", "u+rwx", path], ["rm", "-rf", path]):
@@ -165,10 +185,8 @@ def delete(path: str) -> None:
 
 
 def is_full(folder: str, limits: Limits, process: int) -> bool:
-    """For the rung `limits`: whether a folder, and deleted files that a process has open, exceed the limits.
-
-    A folder whose files cannot be looked at counts as full: its path is too long, or it has no permission to read.
-    """
+    """For the rung `limits`: whether a folder, and deleted files that a process has open, exceed the limits. A folder
+    that cannot be read counts as full: its path is too long, or it has no permission."""
     used = count = 0
     opened = f"/proc/{process}/fd"
     folders = [opened, folder]
@@ -195,11 +213,8 @@ def is_full(folder: str, limits: Limits, process: int) -> bool:
 
 @dataclass(frozen=True)
 class Rung:
-    """A kind of confinement.
-
-    name: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not available.
-    not_stopped: what a program can still do.
-    """
+    """A kind of confinement: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not
+    available. not_stopped: what a program can still do."""
 
     name: str
     available: bool
@@ -220,16 +235,15 @@ def usable_rung(name: str | None, unsafe: Unsafe) -> str:
     Raises UserError if it is unknown, not available or not allowed. root must allow the rung `limits` by its own word,
     because a program there runs as root.
     """
-    root = os.geteuid() == 0
-    allowed = unsafe == "root" or (bool(unsafe) and not root)
-    permission = "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
-    if root:
+    allowed, permission = bool(unsafe), "LFPO_UNSAFE_SANDBOX=1, or unsafe=True in Python,"
+    if os.geteuid() == 0:
+        allowed = unsafe == "root"
         permission = 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
     rungs = {found.name: found for found in available_rungs()}
     if name is None:
-        usable = [found.name for found in rungs.values() if found.available and (allowed or found.name in _SAFE)]
-        if usable:
-            return usable[0]
+        for found in rungs.values():
+            if found.available and (allowed or found.name in _SAFE):
+                return found.name
         reasons = "; ".join(f"{safe}: {rungs[safe].reason}" for safe in _SAFE)
         raise UserError(
             f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {permission} "
@@ -246,8 +260,6 @@ def usable_rung(name: str | None, unsafe: Unsafe) -> str:
 
 def _probe(name: str) -> Rung:
     """Start a process on the rung and see whether it succeeds."""
-    if os.name != "posix":
-        return Rung(name, False, "needs a POSIX system")
     if name in _SAFE and sys.platform != "linux":
         return Rung(name, False, "needs Linux")
     if name == BUBBLEWRAP and not shutil.which("bwrap"):

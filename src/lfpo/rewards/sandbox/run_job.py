@@ -3,8 +3,10 @@
 A job with `together` has one process. All processes are killed when the verdict is known.
 """
 
+import ast
 import contextlib
 import errno
+import marshal
 import os
 import queue
 import secrets
@@ -14,11 +16,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
-from lfpo.rewards.sandbox.job import Job, Limits, Verdict, count_tests, encode_job, failed
+from lfpo.rewards.sandbox.launch import Limits
+from lfpo.rewards.sandbox.suite import FUNCTIONS, Suite, code, parsed, read_suite
 from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
@@ -27,6 +31,100 @@ _MAX_REPORT = 16 * 2**20
 _INTERVAL = 0.1
 """Seconds between two looks at the disk on the rung `limits`."""
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
+_UNITTEST = "together=True, because the tests are classes of unittest"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, and tests that are Python source.
+
+    program: Python source. entry_point: the function that the tests call; if empty, the only name that they use and do
+    not define. functions: other functions of the program that the tests call. Name none that only help a test: the
+    program could then decide its verdict.
+    tests: sources that pass or fail separately: `assert f(1) == 2`, or a suite that ends in `check(f)`.
+    setup: trusted source that runs before the tests. Setup and tests must define all other names that they use.
+    unittest: the tests define unittest.TestCase classes, and every test method counts. Only with `together`.
+    together: program and tests run in one module of one process. Nothing defends such a verdict from a cheat.
+    processes: the program has to start processes or change the metadata of files, which the rung `limits` forbids.
+    unclear: why the row of the job cannot be judged in two processes, or "".
+    Raises UserError without tests.
+    """
+
+    program: str
+    entry_point: str = ""
+    tests: Sequence[str] = ()
+    setup: str = ""
+    functions: Sequence[str] = ()
+    unittest: bool = False
+    together: bool = False
+    processes: bool = False
+    unclear: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.tests:
+            raise UserError("a sandbox job needs tests")
+
+    @property
+    def suite(self) -> Suite:
+        """What the tests take from the program. Raises UserError for a test that is not Python."""
+        return read_suite(tuple(self.tests), self.setup, self.entry_point, tuple(self.functions))
+
+    @property
+    def needs(self) -> str:
+        """Why the job cannot be judged, or "". It depends on the tests, never on the program."""
+        try:
+            needs = self.unclear or self.suite.needs or _UNITTEST * self.unittest
+        except UserError as error:
+            return f"tests that are Python ({error})"
+        return "" if self.together else needs
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
+
+    tests: for each test or test method in order, whether it passed. needs: what is missing to judge the job, or "". A
+    job with needs was not run, whatever its program. late: the time limit ended it.
+    """
+
+    passed: bool
+    reason: str
+    seconds: float
+    tests: tuple[bool, ...]
+    needs: str = ""
+    late: bool = False
+
+    @property
+    def pass_rate(self) -> float:
+        """The share of the tests that passed."""
+        return sum(self.tests) / len(self.tests) if self.tests else 0.0
+
+
+def failed(job: Job, reason: str, needs: str = "") -> Verdict:
+    """The verdict of a job that is not run."""
+    return Verdict(False, reason, 0.0, (False,) * len(job.tests), needs)
+
+
+def encode_job(job: Job, nonce: bytes = b"") -> bytes:
+    """The job as bytes for the judge. Raises UserError for a test that is not Python."""
+    if job.together:
+        sources = [parsed(source, "a test", job.entry_point) for source in (job.setup, *job.tests)]
+        setup, *tests = (code(source, "<test>") for source in sources)
+    else:
+        setup, *tests = job.suite.setup, *job.suite.tests
+    names = () if job.together else job.suite.names
+    told = {"program": job.program, "unittest": job.unittest, "together": job.together, "functions": names}
+    return marshal.dumps({**told, "setup": setup, "tests": tests, "nonce": nonce})
+
+
+def count_tests(job: Job) -> int:
+    """Number of tests, or of test methods in the tests' classes. Raises UserError for a test that is not Python."""
+    if not job.unittest:
+        return len(job.tests)
+    trees = [parsed(source, f"test {number}", job.entry_point) for number, source in enumerate(job.tests)]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    names = [{n.name for n in found.body if isinstance(n, FUNCTIONS)} for found in classes]
+    return sum(name.startswith("test") for defined in names for name in defined)
 
 
 class Sandbox:
@@ -52,11 +150,11 @@ class Sandbox:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
         self.rung = launch.usable_rung(rung, unsafe)
         self.limits = limits or Limits()
-        cores, ranks = _cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.workers = workers or max(1, len(cores) // ranks)
         self.libraries = tuple(os.path.abspath(path) for path in libraries)
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
-        mine = cores[rank::ranks] or cores
+        own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.workers = workers or max(1, len(own) // ranks)
+        mine = own[rank::ranks] or own
         self._free: queue.LifoQueue[Sequence[int]] = queue.LifoQueue()
         for number in range(self.workers):
             self._free.put(mine[number :: self.workers] or mine[number % len(mine) :][:1])
@@ -65,15 +163,11 @@ class Sandbox:
         """One verdict for each job, in order. A job that its time limit ended is tried once more, alone."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox") as pool:
             verdicts = list(pool.map(self.judge, jobs))
-        alone = len(jobs) == 1
-        return [self.judge(j) if v.late and not alone else v for j, v in zip(jobs, verdicts, strict=True)]
+        return [self.judge(j) if v.late and len(jobs) > 1 else v for j, v in zip(jobs, verdicts, strict=True)]
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict of one job, at the latest soon after the wall-time limit.
-
-        Where the machine has no process or file descriptor left, the job is tried again, since others end. Raises
-        RewardFailed if there still is none; the program is not to blame.
-        """
+        """The verdict of one job, at the latest soon after the wall-time limit. Where the machine has no process or
+        file descriptor left, the job is tried again. Raises RewardFailed if there still is none."""
         if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
             return failed(job, f"not judged: needs {needs}", needs)
         if len(job.program) > self.limits.program_chars:
@@ -93,10 +187,8 @@ class Sandbox:
             self._free.put(cores)
 
     def _run(self, job: Job, cores: Sequence[int]) -> Verdict:
-        """Start the judge and the program, or one process that is both, and read the reports.
-
-        All processes are killed when the verdict is known. Raises OSError if a process cannot start.
-        """
+        """Start the judge and the program, or one process that is both, and read the reports. Raises OSError if a
+        process cannot start."""
         begin = time.monotonic()
         nonce = secrets.token_bytes(16) if job.together else b""
         content, expected = encode_job(job, nonce), count_tests(job)
@@ -124,18 +216,11 @@ class Sandbox:
         return _verdict(messages, expected, self.limits, begin)
 
 
-def _cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 def _messages(
     fd: int, deadline: float, nonce: bytes, watched: list[tuple[str, int]], limits: Limits
 ) -> Iterator[tuple[str, str]]:
-    """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), or
-    until a watched folder is full ("full").
-
-    With a nonce they come from a process that also runs the program: one without it ends them ("forged").
-    """
+    """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), a full
+    folder of those watched ("full"), or a report without the nonce of a job that runs in one process ("forged")."""
     poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if watched else 1e9)
     poll.register(fd, select.POLLIN)
     while (now := time.monotonic()) < deadline:
@@ -168,19 +253,13 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
     passes = [passed for passed, _ in tests] + [False] * (expected - len(tests))
     reasons = [f"test {number}: {text}" for number, (passed, text) in enumerate(tests) if not passed]
     last, text = messages[-1] if messages else ("", "")
-    if last == "u":
-        reasons = [text]
-    elif last == "late":
-        reasons.append(f"not done after {limits.seconds:g} s")
-    elif last == "full":
-        reasons.append("the program uses more disk than it may")
-    elif last == "forged":
-        reasons = ["the program wrote a report of its own"]
-    elif last != "d":
-        reasons.append("the judging process died")
-    elif not passes:
+    if last == "d" and not passes:
         reasons.append("the tests define no test method that runs")
-    elif len(tests) < expected:
+    elif last == "d" and len(tests) < expected:
         reasons.append(f"{expected - len(tests)} of {expected} tests did not run")
-    reason = reasons[0] if reasons else ""
-    return Verdict(not reasons, reason, time.monotonic() - begin, tuple(passes), late=last == "late")
+    elif last in {"u", "forged"}:
+        reasons = [text or "the program wrote a report of its own"]
+    elif last != "d":
+        ends = {"late": f"not done after {limits.seconds:g} s", "full": "the program uses more disk than it may"}
+        reasons.append(ends.get(last, "the judging process died"))
+    return Verdict(not reasons, "".join(reasons[:1]), time.monotonic() - begin, tuple(passes), late=last == "late")

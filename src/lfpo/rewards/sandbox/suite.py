@@ -1,13 +1,13 @@
 """What a suite of tests takes from the program, and why it cannot be judged, found in its source before anything runs.
 
 The suite may take its entry point, and the functions that the job names. Every other name must be defined by the suite;
-a suite that lacks one is not judged.
+a suite that lacks one is not judged. Its comparisons are rewritten, so that an empty or smaller array cannot pass by
+numpy's broadcasting (inside/judge.py).
 """
 
 import ast
 import builtins
 import functools
-import marshal
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,36 +15,40 @@ from types import CodeType
 from typing import Any, cast
 
 from lfpo.base.errors import UserError
-from lfpo.rewards.sandbox.guards import Guards, called, results
 from lfpo.rewards.syntax import quietly, syntax_tree
 
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
+_OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
+_OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
+_METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
+_METHODS |= {"eq", "ne", "lt", "le", "gt", "ge", "sub"}  # of frames and of `operator`; not `add`, which sets have
+_COMPARISONS = {
+    *("allclose", "isclose", "array_equiv", "equal", "not_equal", "subtract", "assert_allclose", "assert_equal"),
+    *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
+    *("assert_array_less", "less", "less_equal", "greater", "greater_equal", "logical_and", "add", "divide"),
+}
 _COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What a job's tests take from the program.
-
-    names: functions of the program, the entry point first. setup, tests: marshalled code. needs: why the suite cannot
+    """names: functions of the program, the entry point first. setup, tests: their code. needs: why the suite cannot
     be judged, or "".
     """
 
     names: tuple[str, ...]
-    setup: bytes
-    tests: tuple[bytes, ...]
+    setup: CodeType
+    tests: tuple[CodeType, ...]
     needs: str
 
 
 @functools.lru_cache(maxsize=2048)
 def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: tuple[str, ...]) -> Suite:
-    """The suite of a job. Without an entry point, it is the only name that the suite lacks.
-
-    Raises UserError for a test or setup that is not Python.
-    """
+    """The suite of a job. Without an entry point, it is the only name that the suite lacks. Raises UserError for a test
+    or setup that is not Python."""
     trees = [parsed(source, f"test {number}", entry_point) for number, source in enumerate(tests)]
     prepared = parsed(setup, "the setup", entry_point)
     walked = [list(ast.walk(tree)) for tree in trees]
@@ -59,7 +63,7 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
         needs = "a use of the program in the tests: every program would pass them"
     if not needs and any(_sees_copies(test, calling) for test in walked):
         needs = _COPIES
-    guards = Guards(calling | results(nodes, calling))
+    guards = _Guards(calling | _results(nodes, calling))
     return Suite(
         names=names,
         setup=code(guards.visit(prepared), "<setup>"),
@@ -81,7 +85,7 @@ def names_in_solution(
     trees = [[*ast.walk(parsed(source, "a test", entry_point))] for source in (*tests, setup)]
     missing = _missing(node for tree in trees for node in tree) | {entry_point}
     body = parsed(solution, "the solution", entry_point).body
-    functions = {n.name for n in body if isinstance(n, _FUNCTIONS)} & missing
+    functions = {n.name for n in body if isinstance(n, FUNCTIONS)} & missing
     classes = {n.name for n in body if isinstance(n, ast.ClassDef)} & missing
     imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom) and set(_bound([n])) & missing]
     alone = {name for used in (functions & _loaded(tree) for tree in trees) if len(used) == 1 for name in used}
@@ -103,14 +107,13 @@ def parsed(source: str, what: str, name: str) -> ast.Module:
         raise UserError(f"{what} of {name or 'a job'} is not Python: {error}") from error
 
 
-def code(tree: ast.Module, name: str) -> bytes:
-    """The marshalled code of a tree. Raises UserError if it cannot be compiled."""
+def code(tree: ast.Module, name: str) -> CodeType:
+    """The code of a tree. Raises UserError if it cannot be compiled."""
     try:
         with quietly():
-            found: CodeType = compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
+            return compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
-    return marshal.dumps(found)
 
 
 def _missing(nodes: Iterable[ast.AST]) -> set[str]:
@@ -139,7 +142,7 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
     """Whether a test changes a result, compares one by `is`, or looks at an argument after the call."""
-    mine = results(nodes, names)
+    mine = _results(nodes, names)
     if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
         return True
     statements = [n for n in nodes if isinstance(n, ast.stmt)]
@@ -151,7 +154,7 @@ def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
     for part in parts:
         place = part.lineno, part.col_offset
         inner = [*ast.walk(part)]
-        calls = [n for n in inner if isinstance(n, ast.Call) and called(n, names)]
+        calls = [n for n in inner if isinstance(n, ast.Call) and getattr(n.func, "id", None) in names]
         passed = {name for call in calls for value in (*call.args, *call.keywords) for name in _variables(value)}
         for name in passed:
             first[name] = min(place, first.get(name, place))
@@ -196,7 +199,7 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     if unknown:
         return f"a definition of {', '.join(sorted(unknown))} in the tests, or its name in functions"
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    functions = [n for tree in nodes if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, _FUNCTIONS)]
+    functions = [n for tree in nodes if isinstance(tree, ast.Module) for n in tree.body if isinstance(n, FUNCTIONS)]
     tests = {n.name for n in functions if n.name == "check" or n.name.startswith("test")}
     if uncalled := sorted(tests - names):
         return f"a call of {uncalled[0]}, which the tests define and do not use"
@@ -212,3 +215,62 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     if "mock" in imported or stored & sys.stdlib_module_names:
         return "together=True, because the tests patch objects"
     return ""
+
+
+def _results(nodes: list[ast.AST], names: set[str]) -> set[str]:
+    """Variables to which the suite assigns what it gets from the program."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Assign) and _uses(node.value, names | found):
+            found |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.FunctionDef) and any(_uses(d, names | found) for d in node.decorator_list):
+            found.add(node.name)
+    return found - names
+
+
+def _uses(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
+
+
+class _Guards(ast.NodeTransformer):
+    """names: functions of the program, and variables that hold what they gave."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        return _operation(node.ops[0], node.left, node.comparators[0], node) if len(node.ops) == 1 else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        return _operation(node.op, node.left, node.right, node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        name = _OPERATORS.get(type(node.op).__name__)
+        if name is None or not isinstance(node.target, ast.Name):
+            return node
+        value = _call("__operate__", ast.Constant(f"i{name}"), ast.Name(node.target.id, ast.Load()), node.value)
+        return ast.Assign([node.target], value)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
+        self.generic_visit(node)
+        if name in _METHODS and isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
+            return _call("__operate__", ast.Constant(name.strip("_")), node.func.value, node.args[0])
+        if name in _COMPARISONS or (name in _METHODS and len(node.args) == 2):
+            side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
+            node.func = _call("__comparison__", node.func, ast.Constant(side))
+        return node
+
+
+def _operation(operator: ast.AST, left: ast.expr, right: ast.expr, node: ast.AST) -> ast.AST:
+    name = _OPERATORS.get(type(operator).__name__)
+    plain = any(isinstance(side, ast.Constant) and isinstance(side.value, str | bytes | None) for side in (left, right))
+    return node if name is None or plain else _call("__operate__", ast.Constant(name), left, right)
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])

@@ -1,7 +1,12 @@
-"""The judge process. It holds tests and expected values, and gets only plain data from the program's process."""
+"""The judge process. It holds tests and expected values, and gets only plain data from the program's process.
+
+The host rewrites operators and numpy's comparisons in a suite's source to calls of `__operate__` and `__comparison__`
+(suite.py): emptiness equals nothing but emptiness, and the program's value is not broadcast.
+"""
 
 from __future__ import annotations
 
+import _operator as operator  # `operator` takes longer to import
 import marshal
 import os
 import sys
@@ -16,15 +21,16 @@ if TYPE_CHECKING:
 
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
+_PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
+_ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
-    """Judge one job, marshalled by the host (job.encode_job), and report each test as it ends, so that a later hang
+    """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, u the program does not load, d done. With `together` the
-    program runs in this process, and a nonce is before each report, so that output by accident is not one; nothing
-    defends such a verdict from a program that cheats.
+    A report is a letter and a text: + passed, - failed, u the program does not load, d done. With `together` a nonce is
+    before each report, so that output by accident is not one; nothing defends such a verdict from a cheat.
     """
     data = values.receive(inbox)
     os.close(inbox)
@@ -48,10 +54,10 @@ def describe(error: BaseException) -> str:
     return str(error) if isinstance(error, values.Abandoned) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def _execute(code: bytes, module: types.ModuleType) -> str:
-    """Run marshalled code of the suite. Why it failed, or ""."""
+def _execute(code: types.CodeType, module: types.ModuleType) -> str:
+    """Run code of the suite. Why it failed, or ""."""
     try:
-        exec(marshal.loads(code), vars(module))
+        exec(code, vars(module))
     except BaseException as error:  # a failed assertion, or what the program raised
         return describe(error) or "failed"
     return ""
@@ -85,11 +91,9 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
 
         def startTest(self, test: unittest.TestCase) -> None:
             self.problem = ""
-            super().startTest(test)
 
         def stopTest(self, test: unittest.TestCase) -> None:
             report("-" if self.problem else "+", self.problem)
-            super().stopTest(test)
 
         def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
             if err is not None:
@@ -110,12 +114,14 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
 
 
 def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -> None:
-    from . import strict
     from .link import Link
 
     link = Link(pipes, judges=True)
     sys.modules["tests"] = module = types.ModuleType("tests")
-    strict.install(vars(module), link.fail)
+    vars(module).update(
+        __operate__=lambda *operation: _operate(link.fail, *operation),
+        __comparison__=lambda *function: _comparison(link.fail, *function),
+    )
     try:
         link.ask("load", job["program"])
     except BaseException as error:  # whatever the program raised
@@ -132,3 +138,50 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
         found = link.gone or link.failed or found
         report("-" if found else "+", found)
     return report("d")
+
+
+def _operate(fail: Callable[[str], BaseException], name: str, left: Any, right: Any) -> Any:
+    """An operator's result, unless an empty array meets something of another shape. fail: fails the test, and gives
+    what to raise."""
+    plain = type(left) in _PLAIN and type(right) in _PLAIN
+    if not plain and any(type(side).__module__.partition(".")[0] in _ARRAYS for side in (left, right)):
+        a, b = _shape(left), _shape(right)
+        if a != b and 0 in (*(a or ()), *(b or ())):
+            raise fail(f"an empty array meets an array of another shape: {a} and {b}")
+    return getattr(operator, name)(left, right)
+
+
+def _comparison(fail: Callable[[str], BaseException], compare: Any, side: str) -> Any:
+    """A function of numpy that refuses operands of which the program's does not have all elements of the other.
+
+    side: which one the program's is, "first", "second" or "" if it is not known.
+    """
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        operands = [*args, *kwargs.values()][:2]
+        if len(operands) == 2 and "numpy" in sys.modules:
+            a, b = map(_shape, reversed(operands) if side == "second" else operands)
+            if a is not None and b is not None and a != b and not _covers(a, b, bool(side)):
+                raise fail(f"shapes differ: {a} and {b}")
+        return compare(*args, **kwargs)
+
+    return checked
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array, a frame, a list, or what pytest.approx holds; None where it has none."""
+    import numpy
+
+    value = getattr(value, "expected", value) if type(value).__module__.startswith("_pytest") else value
+    try:
+        return tuple(numpy.shape(value))
+    except ValueError:  # ragged
+        return None
+
+
+def _covers(found: tuple[int, ...], expected: tuple[int, ...], known: bool) -> bool:
+    """Whether an array of one shape has an element for each of the other. Of unknown operands the other is a number."""
+    if 0 in found or 0 in expected or not (known or expected == ()):
+        return False
+    wide = (1,) * (len(found) - len(expected)) + expected
+    return len(found) >= len(expected) and all(a == b or b == 1 for a, b in zip(found, wide, strict=True))

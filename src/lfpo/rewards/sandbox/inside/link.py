@@ -60,9 +60,9 @@ class Handle(Remote):
 
 
 class Link:
-    """Sends requests, and answers those of the other process while it waits.
+    """Sends requests, and answers those of the other process while it waits. A message is the name of an operation and
+    its operands; the operations `value` and `raised` are answers.
 
-    A message is the name of an operation and its operands. The operations `value` and `raised` are answers.
     judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
     current test fails, whatever it catches, else "".
     """
