@@ -15,7 +15,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.needs import check_rollouts, views_of
+from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.views import Views, replay
@@ -253,7 +253,7 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return views_of(make_objective({"name": name, **knobs}), t, signal, SEEDS[: len(t)], 0)
+    return make_objective({"name": name, **knobs}).views(t.in_rounds(), signal, SEEDS[: len(t)], 0)
 
 
 def logp_of(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:

@@ -14,7 +14,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import FULL, Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.needs import check_rollouts, views_of
+from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, passes
 from lfpo.rollout.denoise import rollout
@@ -44,7 +44,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return views_of(make_objective({"name": name, **knobs}), t, signal, SEEDS, 0)
+    return make_objective({"name": name, **knobs}).views(t.in_rounds(), signal, SEEDS, 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -164,7 +164,7 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path
     gradients = []
     for budget in (10_000, 1):
         model.zero_grad()
-        views = views_of(objective, rollouts, signal, SEEDS, 0)
+        views = objective.views(rollouts.in_rounds(), signal, SEEDS, 0)
         accumulate_gradients(objective, policies(model), views, signal, update_tokens=budget)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert gradients[0].norm() > 0
@@ -241,7 +241,7 @@ def test_rollouts_against_stored_blocks_are_replayed_exactly(rule: str, model: M
     sampler = SamplerConfig(**{"gen_length": 12, "temperature": 1.0, **RULES[rule]})
     t = rollout(model, prompts, sampler, list(range(9)))
     signal = torch.ones(len(t), dtype=torch.float64)
-    views = views_of(make_objective({"name": "cj_grpo"}), t, signal, list(range(9)), 0)
+    views = make_objective({"name": "cj_grpo"}).views(t.in_rounds(), signal, list(range(9)), 0)
     logp = Predictions(views, policies(model)).logp()
     view, column = views.target.nonzero().unbind(-1)
     drawn = t.confidence[views.row[view], column - t.prompt_ids.shape[1]]

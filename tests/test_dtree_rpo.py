@@ -12,7 +12,7 @@ from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 from letters import rollouts
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.sampler import SamplerConfig

@@ -16,9 +16,9 @@ from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
-from lfpo.objectives.masks import masked_views
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.rejection import Rejection
+from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.views import Views, noised

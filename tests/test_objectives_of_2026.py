@@ -11,8 +11,8 @@ from letters import Table, rollouts
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.ebpo import EBPO
 from lfpo.objectives.mask_aware import MaskAware
-from lfpo.objectives.masks import gauss_legendre
 from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.sequences import gauss_legendre
 from lfpo.objectives.slim_rl import SLIMRL
 from lfpo.train.algorithm import accumulate_gradients
 from test_newer_objectives import HALF, LN2, masks

@@ -8,7 +8,7 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.objectives.needs import evenly_spaced_steps
+from lfpo.objectives.objective import evenly_spaced_steps
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 

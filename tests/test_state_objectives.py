@@ -9,7 +9,7 @@ import torch
 from letters import LETTERS, rollouts
 from lfpo.base.errors import UserError
 from lfpo.objectives.mdpo import MDPO
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context

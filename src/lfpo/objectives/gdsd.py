@@ -7,12 +7,11 @@ import torch
 
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import Sequences, coupled_views
+from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 

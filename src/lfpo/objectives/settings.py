@@ -70,9 +70,10 @@ class LFPO(Objective):
 
 @dataclass(frozen=True)
 class Clip(Objective):
-    """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides).
+    """The knobs of PPO's loss.
 
-    dual_clip: c; where A < 0 the loss is at most -c A (arXiv 1912.09729; None: off). beta: weight of KL to the base.
+    epsilon, epsilon_high: the ratio's clip, from below and above (None: epsilon on both sides). dual_clip: c; where
+    A < 0 the loss is at most -c A (arXiv 1912.09729; None: off). beta: weight of KL to the base policy.
     """
 
     num_iterations: Count = 1

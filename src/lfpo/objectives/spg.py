@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, block_masks, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
