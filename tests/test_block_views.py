@@ -18,6 +18,7 @@ from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, passes
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients
@@ -44,7 +45,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(t.in_rounds(), signal, SEEDS, 0)
+    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS, 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -53,11 +54,11 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         reveal_step=torch.tensor([[3, 1, 9, 9, 5, 14, 20, -1, 19, 30, -1, -1, -1, -1, -1]]),
     )
     assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
-    assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
+    assert in_rounds(t).reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
     assert t.entered.tolist() == [[True] * 10 + [False] * 5]
-    again = rollouts.in_rounds()
+    again = in_rounds(rollouts)
     for row in range(len(rollouts)):  # rows do not depend on each other
-        alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
+        alone = in_rounds(rollouts.rows(torch.tensor([row]))).reveal_step[0]
         assert torch.equal(again.reveal_step[row], alone)
 
 
@@ -78,7 +79,7 @@ def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     every = {(int(r), int(c)) for r, c in rollouts.scored(after_eos=name in ("cj_grpo", "egspo")).nonzero()}
     scored = {(int(r), int(c)) for r, c in zip(views.row[view], completion, strict=True)}
     assert scored <= every and (name == "agrpo" or scored == every)
-    rounds = int(rollouts.in_rounds().reveal_step.amax()) + 1
+    rounds = int(in_rounds(rollouts).reveal_step.amax()) + 1
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
     assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
 
@@ -164,7 +165,7 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path
     gradients = []
     for budget in (10_000, 1):
         model.zero_grad()
-        views = objective.views(rollouts.in_rounds(), signal, SEEDS, 0)
+        views = objective.views(in_rounds(rollouts), signal, SEEDS, 0)
         accumulate_gradients(objective, policies(model), views, signal, update_tokens=budget)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert gradients[0].norm() > 0
@@ -241,7 +242,7 @@ def test_rollouts_against_stored_blocks_are_replayed_exactly(rule: str, model: M
     sampler = SamplerConfig(**{"gen_length": 12, "temperature": 1.0, **RULES[rule]})
     t = rollout(model, prompts, sampler, list(range(9)))
     signal = torch.ones(len(t), dtype=torch.float64)
-    views = make_objective({"name": "cj_grpo"}).views(t.in_rounds(), signal, list(range(9)), 0)
+    views = make_objective({"name": "cj_grpo"}).views(in_rounds(t), signal, list(range(9)), 0)
     logp = Predictions(views, policies(model)).logp()
     view, column = views.target.nonzero().unbind(-1)
     drawn = t.confidence[views.row[view], column - t.prompt_ids.shape[1]]

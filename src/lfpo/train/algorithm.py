@@ -27,6 +27,7 @@ from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
+from lfpo.rollout.edits import in_rounds
 from lfpo.runs.context import Context
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
@@ -130,7 +131,7 @@ def optimizer_step(
     filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
     if len(mine) or filler is None:
         seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
-        views = objective.views(trajectory.rows(mine).in_rounds(), signal_B, seeds, step.inner)
+        views = objective.views(in_rounds(trajectory.rows(mine)), signal_B, seeds, step.inner)
     else:
         views = filler.select(mine)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.

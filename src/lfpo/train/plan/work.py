@@ -12,6 +12,7 @@ from lfpo.models.structure import Structure
 from lfpo.objectives.objective import Objective, kept_steps
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
+from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory, of_completions
@@ -55,7 +56,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0)
+    views = objective.views(in_rounds(trajectory), chosen, list(range(size)), 0)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = [0], int(views.target.sum(-1).max())
