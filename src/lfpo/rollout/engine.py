@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.denoise import Finished, rollout
@@ -25,8 +25,7 @@ GIVES = {
 }
 
 
-# theta_old's is the number of iterations that it was trained for; weights that are evaluated have another name.
-Version = int | str
+Version = int | str  # theta_old's: the iterations that it was trained for; evaluated weights have another name
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ class Request:
     def units(self, rows: int) -> list[Request]:
         """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
         size = rows or max(1, len(self.prompts))
-        return [
-            dataclasses.replace(self, prompts=self.prompts[i : i + size], seeds=self.seeds[i : i + size])
-            for i in range(0, len(self.prompts), size)
-        ]
+        cuts = [slice(i, i + size) for i in range(0, len(self.prompts), size)]
+        return [dataclasses.replace(self, prompts=self.prompts[cut], seeds=self.seeds[cut]) for cut in cuts]
 
 
 class Engine(Protocol):
@@ -87,8 +84,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
 
     version: Version
