@@ -289,21 +289,6 @@ def test_a_trajectorys_state_is_what_the_sampler_saw(model: MaskedDiffusionLM, s
         assert result.rows(torch.tensor([row])).state_before(torch.tensor([clock]))[0].tolist() == state
 
 
-def test_temperature_draws_from_the_softmax(llada: Path):
-    model = load_model(llada)
-    with torch.no_grad():
-        logits = model(torch.tensor([[5, 6, model.mask_id]]))[0, 2].double()
-        logits[model.mask_id] = -torch.inf
-        expected = (logits / 2).softmax(-1)
-    n = 4000
-    drawn = rollout(model, [[5, 6]] * n, SamplerConfig(gen_length=1, temperature=2.0), list(range(n))).tokens[:, 0]
-    counts = torch.bincount(drawn, minlength=len(expected)).double() / n
-    top = expected.topk(20).indices
-    error = (expected * (1 - expected) / n).sqrt()
-    assert bool(((counts - expected).abs() < 5 * error)[top].all())
-    assert counts[model.mask_id] == 0
-
-
 @pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"alg": "entropy", "temperature": 0.5, "top_k": 4}])
 def test_confidence_and_entropy_are_the_models_own_where_the_token_was_drawn(model: MaskedDiffusionLM, settings: dict):
     result = rollout(model, PROMPTS[:2], SamplerConfig(gen_length=4, block_length=2, **settings), [1, 2])
@@ -367,33 +352,6 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     assert result.nfe.tolist() == [3]
     plain = rollout(model, [[1, 2]], SamplerConfig(**settings), [0])
     assert (plain.scheduled_steps.tolist(), plain.nfe.tolist()) == ([8], [4])
-
-
-FOUR, OTHER = [0.8, 0.7, 0.76, 0.4], [0.3, 0.8, 0.5, 0.6]
-ENTROPIES = [0.9, 0.99, 0.95]  # over the 264 tokens: 0.88, 0.11, 0.48
-
-
-@pytest.mark.parametrize(
-    ("sure", "settings", "reveal"),
-    [
-        (FOUR, {"threshold": 0.75}, [0, 1, 0, 2]),
-        # 0.8 and 0.76 reach 1/2 and 2/3, 0.7 does not reach 3/4; of the rest 0.4 does not reach 2/3.
-        (FOUR, {"factor": 1.0}, [0, 1, 0, 2]),
-        # Risks 0.2, 0.3, 0.24, 0.6: the first and the third add up to at most 1/2, then the second alone.
-        (FOUR, {"rule": "tau_budget", "threshold": 0.5}, [0, 1, 0, 2]),
-        (OTHER, {"rule": "threshold_leftmost", "threshold": 0.75}, [1, 0, 2, 3]),
-        (ENTROPIES, {"entropy_bound": 0.6}, [0, 0, 0]),
-        (ENTROPIES, {"entropy_bound": 0.5}, [1, 0, 0]),
-        (ENTROPIES, {"entropy_bound": 0.1}, [2, 0, 1]),
-    ],
-)
-def test_rules_without_a_schedule_set_the_pace_by_hand(
-    llada: Path, sure: list[float], settings: dict[str, Any], reveal: list[int]
-):
-    model = Scripted(load_model(llada), [5, 6, 7, 8][: len(sure)], sure)
-    result = rollout(model, [[1, 2]], SamplerConfig(gen_length=len(sure), **settings), [0])
-    assert result.reveal_step.tolist() == [reveal]
-    assert result.scheduled_steps.tolist() == result.nfe.tolist() == [max(reveal) + 1]
 
 
 def blocks_of_code(section: str) -> list[str]:
