@@ -13,6 +13,7 @@ import torch
 import games
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
+from lfpo.base.batching import left_pad
 from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import load_model, load_tokenizer
@@ -25,7 +26,7 @@ from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import rollout_records
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.setup import samplers
 from test_distributed import assert_same_run
@@ -47,19 +48,14 @@ class ScriptedEngine:
     def sample(self, request: Request, finished: Any = None) -> Trajectory:
         self.requests.append(request)
         texts, size = self.calls.pop(0), len(request.prompts)
-        width, length = max(map(len, request.prompts)), request.sampler.gen_length or 0
-        pad, eos = self.model.pad_id, self.model.eos_id
+        length = request.sampler.gen_length or 0
+        eos = self.model.eos_id
         tokens = [(self.tokenizer.encode(text, add_special_tokens=False) + [eos] * length)[:length] for text in texts]
-        return Trajectory(
-            prompt_ids=torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in request.prompts]),
-            prompt_mask=torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in request.prompts]),
-            tokens=torch.tensor(tokens),
-            reveal_step=torch.arange(length).expand(size, -1).clone(),
-            confidence=torch.ones(size, length),
-            entropy=torch.zeros(size, length),
-            scheduled_steps=torch.full((size,), length),
+        return of_completions(
+            *left_pad(request.prompts, self.model.pad_id),
+            torch.tensor(tokens),
+            torch.arange(length).expand(size, -1).clone(),
             nfe=torch.full((size,), length),
-            queries=torch.zeros(size, dtype=torch.long),
             sampler=request.sampler,
             mask_id=self.model.mask_id,
             eos_id=eos,
