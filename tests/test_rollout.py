@@ -18,7 +18,9 @@ from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, cheapest_pieces, pieces
 from lfpo.rollout.reveal.dream import origin_steps
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step, best
+from lfpo.rollout.reveal.own_pace import dynamic, needs
+from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
+from lfpo.rollout.reveal.rules import probability
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
@@ -378,22 +380,7 @@ def test_the_rule_in_contributing_works_from_outside_the_package(
     assert (idle.nfe.tolist(), idle.scheduled_steps.tolist()) == ([6], [10])
 
 
-def check_quota(sampler: Any) -> None:
-    if sampler.threshold is None:
-        raise ValueError("quota needs a threshold")
-
-
-def reveal_quota(step: Step) -> Reveal:
-    """Everything above the threshold, and at least as much as the schedule says; the next block starts at once."""
-    quota = step.counts[step.block_step]
-    return Reveal(best(step.score, step.eligible, quota) | (step.score > step.sampler.threshold))
-
-
-def score_quota(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
-    return p_TV.gather(1, token_T[:, None]).squeeze(1)
-
-
-QUOTA = Rule(reveal_quota, check_quota, reads=("threshold",), score=score_quota)
+QUOTA = Rule(dynamic, needs("threshold"), reads=("threshold",), score=probability)
 
 
 def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
@@ -406,7 +393,7 @@ def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
     # At temperature 0.2 all positions are nearly certain.
     sure = SamplerConfig(**settings, threshold=0.9, temperature=0.2)
     assert rollout(model, [[1, 2]], sure, [0]).reveal_step.tolist() == [[0, 0, 0, 1, 1, 1]]
-    with pytest.raises(UserError, match="sampler: quota needs a threshold"):
+    with pytest.raises(UserError, match="sampler: threshold None: the reveal rule 'test_rollout:QUOTA' needs a number"):
         build(SamplerConfig, settings, "sampler")
 
 
