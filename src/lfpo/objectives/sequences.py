@@ -86,31 +86,22 @@ def block_masks(
     purpose: key of the draws.
     """
     prompt = trajectory.prompt_mask.bool()
-    width, length = prompt.shape[1], trajectory.tokens.shape[1]
-    masked = torch.zeros((knobs.num_masks, len(seeds), width + length), dtype=torch.bool)
+    width, length, count = prompt.shape[1], trajectory.tokens.shape[1], knobs.num_masks
+    masked = torch.zeros((count, len(seeds), width + length), dtype=torch.bool)
     for row, (seed, counted) in enumerate(zip(seeds, trajectory.lengths.tolist(), strict=True)):
         rng = generator(seed, purpose, inner)
-        masked[:, row, width:] = _completion_masks(knobs, length, counted, rng)
+        block_length = min(knobs.block_length or counted, counted)
+        order = torch.randperm(-(-counted // block_length), generator=rng).tolist()
+        for j, completion in enumerate(masked[:, row, width:]):
+            start = order[j % len(order)] * block_length
+            end = min(start + block_length, counted)
+            size = int(torch.randint(1, end - start + 1, (), generator=rng))
+            completion[:start] = torch.rand(start, generator=rng) < knobs.p_mask
+            completion[start + torch.randperm(end - start, generator=rng)[:size]] = True
+            completion[end:] = True
         own = prompt[row].cpu()
-        hidden = torch.rand((knobs.num_masks, int(own.sum())), generator=rng) < knobs.p_mask
-        masked[:, row, :width][:, own] = hidden
+        masked[:, row, :width][:, own] = torch.rand((count, int(own.sum())), generator=rng) < knobs.p_mask
     return masked.to(trajectory.tokens.device)
-
-
-def _completion_masks(knobs: Bounds, length: int, counted: int, rng: torch.Generator) -> torch.Tensor:
-    """Block masks [num_masks, length] of a completion whose first `counted` tokens matter."""
-    block_length = min(knobs.block_length or counted, counted)
-    n_blocks = -(-counted // block_length)
-    order = torch.randperm(n_blocks, generator=rng).tolist()
-    masks = torch.ones((knobs.num_masks, length), dtype=torch.bool)
-    for j in range(knobs.num_masks):
-        start = order[j % n_blocks] * block_length
-        end = min(start + block_length, counted)
-        size = int(torch.randint(1, end - start + 1, (), generator=rng))
-        masks[j, :start] = torch.rand(start, generator=rng) < knobs.p_mask
-        masks[j, start:end] = False
-        masks[j, start + torch.randperm(end - start, generator=rng)[:size]] = True
-    return masks
 
 
 def gauss_legendre(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
