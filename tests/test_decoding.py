@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.rollout.reveal import Step, find_rule
-from lfpo.rollout.reveal.dream import origin_steps
+from lfpo.rollout.reveal.published import origin_steps
 from lfpo.rollout.reveal.rule import best
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_counts

@@ -17,8 +17,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, cheapest_pieces, pieces
-from lfpo.rollout.reveal.dream import origin_steps
-from lfpo.rollout.reveal.own_pace import dynamic, needs
+from lfpo.rollout.reveal.published import dynamic, needs, origin_steps
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
 from lfpo.rollout.reveal.rules import probability
 from lfpo.rollout.sampler import SamplerConfig
