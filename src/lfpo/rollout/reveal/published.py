@@ -1,6 +1,6 @@
 """Published reveal rules beside those of LLaDA and SDAR. Dream's (arXiv 2508.15487) and that of Mask-Aware policy
-gradients (2607.15200) follow a schedule. Fast-dLLM's (2505.22618), EB-Sampler's (2505.24857), SDAR's dynamic one and SLIM-RL's
-(2607.00208) decide by the confidence of what was drawn how many positions a step reveals."""
+gradients (2607.15200) follow a schedule. Fast-dLLM's (2505.22618), EB-Sampler's (2505.24857), SDAR's dynamic one and
+SLIM-RL's (2607.00208) decide by the confidence of what was drawn how many positions a step reveals."""
 
 from __future__ import annotations
 
