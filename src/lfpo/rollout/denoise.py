@@ -66,9 +66,8 @@ def rollout(
     keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
         token, but the head then runs at all masked positions, not at those of the active block alone.
 
-    Returns a trajectory of B rows in the order of the prompts, on the model's device: prompt_ids and prompt_mask
-    [B, P] int64; tokens and reveal_step [B, C] int64; confidence and entropy [B, C] float32; scheduled_steps, nfe and
-    queries [B] int64. P is the longest prompt's length, C = sampler.gen_length (DEFAULT_LENGTH if None).
+    Returns a trajectory of B rows in the order of the prompts, on the model's device; P is the longest prompt's length,
+    C = sampler.gen_length (DEFAULT_LENGTH if None).
     Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
     and for keep_steps with a cache.
     """
