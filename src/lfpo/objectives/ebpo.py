@@ -27,7 +27,6 @@ class EBPO(settings.EBPO):
     model that attends block by block scores all blocks in one forward, each from its own noised tokens and the clean
     blocks before it. Neither E nor the logarithm of the ratio is divided by the number of tokens.
 
-    mc_samples: masks of each rollout and pass.
     The report was not read: the formula is that of DARE's code, which names the report's equations 4 and 5. DARE has no
     settings for it that are public: epsilon and beta are the defaults of verl, on which DARE builds, and mc_samples is
     that of DARE's BGPO. Scored are the tokens up to the first EOS.

@@ -23,8 +23,6 @@ class ESPO(settings.ESPO):
     with n scored tokens and the ELBO E, the mean over mc_samples masks of x of them, x uniform on 0 .. n, of
     1/2 [(n + 1) / x sum of log p at the mask + (n + 1) / (n - x) sum of log p at its complement].
 
-    mc_samples: masks of each rollout and pass. after_eos: also score what was revealed after the first EOS, as
-        published.
     Defaults are the public code's for GSM8K; beta is 3e-3 on Countdown, with epsilon 0, and 1e-2 on Sudoku and code.
 
     The public code stratifies x over the rows of a micro-batch, so a row's masks depend on its place there; here over

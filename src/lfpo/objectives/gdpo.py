@@ -25,7 +25,6 @@ class GDPO(settings.GDPO):
     nodes: 3 is the authors' launch script, 2 their configuration's default. Rounding t_i n down makes |E| too small: of
         8 tokens, a node at t = 0.113 masks none. Kept as published; the error falls as n grows.
     beta: weight of the KL, 0 as published: k3 of a whole completion's E grows exponentially.
-    after_eos: also score what was revealed after the first EOS, as published.
 
     In the public code old log-probabilities come from other masks than current ones, so the ratios of an unchanged
     policy spread from 0.67 to 1.41; here both use the same masks.

@@ -33,7 +33,6 @@ class LFPO(settings.LFPO):
     baseline: the share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's
         smallest one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and
         wrong ones are pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards.
-    num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
         theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by
