@@ -231,8 +231,8 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
     shapes = count_forwards(model, monkeypatch)
     monkeypatch.setattr("lfpo.rollout.forward.PIECE_TOKENS", {"cpu": 16})
     assert_same_rows(rollout(model, PROMPTS, sampler, [0] * 4), expected, [0, 1, 2, 3])
-    # Prompts of 7, 4, 2 and 1 and 4 tokens each: the second and third fill the 16 tokens.
-    assert shapes == [(1, 11), (2, 8), (1, 5)] * 4
+    # Prompts of 7, 4, 2 and 1 and 4 tokens each: at most 16 together, and the last two are padded least.
+    assert shapes == [(1, 11), (1, 8), (2, 6)] * 4
 
 
 @pytest.mark.parametrize(
