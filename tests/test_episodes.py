@@ -286,11 +286,6 @@ WRONG = {
     "games:number": "environment 'games:number': expected a class with reset",
     "games:Nothing": "environment 'games:Nothing': module 'games' has no 'Nothing'",
     "games:Raises": "environment 'Raises' failed on its first call: ConnectionError: nobody there (games.py:",
-    "games:Two": "environment 'Two': step returned ('a', 1.0), expected (reply, reward, done): text, a finite",
-    "games:NoText": "environment 'NoText': step returned",
-    "games:NoNumber": "environment 'NoNumber': step returned",
-    "games:NotFinite": "environment 'NotFinite': step returned",
-    "games:NoBool": "environment 'NoBool': step returned",
     "games:Gym": "environment 'Gym': reset returned 'first observation', expected None; an episode begins with",
 }
 
@@ -300,6 +295,18 @@ def test_wrong_environments_are_one_sentence(path: str, sentence: str, llada: Pa
     with pytest.raises(UserError) as raised:
         LFPOTrainer(str(llada), args=config(tmp_path, environment=path, max_turns=2), train_dataset=ROWS)
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value", [("a", 1.0), (3, 1.0, True), ("a", "1", True), ("a", float("nan"), True), ("a", 1.0, 2)]
+)
+def test_a_wrong_step_is_one_sentence(value: Any, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(games.Returns, "value", value)
+    args = config(tmp_path, environment="games:Returns", max_turns=2)
+    with pytest.raises(UserError) as raised:
+        LFPOTrainer(str(llada), args=args, train_dataset=ROWS)
+    said = f"environment 'Returns': step returned {value!r}, expected (reply, reward, done): text, a finite"
+    assert said in str(raised.value)
 
 
 KEYS: list[tuple[dict[str, Any], str]] = [
