@@ -19,13 +19,13 @@ from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import views_of
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients
@@ -222,7 +222,7 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, 
     objective = make_objective({"name": "lfpo", "timesteps": TIMESTEPS})
     policies = {CURRENT: model, OLD: model.frozen_copy()}
     signal = torch.linspace(0, 1, len(batch), device=model.device)
-    views = views_of(objective, batch, signal, [key("bench", i) for i in range(len(batch))], 0)
+    views = objective.views(in_rounds(batch), signal, [key("bench", i) for i in range(len(batch))], 0)
     return objective, policies, signal, views
 
 

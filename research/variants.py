@@ -50,8 +50,8 @@ class AnchoredLFPO(LFPO):
 class StateLFPO(LFPO):
     """LFPO on noised states that weigh alike whatever the number of their targets, as DTM's do."""
 
-    def _noised_states(self, trajectory: Trajectory, seeds: Sequence[int], inner: int) -> Views:
-        views = super()._noised_states(trajectory, seeds, inner)
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
+        views = super().views(trajectory, signal_B, seeds, inner)
         views.weight = views.target / views.target.sum(-1, keepdim=True).clamp(min=1)
         return views
 

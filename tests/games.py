@@ -57,26 +57,6 @@ class WrongForThree(Letters):
         return None if self.left == 3 and not text.startswith("a stand-in") else super().step(text)
 
 
-class Two(Returns):
-    value = ("a", 1.0)
-
-
-class NoText(Returns):
-    value = (3, 1.0, True)
-
-
-class NoNumber(Returns):
-    value = ("a", "1", True)
-
-
-class NotFinite(Returns):
-    value = ("a", float("nan"), True)
-
-
-class NoBool(Returns):
-    value = ("a", 1.0, 2)
-
-
 class Gym(Letters):
     def reset(self, row, seed):
         return "first observation"

@@ -11,8 +11,7 @@ from lfpo.base.config import build
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import kept_steps, signal_of
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective, kept_steps
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
@@ -67,7 +66,7 @@ def step_of(checkpoint: Path, name: str, **knobs: Any) -> tuple[Objective, dict[
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 1])
     of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
-    signal = signal_of(objective, rewards, of_states, group)
+    signal = objective.signal(of_states if "predictions" in objective.needs else rewards, group)
     return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
 
 

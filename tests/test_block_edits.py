@@ -15,13 +15,13 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.needs import check_rollouts, views_of
+from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.views import Views, replay
 from lfpo.report.replay import playable
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.edits import EditedTrajectory
+from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
@@ -126,7 +126,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
     assert by_hand.distinct_steps(after_eos=True)[0].tolist() == [0, 1, 2, 3, 4, 5, 6]
     means = step_means(by_hand, by_hand.with_edits("entropy"))[0].tolist()
     assert means == [1, 2, 10, 25, 3.5, (5 + 40) / 2]
-    rounds = by_hand.in_rounds()
+    rounds = in_rounds(by_hand)
     assert rounds.reveal_step.tolist() == [[0, 1, 0, 0, 1, 1]]
     assert isinstance(rounds, EditedTrajectory) and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
     # Before round 2 the first block holds both tokens that it was given, the second one all that step 5 wrote.
@@ -135,7 +135,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
 
 def test_labels_by_hand(by_hand: Trajectory):
     row, width = torch.zeros(1, dtype=torch.long), 2
-    views = step_views(by_hand.in_rounds(), row, torch.tensor([1]))
+    views = step_views(in_rounds(by_hand), row, torch.tensor([1]))
     assert views.input_ids[0, width:].tolist() == [30, MASK, 20, 21, MASK, MASK]
     assert views.target[0, width:].tolist() == [False, True, True, False, True, False]
     assert views.labels[views.target].tolist() == [11, 22, EOS]  # what the round wrote, also where it is edited later
@@ -253,7 +253,7 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return views_of(make_objective({"name": name, **knobs}), t, signal, SEEDS[: len(t)], 0)
+    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS[: len(t)], 0)
 
 
 def logp_of(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
@@ -269,7 +269,7 @@ def test_a_replay_gives_the_log_probabilities_that_were_recorded(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, edited: Trajectory
 ):
     """In the doubled layout, of revealed tokens and of edits, for prompts of any length."""
-    t = edited.in_rounds()
+    t = in_rounds(edited)
     views = views_for(name, edited, **knobs)
     step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
     place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
@@ -315,7 +315,7 @@ def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(ed
 
 
 def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited: Trajectory):
-    t = edited.in_rounds()
+    t = in_rounds(edited)
     objective = make_objective({"name": "rldf", "states": 1})
     step_B = torch.ones(len(t), 1, dtype=torch.long)
     views = objective.state_views(t, step_B)  # type: ignore[attr-defined]

@@ -19,13 +19,12 @@ from lfpo.rollout import sampler as sampler_module
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import forward_flops, rollout_flops
+from test_rollout import assert_same_rows
 
 # Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8]]
 SEEDS = [11, 12, 13, 14, 15]
-INTEGERS = ("tokens", "reveal_step", "scheduled_steps", "nfe", "queries")
 
 
 @pytest.fixture
@@ -34,15 +33,6 @@ def model(tmp_path: Path) -> MaskedDiffusionLM:
     found = load_model(tiny.write_llada(tmp_path / "blocks", block_length=4), dtype=torch.float64)
     found.backbone.lm_head.weight.data *= 4
     return found
-
-
-def assert_same(found: Trajectory, expected: Trajectory, rows: list[int], *, but: tuple[str, ...] = ()) -> None:
-    """Row i of `found` is row rows[i] of `expected`: integers exactly, the others up to the last bits."""
-    for name in INTEGERS:
-        if name not in but:
-            assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
-    for name in ("confidence", "entropy"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name)[rows])
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -74,17 +64,17 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     together = rollout(model, PROMPTS, sampler, SEEDS)
     assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
     plain = rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False)
-    assert_same(together, plain, [0, 1, 2, 3, 4], but=("queries",))
+    assert_same_rows(together, plain, [0, 1, 2, 3, 4], but=("queries",))
     assert bool((together.queries < plain.queries).all())
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
-    assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
+    assert_same_rows(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
     backwards = rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17, share_first=False)
-    assert_same(backwards, together, [4, 3, 2, 1, 0])
-    assert_same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), together, [2])
+    assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
+    assert_same_rows(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), together, [2])
     # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    assert_same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
+    assert_same_rows(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
 
 
 def test_rows_end_with_the_whole_block_that_holds_gen_length(model: MaskedDiffusionLM):
@@ -217,7 +207,7 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     # One row at a time: rollouts that enter later find their prompt stored.
     shapes.clear()
     one_by_one = rollout(model, prompts, sampler, range(8), rollout_tokens=4)
-    assert_same(one_by_one, t, list(range(8)))
+    assert_same_rows(one_by_one, t, list(range(8)))
     assert [shape for shape in shapes if shape != (1, 4)] == [(1, 12), (1, 12)]
     shapes.clear()
     rollout(model, prompts, sampler, range(8), share_first=False)
@@ -237,7 +227,7 @@ def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusion
     sampler = SamplerConfig(gen_length=8, temperature=1.0, threshold=0.3)
     plain = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12)
     compiled = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, compiled=True)
-    assert_same(compiled, plain, [0, 1, 2, 3, 4])
+    assert_same_rows(compiled, plain, [0, 1, 2, 3, 4])
     assert 1 <= len(graphs) <= 3  # 1, 2 and 3 rows
 
 
@@ -268,7 +258,7 @@ def test_another_block_length_is_used_and_warned_of_once(model: MaskedDiffusionL
         "sampler: block_length 2 is not the 4 that the model was trained with; leave it out"
     ]
     assert first.structure == Structure(2)
-    assert_same(first, again, [0, 1, 2, 3, 4], but=("queries",))
+    assert_same_rows(first, again, [0, 1, 2, 3, 4], but=("queries",))
 
 
 def test_a_prompt_must_leave_room_for_whole_blocks(model: MaskedDiffusionLM):

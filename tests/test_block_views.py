@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from block_rollouts import BLOCK, plain_rollouts, state_alone
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import FULL, Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.needs import check_rollouts, views_of
+from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, passes
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients
@@ -26,6 +26,25 @@ from tiny import random_ids, write_llada
 
 PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]
 SEEDS = list(range(len(PROMPTS)))
+BLOCK = 4
+
+
+def rolled(model: MaskedDiffusionLM) -> Trajectory:
+    """Prompts end inside a block, and steps reveal several tokens or none. The second rollout, of four prompt tokens,
+    draws an EOS at the second position of its second block, and other tokens after it."""
+    sampler = SamplerConfig(gen_length=12, temperature=1.0, alg="origin", steps=24)
+    model.eos_id = int(rollout(model, PROMPTS, sampler, SEEDS).tokens[1, BLOCK + 1])
+    return rollout(model, PROMPTS, sampler, SEEDS)
+
+
+def state_alone(model: MaskedDiffusionLM, trajectory: Trajectory, row: int, step: int, block: int) -> torch.Tensor:
+    """Logits [positions, V] of one block of a row before a scheduled step, from a forward of its own over the prompt,
+    the blocks before it and the block as the sampler saw it; of the block's completion positions."""
+    prompt = trajectory.prompt_ids[row][trajectory.prompt_mask[row].bool()]
+    seen = trajectory.state_before(torch.full((len(trajectory),), step))[row]
+    ids = torch.cat([prompt, seen])[: (block + 1) * BLOCK]
+    start = max(block * BLOCK, len(prompt))
+    return model.head(model.hidden(ids[None], structure=Structure(BLOCK))[0, start:])
 
 
 @pytest.fixture
@@ -35,7 +54,7 @@ def model(tmp_path: Path) -> MaskedDiffusionLM:
 
 @pytest.fixture
 def rollouts(model: MaskedDiffusionLM) -> Trajectory:
-    return plain_rollouts(model, PROMPTS, ends=[1, 2])
+    return rolled(model)
 
 
 def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
@@ -44,7 +63,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return views_of(make_objective({"name": name, **knobs}), t, signal, SEEDS, 0)
+    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS, 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -53,11 +72,11 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         reveal_step=torch.tensor([[3, 1, 9, 9, 5, 14, 20, -1, 19, 30, -1, -1, -1, -1, -1]]),
     )
     assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
-    assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
+    assert in_rounds(t).reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
     assert t.entered.tolist() == [[True] * 10 + [False] * 5]
-    again = rollouts.in_rounds()
+    again = in_rounds(rollouts)
     for row in range(len(rollouts)):  # rows do not depend on each other
-        alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
+        alone = in_rounds(rollouts.rows(torch.tensor([row]))).reveal_step[0]
         assert torch.equal(again.reveal_step[row], alone)
 
 
@@ -78,7 +97,7 @@ def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     every = {(int(r), int(c)) for r, c in rollouts.scored(after_eos=name in ("cj_grpo", "egspo")).nonzero()}
     scored = {(int(r), int(c)) for r, c in zip(views.row[view], completion, strict=True)}
     assert scored <= every and (name == "agrpo" or scored == every)
-    rounds = int(rollouts.in_rounds().reveal_step.amax()) + 1
+    rounds = int(in_rounds(rollouts).reveal_step.amax()) + 1
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
     assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
 
@@ -158,13 +177,13 @@ def test_random_masks_are_predicted_in_all_blocks_at_once(name: str, model: Mask
 @pytest.mark.parametrize("name", ["lfpo", "agrpo", "trace_rl", "rldf", "cj_grpo", "espo", "bgpo", "rejection"])
 def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path: Path):
     model = load_model(write_llada(tmp_path / "blocks", block_length=BLOCK), dtype=torch.float64)
-    rollouts = plain_rollouts(model, PROMPTS, ends=[1, 2])
+    rollouts = rolled(model)
     objective = make_objective({"name": name, "num_iterations": 1})
     signal = objective.signal(torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(5).long())
     gradients = []
     for budget in (10_000, 1):
         model.zero_grad()
-        views = views_of(objective, rollouts, signal, SEEDS, 0)
+        views = objective.views(in_rounds(rollouts), signal, SEEDS, 0)
         accumulate_gradients(objective, policies(model), views, signal, update_tokens=budget)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert gradients[0].norm() > 0
@@ -224,26 +243,3 @@ def test_all_other_objectives_are_taken():
         check_rollouts(make_objective({"name": name}), sampler, trained_block=BLOCK)
     for name in ("diffu_grpo", "wd1"):
         check_rollouts(make_objective({"name": name, "p_mask_prompt": 0.0}), sampler, trained_block=BLOCK)
-
-
-RULES: dict[str, dict[str, Any]] = {
-    "one at a time": {},
-    "two at a time": {"steps": 6},
-    "threshold": {"threshold": 0.05},
-    "top-k and temperature": {"temperature": 0.7, "top_k": 20},
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rollouts_against_stored_blocks_are_replayed_exactly(rule: str, model: MaskedDiffusionLM):
-    """Prompts of 1 to 9 tokens, so that completions begin at each place of a block."""
-    prompts = [random_ids(1, n, seed=n)[0].tolist() for n in range(1, 10)]
-    sampler = SamplerConfig(**{"gen_length": 12, "temperature": 1.0, **RULES[rule]})
-    t = rollout(model, prompts, sampler, list(range(9)))
-    signal = torch.ones(len(t), dtype=torch.float64)
-    views = views_of(make_objective({"name": "cj_grpo"}), t, signal, list(range(9)), 0)
-    logp = Predictions(views, policies(model)).logp()
-    view, column = views.target.nonzero().unbind(-1)
-    drawn = t.confidence[views.row[view], column - t.prompt_ids.shape[1]]
-    assert len(drawn) == int((t.reveal_step >= 0).sum())
-    torch.testing.assert_close(logp, drawn.log(), rtol=0, atol=1e-4)

@@ -28,7 +28,7 @@ from lfpo.cli.settings import SampleConfig
 from lfpo.compare.settings import CompareConfig
 from lfpo.eval.settings import EvalConfig
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig

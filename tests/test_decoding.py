@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.rollout.reveal import Step, find_rule
-from lfpo.rollout.reveal.dream import origin_steps
+from lfpo.rollout.reveal.published import origin_steps
 from lfpo.rollout.reveal.rule import best
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_counts
@@ -113,28 +113,6 @@ def test_tau_budget_adds_up_the_risks_of_what_is_above_the_threshold():
         step = Step(eligible, token, 0 * score, score, score, at, counts, zeros, zeros, sampler)
         found.append(chosen(sampler.reveal_rule.reveal(step).positions))
     assert found == [[[0, 1, 3], [0, 2], [0, 1]], [[0, 1, 3], [0], [0]]]
-
-
-def test_plackett_luce_draws_without_replacement_in_proportion_to_a_power_of_the_confidence():
-    """Confidences 1/4, 1/2 and 1/8 at alg_temp 1/2: odds 4, 16 and 1. Rates within five standard deviations."""
-    n = 20_000
-    confidence = torch.tensor([[0.25, 0.9, 0.5, 0.125]], dtype=torch.float64).repeat(n, 1)
-    eligible = torch.tensor([[True, False, True, True]]).repeat(n, 1)
-    sampler = SamplerConfig(rule="plackett_luce", alg_temp=0.5)
-    token, zeros, seed = torch.zeros(n, 4, dtype=torch.long), torch.zeros(n, dtype=torch.long), torch.arange(n)
-
-    def rates(count: int) -> list[float]:
-        counts = torch.tensor([count])
-        step = Step(eligible, token, confidence, confidence, 0 * confidence, zeros, counts, seed, zeros, sampler)
-        positions = sampler.reveal_rule.reveal(step).positions
-        assert positions.sum(-1).unique().tolist() == [count]
-        return [float(x) for x in positions.double().mean(0)]
-
-    assert rates(1) == pytest.approx([4 / 21, 0, 16 / 21, 1 / 21], abs=5 * (0.25 / n) ** 0.5)
-    # The last of three is left over when the others are drawn in either order.
-    left = [16 / 21 * 1 / 5 + 1 / 21 * 16 / 20, 4 / 21 * 1 / 17 + 1 / 21 * 4 / 20, 4 / 21 * 16 / 17 + 16 / 21 * 4 / 5]
-    expected = [1 - left[0], 0, 1 - left[1], 1 - left[2]]
-    assert rates(2) == pytest.approx(expected, abs=5 * (0.25 / n) ** 0.5)
 
 
 def test_a_named_rule_without_chance_is_not_random():

@@ -12,7 +12,7 @@ from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 from letters import rollouts
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.sampler import SamplerConfig
@@ -70,28 +70,6 @@ def test_siblings_are_distilled_by_their_advantages():
         losses.append(loss_of(objective, views, signal, current=current, old=current))
     kl = 0.75 * log(0.75 / 0.25) + 0.25 * log(0.25 / 0.25)
     assert losses[1] - losses[0] == pytest.approx(0.5 * (kl + LN2) / 2, rel=1e-6)
-
-
-def test_a_tree_s_rollouts_stay_in_one_block(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[list[list[int]]] = []
-    views = DTreeRPO.views
-
-    def recorded(self: Any, trajectory: Trajectory, *rest: Any) -> Any:
-        seen.append(
-            [ids[mask.bool()].tolist() for ids, mask in zip(trajectory.prompt_ids, trajectory.prompt_mask, strict=True)]
-        )
-        return views(self, trajectory, *rest)
-
-    monkeypatch.setattr(DTreeRPO, "views", recorded)
-    settings = plugged_in(num_iterations=1)
-    trainer = LFPOTrainer(
-        str(llada), lambda prompts, completions, **_: [float(len(c)) for c in completions],
-        args=config(tmp_path, max_steps=1, **settings), train_dataset=ROWS,
-    )  # fmt: skip
-    trainer.train()
-    assert [len(block) for block in seen] == [4, 4] and seen[0] != seen[1]
-    for block in seen:
-        assert block == [block[0]] * 4
 
 
 def test_it_trains_with_its_engine_and_not_with_another(llada: Path, tmp_path: Path):

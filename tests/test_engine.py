@@ -33,7 +33,7 @@ from lfpo.models.loading import EMBEDDED
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import Rewards, in_child, score
 from lfpo.rollout.denoise import rollout

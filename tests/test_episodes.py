@@ -13,6 +13,7 @@ import torch
 import games
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
+from lfpo.base.batching import left_pad
 from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
 from lfpo.models import load_model, load_tokenizer
@@ -25,7 +26,7 @@ from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.records import rollout_records
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.setup import samplers
 from test_distributed import assert_same_run
@@ -47,19 +48,14 @@ class ScriptedEngine:
     def sample(self, request: Request, finished: Any = None) -> Trajectory:
         self.requests.append(request)
         texts, size = self.calls.pop(0), len(request.prompts)
-        width, length = max(map(len, request.prompts)), request.sampler.gen_length or 0
-        pad, eos = self.model.pad_id, self.model.eos_id
+        length = request.sampler.gen_length or 0
+        eos = self.model.eos_id
         tokens = [(self.tokenizer.encode(text, add_special_tokens=False) + [eos] * length)[:length] for text in texts]
-        return Trajectory(
-            prompt_ids=torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in request.prompts]),
-            prompt_mask=torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in request.prompts]),
-            tokens=torch.tensor(tokens),
-            reveal_step=torch.arange(length).expand(size, -1).clone(),
-            confidence=torch.ones(size, length),
-            entropy=torch.zeros(size, length),
-            scheduled_steps=torch.full((size,), length),
+        return of_completions(
+            *left_pad(request.prompts, self.model.pad_id),
+            torch.tensor(tokens),
+            torch.arange(length).expand(size, -1).clone(),
             nfe=torch.full((size,), length),
-            queries=torch.zeros(size, dtype=torch.long),
             sampler=request.sampler,
             mask_id=self.model.mask_id,
             eos_id=eos,
@@ -290,11 +286,6 @@ WRONG = {
     "games:number": "environment 'games:number': expected a class with reset",
     "games:Nothing": "environment 'games:Nothing': module 'games' has no 'Nothing'",
     "games:Raises": "environment 'Raises' failed on its first call: ConnectionError: nobody there (games.py:",
-    "games:Two": "environment 'Two': step returned ('a', 1.0), expected (reply, reward, done): text, a finite",
-    "games:NoText": "environment 'NoText': step returned",
-    "games:NoNumber": "environment 'NoNumber': step returned",
-    "games:NotFinite": "environment 'NotFinite': step returned",
-    "games:NoBool": "environment 'NoBool': step returned",
     "games:Gym": "environment 'Gym': reset returned 'first observation', expected None; an episode begins with",
 }
 
@@ -304,6 +295,18 @@ def test_wrong_environments_are_one_sentence(path: str, sentence: str, llada: Pa
     with pytest.raises(UserError) as raised:
         LFPOTrainer(str(llada), args=config(tmp_path, environment=path, max_turns=2), train_dataset=ROWS)
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "value", [("a", 1.0), (3, 1.0, True), ("a", "1", True), ("a", float("nan"), True), ("a", 1.0, 2)]
+)
+def test_a_wrong_step_is_one_sentence(value: Any, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(games.Returns, "value", value)
+    args = config(tmp_path, environment="games:Returns", max_turns=2)
+    with pytest.raises(UserError) as raised:
+        LFPOTrainer(str(llada), args=args, train_dataset=ROWS)
+    said = f"environment 'Returns': step returned {value!r}, expected (reply, reward, done): text, a finite"
+    assert said in str(raised.value)
 
 
 KEYS: list[tuple[dict[str, Any], str]] = [

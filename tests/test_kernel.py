@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from lfpo.models.head import Precision
 from lfpo.objectives.ops import fused
@@ -79,17 +78,6 @@ def test_the_kernel_gives_the_loops_results_in_every_precision(
     # The gradient of bfloat16 products is rounded to bfloat16, by the interpreter towards zero.
     assert [x.dtype for x in found] == [torch.float32, dtype, dtype]
     assert_close(found, [x.double() for x in expected], 1e-6, in_gradient if dtype == torch.float32 else 1e-2)
-
-
-def test_the_cross_entropy_takes_the_kernel_too(launched: list[Any]):
-    case = random_case(t=5, v=40)
-    hidden, head = case.hidden.float().requires_grad_(), case.head.float().requires_grad_()
-    loss = fused.cross_entropy_sum(hidden, head, case.y, case.weight.float())
-    found = (loss.detach(), *torch.autograd.grad(loss, (hidden, head)))
-    states, matrix = case.hidden.requires_grad_(), case.head.requires_grad_()
-    expected = (case.weight * F.cross_entropy(states @ matrix.T, case.y, reduction="none")).sum()
-    assert_close(found, (expected.detach(), *torch.autograd.grad(expected, (states, matrix))), 2e-6, 2e-6)
-    assert launched == [(5, 1, True)]
 
 
 def test_huge_logits_neither_overflow_nor_vanish(launched: list[Any]):

@@ -1,7 +1,6 @@
 """What losses report: values worked out by hand, and that they add up over passes and cost no forward."""
 
 from math import log
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +8,9 @@ import torch
 
 from letters import Table, rollouts
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.measures import Measures, measure_targets, ratio_measures, sum_and_count
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import fully_masked
-from small_runs import step_of
 
 
 def means(measures: Measures) -> dict[str, float]:
@@ -76,19 +73,3 @@ def test_ratios_by_hand():
     where = torch.tensor([True, False, False, False, True])
     assert ratio_measures(ratio, advantage, 0.8, 1.2, where)["ratio/clipped"].tolist() == [1.0, 2.0]
     assert sum_and_count(torch.tensor([torch.nan, 1.0]), torch.tensor([False, True])).tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_no_policy_runs_for_a_measure(name: str, llada: Path, monkeypatch: pytest.MonkeyPatch):
-    """The policies that run are those that the loss itself runs; each runs once (see Predictions)."""
-    objective, models, views, signal = step_of(llada, name)
-    used = []
-    for measured in (True, False):
-        if not measured:
-            for module in (name, "policy_gradient"):  # where its loss may stand
-                path = f"lfpo.objectives.{module}.measure_targets"
-                monkeypatch.setattr(path, lambda *_, **__: {}, raising=module != name)
-        predictions = Predictions(views, models)
-        objective.loss(predictions, signal)
-        used.append(predictions.used)
-    assert used[0] == used[1]

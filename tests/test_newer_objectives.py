@@ -21,13 +21,13 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import elbo_views, masked_views, subset_masks
-from lfpo.objectives.needs import check_rollouts
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective, check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
+from lfpo.objectives.sequences import elbo_views, masked_views
 from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import shared_by_state, step_means, step_views
+from lfpo.objectives.views import subset_masks
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients

@@ -14,6 +14,7 @@ from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
+from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.views import Views, noised
@@ -366,8 +367,9 @@ def test_agrpo_samples_are_stratified():
 def test_agrpo_counts_entropy_up_to_the_eos_and_survives_none():
     objective = AGRPO()
     t = rollouts(["abea", "abea", "abea"], ["0121"] * 3, entropy=[[0.1, 0.3, 0.6, 9.0], [0.0] * 4, [0.5, 0, 0, 9.0]])
-    for row, expected in enumerate(([0.1, 0.3, 0.6], [1 / 3] * 3, [1.0, 0.0, 0.0])):
-        found = objective.step_probabilities(t, row, t.distinct_steps()[row])
+    entropies = step_means(t, t.entropy)
+    for entropy, expected in zip(entropies, ([0.1, 0.3, 0.6], [1 / 3] * 3, [1.0, 0.0, 0.0]), strict=True):
+        found = objective.step_probabilities(entropy)
         torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
         assert bool((found > 0).all())
     assert bool(views_of(objective, t).weight.isfinite().all())

@@ -2,7 +2,6 @@
 
 import math
 from math import log
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +10,16 @@ import yaml
 
 from letters import Table, rollouts, spell
 from lfpo.base.errors import UserError
-from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
-from lfpo.objectives.masks import masked_views
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.rejection import Rejection
+from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.views import Views, noised
-from lfpo.rollout.denoise import rollout
 from lfpo.rollout.draw import kept_tokens
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
@@ -272,14 +269,3 @@ def test_tokens_kept_by_hand():
     assert kept_tokens(scores, None, 0.85)[0].tolist() == [True, True, True, False]
     assert kept_tokens(scores, 1, 0.6)[0].tolist() == [True, False, False, False]
     assert kept_tokens(scores, 3, 0.45)[0].tolist() == [True, False, False, False]
-
-
-def test_drawing_from_the_one_most_probable_token_is_greedy(checkpoint: Path):
-    model = load_model(checkpoint, dtype=torch.float64)
-    prompts, seeds = [[5, 6, 7], [8], [9, 10, 11]], [1, 2, 3]
-    settings: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0}]
-    greedy, drawn, free = (rollout(model, prompts, SamplerConfig(gen_length=8, **s), seeds) for s in settings)
-    assert torch.equal(drawn.tokens, greedy.tokens) and torch.equal(drawn.reveal_step, greedy.reveal_step)
-    assert not torch.equal(free.tokens, greedy.tokens)
-    nucleus = rollout(model, prompts, SamplerConfig(gen_length=8, temperature=1.0, top_p=1e-6), seeds)
-    assert torch.equal(nucleus.tokens, greedy.tokens)

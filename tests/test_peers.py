@@ -20,15 +20,14 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.masks import elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.step_views import step_views
+from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.views import Views, fully_masked
 from lfpo.objectives.vrpo import VRPO, elbos
@@ -175,7 +174,7 @@ def test_agrpo(monkeypatch):
         return old if policy == "old" else logp_as_drawn(predictions, policy)
 
     monkeypatch.setattr("lfpo.objectives.agrpo.logp_as_drawn", recorded)
-    probability = torch.stack([objective.step_probabilities(t, b, torch.arange(4)) for b in range(4)])
+    probability = torch.stack([objective.step_probabilities(entropy_N) for entropy_N in step_means(t, t.entropy)])
     weight = 1 / 4 / probability[rows, steps.flatten()] / 2
     views = step_views(t, rows, steps.flatten(), weight_S=weight.double())
     check_shown(views, golden)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfpo.base.rng import generator
-from lfpo.objectives.lfpo import stratified_indices
+from lfpo.objectives.step_views import stratified_indices
 from lfpo.objectives.views import replay
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions

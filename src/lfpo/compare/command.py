@@ -14,7 +14,7 @@ from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, cells
 from lfpo.compare.summary import curves, table
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts
+from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.report.figures import write_figures

@@ -22,7 +22,7 @@ from lfpo.base.batching import pack_by_tokens
 from lfpo.base.errors import UserError
 from lfpo.base.rng import key, uniform
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.ops.chunked import in_chunks
+from lfpo.objectives.ops.fused import in_chunks
 
 # Purposes of random numbers.
 COUNTS, MASKS = range(2)

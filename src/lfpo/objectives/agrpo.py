@@ -28,7 +28,6 @@ class AGRPO(settings.AGRPO):
         stratifies over the micro-batch, so that the steps of a rollout depend on the other rollouts.
     step_distribution: "uniform", or "entropy": in proportion to the mean entropy of what a step revealed, with
         importance weights that correct for it.
-    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
     A rollout's steps end with the one that reveals its first EOS (the public code leaves that one out).
     The expectation over steps is a mean, not a sum: a rollout of T steps counts 1/T. The probability of choosing
@@ -46,12 +45,11 @@ class AGRPO(settings.AGRPO):
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         steps, weights = [], []
-        on_cpu = trajectory.to("cpu")  # all rows at once: the loop below must not wait for the device
-        for row, (seed, distinct) in enumerate(zip(seeds, on_cpu.distinct_steps(), strict=True)):
-            probability = self.step_probabilities(on_cpu, row, distinct)
-            strata = torch.arange(self.mc_samples) + torch.rand(
-                self.mc_samples, generator=generator(seed, "steps", inner)
-            )
+        entropies = step_means(trajectory, trajectory.with_edits("entropy"))
+        for distinct, entropy, seed in zip(trajectory.distinct_steps(), entropies, seeds, strict=True):
+            probability = self.step_probabilities(entropy)
+            rng = generator(seed, "steps", inner)
+            strata = torch.arange(self.mc_samples) + torch.rand(self.mc_samples, generator=rng)
             # Clamped: rounding can leave the last sum below 1.
             drawn = torch.searchsorted(probability.cumsum(0), strata / self.mc_samples).clamp(max=len(distinct) - 1)
             index, count = drawn.unique(return_counts=True)  # a step drawn twice is computed once
@@ -60,15 +58,13 @@ class AGRPO(settings.AGRPO):
         weight_S = torch.cat(weights).to(trajectory.tokens.device)
         return step_views(trajectory, *listed(steps, trajectory), weight_S=weight_S)
 
-    def step_probabilities(self, trajectory: Trajectory, row: int, distinct: torch.Tensor) -> torch.Tensor:
-        """Chance of drawing each of a row's N distinct steps, [N]."""
-        uniform = torch.full((len(distinct),), 1 / len(distinct))
+    def step_probabilities(self, entropy_N: torch.Tensor) -> torch.Tensor:
+        """Chance of drawing each of a row's N distinct steps, given the mean entropy of what each revealed."""
         if self.step_distribution == "uniform":
-            return uniform
-        (mean,) = step_means(trajectory.rows(torch.tensor([row])), trajectory.with_edits("entropy")[[row]])
+            return torch.full_like(entropy_N, 1 / len(entropy_N))
         # A floor keeps the importance weights of steps without entropy finite; where all are certain, all are alike.
-        mean = mean + 1e-6
-        return mean / mean.sum()
+        floored_N = entropy_N + 1e-6
+        return floored_N / floored_N.sum()
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """As `token_loss`, with the probabilities of tokens as they were drawn."""

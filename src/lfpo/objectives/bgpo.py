@@ -6,12 +6,11 @@ import torch
 
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import Sequences, elbo_views
+from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -22,9 +21,7 @@ class BGPO(settings.BGPO):
 
     1 + d is a lower bound of exp(d). The loss is a sum over masks, so memory does not grow with their number.
 
-    mc_samples: masks of each rollout and pass. epsilon, epsilon_high: clip of the ratio. dual_clip: c (None: off).
-    after_eos: also score what was revealed after the first EOS, as in DARE, whose rollouts end at C.
-    Defaults are DARE's. A group's deviation is the population form here.
+    Defaults are DARE's, whose rollouts end at C. A group's deviation is the population form here.
 
     DARE computes 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and multiplies micro-batches by a factor that
     counts the fields of a batch instead of its rows; neither is kept. Its KL term, off by default, is left out.

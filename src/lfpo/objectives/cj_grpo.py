@@ -17,8 +17,6 @@ class CJGRPO(settings.CJGRPO):
 
     Steps count alike, so a token of a step that reveals few weighs more.
 
-    epsilon, epsilon_high: clip of the ratio. dual_clip: see `settings.Clip`.
-    beta: weight of the KL. after_eos: also score what was revealed after the first EOS, as published.
     Defaults are the authors' (num_iterations 8 on Countdown and Sudoku). DARE's are epsilon 0.2, dual_clip 3, beta 0;
     its KL, in another form, is left out.
 

@@ -23,7 +23,6 @@ class CoupledGRPO(settings.CoupledGRPO):
     min_ratio, max_ratio: rho is drawn from this range for each rollout and pass.
     advantage: the public code always uses leave-one-out, its configuration has no effect; the paper found "mean" better
         on EvalPlus.
-    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
     Every pass draws new masks. In the public code two passes can share one, because of how its buffer is indexed.
     """

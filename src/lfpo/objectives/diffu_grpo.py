@@ -15,7 +15,6 @@ class DiffuGRPO(settings.DiffuGRPO):
     """PPO's clipped loss with log p(o_k | prompt with some tokens masked, completion wholly masked) as likelihood.
 
     p_mask_prompt: chance of masking each prompt token; new masks for each of the num_iterations passes.
-    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
     Every pass draws new masks; d1's code repeats one mask for several passes, because its buffer index counts
     micro-steps. A rollout's mask does not depend on its row in the batch.

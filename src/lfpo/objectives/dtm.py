@@ -23,7 +23,6 @@ class DTM(settings.DTM):
         `ema_decay` is the teacher's average. The public code also clears the optimiser's state and restarts the
         schedule of the rate after each phase; here both go on.
     control: c, the control variate. At 1, as released, a rollout of reward 0 only holds theta at theta_old.
-    num_iterations: passes through each batch, each with a new mask of every rollout.
     block_length: mask as a sampler leaves a completion that it fills block by block: earlier blocks shown, later ones
         masked, one partly masked, as in the public code (None: positions anywhere; the paper's theory allows both).
 

@@ -6,12 +6,11 @@ import torch
 
 from lfpo.base.rng import generator
 from lfpo.objectives import settings
-from lfpo.objectives.masks import blocks_of
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, blocks_of
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
@@ -28,8 +27,6 @@ class EBPO(settings.EBPO):
     model that attends block by block scores all blocks in one forward, each from its own noised tokens and the clean
     blocks before it. Neither E nor the logarithm of the ratio is divided by the number of tokens.
 
-    mc_samples: masks of each rollout and pass. epsilon, epsilon_high: clip of the ratio. beta: weight of the KL to the
-        base.
     The report was not read: the formula is that of DARE's code, which names the report's equations 4 and 5. DARE has no
     settings for it that are public: epsilon and beta are the defaults of verl, on which DARE builds, and mc_samples is
     that of DARE's BGPO. Scored are the tokens up to the first EOS.

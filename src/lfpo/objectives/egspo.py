@@ -27,7 +27,6 @@ class EGSPO(settings.EGSPO):
     steps: those with the largest mean entropy of the predictions they revealed; all, where a rollout has fewer.
     aggregation: "mean" takes l as the mean over the m tokens and does not divide by m.
     exact_kl: KL to the base policy over the vocabulary at the step's tokens; otherwise k3 of l. beta: its weight.
-    epsilon, epsilon_high: clip of the ratio. after_eos: also score what was revealed after the first EOS, as published.
     log p is at temperature 1, as published, although the authors sample at 0.9.
 
     The public code's exact KL in "mean" mode is divided by the size of the vocabulary; it is not here. EGSPO-SA, whose

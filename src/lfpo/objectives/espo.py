@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import Sequences, coupled_views
+from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -24,8 +23,6 @@ class ESPO(settings.ESPO):
     with n scored tokens and the ELBO E, the mean over mc_samples masks of x of them, x uniform on 0 .. n, of
     1/2 [(n + 1) / x sum of log p at the mask + (n + 1) / (n - x) sum of log p at its complement].
 
-    mc_samples: masks of each rollout and pass. after_eos: also score what was revealed after the first EOS, as
-        published. epsilon, epsilon_high: clip of the ratio. beta: weight of KL to the base policy.
     Defaults are the public code's for GSM8K; beta is 3e-3 on Countdown, with epsilon 0, and 1e-2 on Sudoku and code.
 
     The public code stratifies x over the rows of a micro-batch, so a row's masks depend on its place there; here over

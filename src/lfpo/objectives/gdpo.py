@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.masks import gauss_legendre, masked_views, subset_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import Sequences, gauss_legendre, masked_views
+from lfpo.objectives.views import Views, subset_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -25,8 +24,7 @@ class GDPO(settings.GDPO):
 
     nodes: 3 is the authors' launch script, 2 their configuration's default. Rounding t_i n down makes |E| too small: of
         8 tokens, a node at t = 0.113 masks none. Kept as published; the error falls as n grows.
-    epsilon, epsilon_high: clip of the ratio. beta: weight of the KL, 0 as published: k3 of a whole completion's E grows
-        exponentially. after_eos: also score what was revealed after the first EOS, as published.
+    beta: weight of the KL, 0 as published: k3 of a whole completion's E grows exponentially.
 
     In the public code old log-probabilities come from other masks than current ones, so the ratios of an unchanged
     policy spread from 0.67 to 1.41; here both use the same masks.

@@ -7,12 +7,11 @@ import torch
 
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import coupled_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import Sequences, coupled_views
+from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -26,11 +25,10 @@ class GDSD(settings.GDSD):
 
     tlc: S with ESPO's weights (n + 1) / x and (n + 1) / (n - x): the authors' GDSD-TLC. Their centring of the logits is
         left out, because a softmax does not see it.
-    mc_samples: masks of each rollout and pass. psi: scale of the advantage. beta: weight of KL to the base policy.
+    psi: scale of the advantage.
     epsilon, epsilon_high: bounds of the change, below 1. They act on a sum over the completion, whatever the sign of A:
         with the published 4e-4 the gradient vanishes as soon as a completion's log-probability has moved by 4e-4, so
         of several steps on a batch only the first learns from rewards. Values near 0.5 let the others learn too.
-    after_eos: also score what was revealed after the first EOS, as published.
     Defaults are the public code's for GSM8K; beta is 1e-4 on MATH.
 
     As in `espo`, sizes of masks are stratified within a rollout, not over a micro-batch.

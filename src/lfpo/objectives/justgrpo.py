@@ -16,7 +16,6 @@ class JustGRPO(settings.JustGRPO):
 
     It takes one view a token, the states that a sampler with `block_length: 1` visits, so each ratio is exact.
 
-    epsilon, epsilon_high: clip of the ratio. after_eos: also score what was revealed after the first EOS, as published.
     Rollouts without an advantage are left out of the mean, as published. There is no KL.
 
     In the public code the ratio is that of theta to itself, so the clip never acts; the paper's is to theta_old, which

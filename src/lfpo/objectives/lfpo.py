@@ -5,16 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.errors import UserError
-from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, group_means, over_mean
-from lfpo.objectives.masks import stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.step_views import drawn_states
-from lfpo.objectives.views import Views, noised, replay
+from lfpo.objectives.step_views import visited_states
+from lfpo.objectives.views import Views, masked_at_random
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -35,7 +33,6 @@ class LFPO(settings.LFPO):
     baseline: the share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's
         smallest one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and
         wrong ones are pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards.
-    num_iterations: passes through each batch of rollouts; each draws new timesteps.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
         theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by
@@ -49,9 +46,7 @@ class LFPO(settings.LFPO):
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """r in [0, 1] for each rollout."""
         if self.reward_transform == "raw":
-            outside = (reward_R < 0) | (reward_R > 1)
-            if outside.any():
-                value = float(reward_R[outside][0])
+            for value in reward_R[(reward_R < 0) | (reward_R > 1)].tolist():
                 raise UserError(
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
@@ -69,22 +64,8 @@ class LFPO(settings.LFPO):
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
-        """States the sampler really visited, at K timesteps of each row (Eq. 11), or of each block of a row where the
-        model attends block by block. Noised states are K of the row in either case."""
-        if self.states == "noised":
-            return self._noised_states(trajectory, seeds, inner)
-        rngs = [generator(seed, "timesteps", inner) for seed in seeds]
-        return replay(
-            trajectory, *drawn_states(trajectory, lambda row, n: stratified_indices(n, self.timesteps, rngs[row]))
-        )
-
-    def _noised_states(self, trajectory: Trajectory, seeds: Sequence[int], inner: int) -> Views:
-        """K masks of all that the sampler revealed. Positions up to the first EOS are targets."""
-        masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=self.timesteps, least=1)
-        row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(self.timesteps)
-        masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
-        state_S = torch.arange(self.timesteps, device=row_S.device).repeat(len(trajectory))
-        return noised(trajectory, row_S, masked_SC, masked_SC & trajectory.counted[row_S], state_S=state_S)
+        make = masked_at_random if self.states == "noised" else visited_states
+        return make(trajectory, self.timesteps, seeds, inner)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """sum over T targets of -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, sampled-token reading),
@@ -92,14 +73,14 @@ class LFPO(settings.LFPO):
         where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
         1, or the weight that `target_weight` names.
         """
-        r_T, y_T = predictions.at_targets(signal_B), predictions.labels_T
+        r_T = predictions.at_targets(signal_B)
         w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
         loss = rectified_sum(
             predictions.hidden(CURRENT),
             predictions.hidden(OLD),
             predictions.head(CURRENT),  # z = hidden @ head.T
             predictions.head(OLD),
-            y_T,
+            predictions.labels_T,
             r_T,
             w_T,
             beta=self.beta,
@@ -108,15 +89,3 @@ class LFPO(settings.LFPO):
             precision=predictions.policies[CURRENT].products,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
-
-
-def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """One index from each of k equal segments of 0 .. length-1 (paper Eq. 11), ascending int64.
-
-    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
-    result is all `length` indices.
-    """
-    edges = torch.arange(k + 1) * length // k
-    sizes = torch.diff(edges)
-    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
-    return (edges[:-1] + offsets)[sizes > 0]

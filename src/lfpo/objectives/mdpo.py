@@ -32,7 +32,6 @@ class MDPO(settings.MDPO):
 
     steps: trained steps of a prompt: those with the largest sum of |A|. rewarded_steps: scheduled steps, evenly spaced,
         whose predictions are kept and rewarded (None: all). States with A = 0 are left out.
-    epsilon, epsilon_high: clip of the ratio. beta: weight of the KL.
 
     The public code never makes the ratios of a second pass on a batch; here they are to theta_old. Its groups are one
     rollout a rank, here a prompt's rollouts.

@@ -43,41 +43,37 @@ def measure_targets(
         below `neutral`; p_target_old/good, p_target_old/bad: under theta_old.
     negatives/saturated (LFPO, given its beta): share of the targets of bad rollouts with pi-(y) > 0.95.
     """
-    others = [policy for policy in (OLD, BASE) if policy in predictions.used]
-    model = predictions.policies[CURRENT]
-    names = ["entropy/targets", "p_target", *(f"kl/{p}" for p in others)]
-    names += ["p_target_old"] * (OLD in others) + ["negatives/saturated"] * (OLD in others and beta is not None)
-    sampled = slice(None, None, EVERY if model.vocab_size >= LARGE_VOCABULARY else 1)
-    label_T, signal_T = predictions.labels_T[sampled], signal_T[sampled]
-    states = [predictions.hidden(policy)[sampled] for policy in (CURRENT, *others)]
+    compared = [CURRENT, *(policy for policy in (OLD, BASE) if policy in predictions.used)]
+    vocab_size = predictions.policies[CURRENT].vocab_size
+    sampled = slice(None, None, EVERY if vocab_size >= LARGE_VOCABULARY else 1)
+    rows = [predictions.labels_T, signal_T, *map(predictions.hidden, compared)]
     # A quarter of the logits that a loss holds at once: here each policy has logits and probabilities.
-    elements = CHUNK_ELEMENTS.get(label_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4
-    size = max(1, elements // model.vocab_size)
-    columns: list[list[torch.Tensor]] = []
-    for y_T, *hidden_TD in zip(label_T.split(size), *(h.split(size) for h in states), strict=True):
-        logp_TV, *other_TV = (
-            predictions.policies[policy].head(h).float().log_softmax(-1)
-            for policy, h in zip((CURRENT, *others), hidden_TD, strict=True)
-        )
-        p_TV = logp_TV.exp()
-        found = [-(p_TV * logp_TV).sum(-1), p_TV.gather(1, y_T[:, None]).squeeze(1)]
-        found += [(p_TV * (logp_TV - logq_TV)).sum(-1) for logq_TV in other_TV]
-        if OLD in others:
-            logq_TV = other_TV[others.index(OLD)]
-            found.append(logq_TV.gather(1, y_T[:, None]).squeeze(1).exp())
-            if beta is not None:
-                negative_TV = torch.lerp(logq_TV, logp_TV, -beta).softmax(-1)  # pi-
-                found.append((negative_TV.gather(1, y_T[:, None]).squeeze(1) > SATURATED).float())
-        columns.append(found)
-    value_T = dict(zip(names, (torch.cat(pieces) for pieces in zip(*columns, strict=True)), strict=False))
-    good_T, bad_T = signal_T > neutral, signal_T < neutral
+    size = max(1, CHUNK_ELEMENTS.get(signal_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4 // vocab_size)
     measures: Measures = {}
-    for name, value in value_T.items():
-        if name.startswith("p_target"):
-            measures |= {f"{name}/good": sum_and_count(value, good_T), f"{name}/bad": sum_and_count(value, bad_T)}
-        else:
-            measures[name] = sum_and_count(value, bad_T if name == "negatives/saturated" else None)
+    for y_T, r_T, *hidden_TD in zip(*(x[sampled].split(size) for x in rows), strict=True):
+        logp = {
+            policy: predictions.policies[policy].head(h).float().log_softmax(-1)
+            for policy, h in zip(compared, hidden_TD, strict=True)
+        }
+        logp_TV, good_T, bad_T = logp[CURRENT], r_T > neutral, r_T < neutral
+        p_TV = logp_TV.exp()
+        found = {"entropy/targets": sum_and_count(-(p_TV * logp_TV).sum(-1))}
+        for policy in compared[1:]:
+            found[f"kl/{policy}"] = sum_and_count((p_TV * (logp_TV - logp[policy])).sum(-1))
+        for name, policy in (("p_target", CURRENT), ("p_target_old", OLD)):
+            if policy in logp:
+                p_T = _of(y_T, logp[policy]).exp()
+                found |= {f"{name}/good": sum_and_count(p_T, good_T), f"{name}/bad": sum_and_count(p_T, bad_T)}
+        if OLD in logp and beta is not None:
+            minus_T = _of(y_T, torch.lerp(logp[OLD], logp_TV, -beta).softmax(-1))
+            found["negatives/saturated"] = sum_and_count((minus_T > SATURATED).float(), bad_T)
+        add_measures(measures, found)
     return measures
+
+
+def _of(y_T: torch.Tensor, value_TV: torch.Tensor) -> torch.Tensor:
+    """The values of the target tokens, [T]."""
+    return value_TV.gather(1, y_T[:, None]).squeeze(1)
 
 
 def ratio_measures(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Self
 
 from lfpo.base.checks import check_ranges
+from lfpo.base.errors import UserError
 from lfpo.objectives.advantages import Advantage, group_advantages
 
 if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
@@ -16,6 +17,14 @@ if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
     from lfpo.objectives.views import Views
     from lfpo.rollout.sampler import SamplerConfig
     from lfpo.rollout.trajectory import Trajectory
+
+# What an objective may name in `needs` beside lfpo.rollout.engine.GIVES, and how an error calls it. A model that
+# attends block by block predicts a block from itself and from the blocks before it, without masks.
+NEEDS = {
+    "full_attention": "a model with full attention",
+    "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
+    "unedited": "tokens that stay as they were revealed (no sampler.editing_threshold)",
+}
 
 
 def number_of_units(objective: Objective, views: Views) -> float:
@@ -49,9 +58,8 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the objective needs of rollouts, names of lfpo.rollout.engine.GIVES or of an engine of your own, and of
-        states, names of lfpo.objectives.needs.OF_FULL_ATTENTION and UNEDITED; checked at start. With "predictions"
-        among them, `signal` takes rewards of several states of each rollout."""
+        """What the objective needs of rollouts: names of lfpo.rollout.engine.GIVES, of NEEDS, or of an engine of your
+        own; checked at start. With "predictions" among them, `signal` takes rewards of several states of a rollout."""
         return frozenset()
 
     rewarded_steps: int | None = None
@@ -88,7 +96,9 @@ class Objective:
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """The noised inputs [S, L] that this rank's rollouts give to one optimiser step.
 
-        trajectory: this rank's rollouts of the step; signal_B: theirs, float64 [B], on the trajectory's device.
+        trajectory: this rank's rollouts of the step. Where the model attends block by block, their steps are rounds
+            (see lfpo.rollout.edits.in_rounds), so that a forward replays a step of every block at once.
+        signal_B: theirs, float64 [B], on the trajectory's device.
         seeds: one a rollout, the key of its random choices. inner: the inner iteration, 0 .. num_iterations - 1.
         """
         raise NotImplementedError
@@ -105,3 +115,65 @@ class Objective:
         """What the summed loss of an optimiser step is divided by; summed over ranks by the caller. Unless an objective
         says otherwise, the weights of all targets."""
         return float(views.weight.sum())
+
+
+def check_rollouts(
+    objective: Objective,
+    sampler: SamplerConfig,
+    gives: Collection[str] | None = None,
+    *,
+    trained_block: int | None = None,
+) -> None:
+    """Raise UserError where an objective cannot learn from rollouts of a sampler, by its `needs` or `check_sampler`.
+    One that needs reveal steps needs the edits too, if the sampler edits.
+
+    sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
+    the block length of a model that attends block by block.
+    """
+    from lfpo.rollout.engine import GIVES
+
+    given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
+    given |= {"left_to_right"} if sampler.block_length == 1 else set()
+    if trained_block is None:
+        given |= {"full_attention", "masked_prompt"}
+        given |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()
+    needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
+    if sampler.edits and "reveal_step" in needs:
+        needs |= {"edits"}
+    for need in sorted((needs & called.keys()) - given):
+        cause = "which rollouts of this sampler do not give"
+        if trained_block is not None and need != "unedited":
+            cause = f"and this model attends in blocks of {trained_block} tokens"
+        raise UserError(f"objective {name} needs {called[need]}, {cause}")
+    for need in sorted(needs - NEEDS.keys() - set(needs if gives is None else gives)):
+        raise UserError(
+            f"objective {name} needs {called.get(need, repr(need))}, which this engine does not give; take another "
+            "engine or objective"
+        )
+    objective.check_sampler(sampler)
+
+
+def check_old_policy(objective: Objective, old_policy: str) -> None:
+    """Raise UserError where `old_policy: sampler` is set for an objective whose loss does not read theta_old."""
+    if old_policy == "sampler" and not objective.reads_old:
+        raise UserError(
+            f"'old_policy' sampler is for losses that read theta_old, and that of {type(objective).__name__} does not "
+            "with these settings; leave it out"
+        )
+
+
+def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
+    """The scheduled steps whose whole predictions rollouts must keep for an objective; none unless it needs them."""
+    if "predictions" not in objective.needs:
+        return []
+    return evenly_spaced_steps(sampler, objective.rewarded_steps)
+
+
+def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
+    """At most `count` (None: all) of a sampler's scheduled steps, the last one always among them, ascending.
+
+    sampler: with its lengths filled in, of a reveal rule with a schedule.
+    """
+    assert sampler.steps
+    count = min(count or sampler.steps, sampler.steps)
+    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT
-from lfpo.objectives.ops.chunked import in_chunks
+from lfpo.objectives.ops.fused import in_chunks
 from lfpo.objectives.views import Views
 
 

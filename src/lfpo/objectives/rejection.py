@@ -17,7 +17,7 @@ class Rejection(settings.Rejection):
     """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5).
 
     min_reward: rollouts with at least this reward are right. masks: masked copies of each, their ratios t stratified
-        over (0, 1). num_iterations: passes through each batch, with new masks.
+        over (0, 1).
     """
 
     normalizer = number_of_units

@@ -29,7 +29,7 @@ class RLDF(settings.RLDF):
         softmax(mean of -log p of what the step revealed / temperature); temperature 0 takes the largest.
     aggregation: "token", the mean over k = 1 .. K of the mean over the tokens kept in the k-th states of all rollouts
         (the authors' for LLaDA); "sample", of the mean over rollouts of each state's mean (Dream).
-    epsilon, epsilon_high: clip of the ratio. kl: estimate of KL to the base policy; beta: its weight (.04 on MATH).
+    kl: estimate of KL to the base policy; beta: its weight (.04 on MATH).
 
     Not kept of the public code: its valid tokens exclude EOS, which is never trained then, and tokens after it count as
     revealed at step 0, so states show an end that the sampler had not placed. Left out: its entropy term (off by

@@ -1,6 +1,8 @@
 """The knobs of every objective, checked before torch is loaded: each class is the base of the objective of its name.
 
-What a knob means stands in the docstring of the objective. The type of a knob names the numbers that it takes.
+What a knob means stands in the docstring of the objective, but for those that several have: num_iterations: passes
+through each batch of rollouts, each with new draws. mc_samples: masks of each rollout and pass. after_eos: also score
+what was revealed after the first EOS, as published. The type of a knob names the numbers that it takes.
 """
 
 from __future__ import annotations
@@ -70,9 +72,10 @@ class LFPO(Objective):
 
 @dataclass(frozen=True)
 class Clip(Objective):
-    """PPO's clip: epsilon, epsilon_high: of the ratio, from below and above (None: epsilon on both sides).
+    """The knobs of PPO's loss.
 
-    dual_clip: c; where A < 0 the loss is at most -c A (arXiv 1912.09729; None: off). beta: weight of KL to the base.
+    epsilon, epsilon_high: the ratio's clip, from below and above (None: epsilon on both sides). dual_clip: c; where
+    A < 0 the loss is at most -c A (arXiv 1912.09729; None: off). beta: weight of KL to the base policy.
     """
 
     num_iterations: Count = 1

@@ -8,12 +8,11 @@ import torch
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import blocks_of, gauss_legendre, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, blocks_of, gauss_legendre, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.objectives import settings
-from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, block_masks, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
@@ -22,7 +21,7 @@ class SPG(settings.SPG):
     num_masks: m, views a rollout. block_length: block-wise masking: one block partly masked, the earlier ones clean,
         the later ones masked (None: the whole completion is one block). p_mask: chance of masking each token of the
         prompt and of the earlier blocks.
-    num_iterations: passes through each batch, with new masks. There is no ratio, no clipping and no KL, as published.
+    There is no ratio, no clipping and no KL, as published.
 
     As in the public code, but not in its description, the masked later blocks and the tokens masked by p_mask are
     targets too. Different from the public code, no block is drawn twice before all blocks were drawn once.

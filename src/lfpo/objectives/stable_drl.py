@@ -9,10 +9,9 @@ import torch
 from lfpo.base import distributed
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
-from lfpo.objectives.masks import block_masks, masked_views
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, block_masks, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 

@@ -1,12 +1,13 @@
 """States at single steps of the sampler, and views of them for objectives that score what a step wrote."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from lfpo.base import distributed
-from lfpo.objectives.views import Views, noised
+from lfpo.base.rng import generator
+from lfpo.objectives.views import Views, noised, replay
 from lfpo.rollout.trajectory import Trajectory
 
 NEVER = torch.iinfo(torch.long).max  # a step after all others
@@ -74,21 +75,21 @@ def shared_by_state(views: Views) -> Views:
     return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])
 
 
-def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """States of each rollout at drawn steps: its row [S], and the step each position's block is before, [S, C].
+def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:
+    """States that the sampler really visited, before one step from each of k equal segments of a rollout's distinct
+    steps (LFPO, Eq. 11); targets are those of `replay`.
 
-    draw(row, n): indices of n distinct steps, int64. It is called once a row, or, where the model attends block by
-    block, once for each block of a row that has scored positions. View i then shows each block before the i-th of its
-    drawn steps, and blocks for which fewer were drawn without masks.
+    Where the model attends block by block, steps are drawn for each block of a row that has scored positions. View i
+    then shows each block before the i-th of its drawn steps, and blocks for which fewer were drawn without masks.
     """
     step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
     block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
     rows, states = [], []
     for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
-        drawn_C = []
+        rng, drawn_C = generator(seeds[row], "timesteps", inner), []
         for block in block_W[step_W >= 0].unique():
             distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
-            drawn_C.append((block_C == block, distinct[draw(row, len(distinct))]))
+            drawn_C.append((block_C == block, distinct[stratified_indices(len(distinct), k, rng)]))
         count = max(len(steps) for _, steps in drawn_C)
         state = torch.full((count, len(block_C)), NEVER)
         for place_C, steps in drawn_C:
@@ -96,4 +97,16 @@ def drawn_states(trajectory: Trajectory, draw: Callable[[int, int], torch.Tensor
         rows += [row] * count
         states.append(state)
     device = trajectory.tokens.device
-    return torch.tensor(rows, device=device), torch.cat(states).to(device)
+    return replay(trajectory, torch.tensor(rows, device=device), torch.cat(states).to(device))
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length - 1, ascending int64.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
+    result is all `length` indices.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]

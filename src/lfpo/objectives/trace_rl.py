@@ -20,7 +20,7 @@ class TraceRL(settings.TraceRL):
     """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them. Of a
     position that several of these steps wrote to, the token after the last of them counts.
 
-    shrink: steps put together in one state. epsilon, epsilon_high: clipping of the ratio.
+    shrink: steps put together in one state.
     beta: weight of the k3 estimate of KL to the policy that sampled (not to the base), summed over a state's tokens.
     min_accuracy, max_accuracy: prompts whose mean reward is outside are left out. Advantages are z-scores in the group.
 

@@ -19,7 +19,6 @@ class UniGRPO(settings.UniGRPO):
     diffusion_steps: T, the resolution of t. min_step: t_1 is drawn from min_step .. T - 2.
     after_eos: also score masked positions after the first EOS, as the public code does. Positions that the sampler
         never reached are left out either way.
-    epsilon, epsilon_high: clipping of the ratio. beta: weight of the k3 estimate of KL to the base policy.
 
     The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
     log-probabilities over the masked tokens.
@@ -35,9 +34,8 @@ class UniGRPO(settings.UniGRPO):
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         masked = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
         for row, seed in enumerate(seeds):
-            start = int(
-                torch.randint(self.min_step, self.diffusion_steps - 1, (), generator=generator(seed, "first step"))
-            )
+            rng = generator(seed, "first step")
+            start = int(torch.randint(self.min_step, self.diffusion_steps - 1, (), generator=rng))
             draws = torch.rand(masked.shape[1], generator=generator(seed, "mask", inner))
             masked[row] = (draws < self.step(start, inner) / self.diffusion_steps).to(masked.device)
         return self.masked_views(trajectory, masked)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
+from lfpo.base.rng import generator
 from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -127,6 +129,55 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     rows = trajectory.rows(row_S)
     target = rows.open_before(step_S) & rows.counted
     return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
+
+
+def masked_at_random(trajectory: Trajectory, count: int, seeds: Sequence[int], inner: int) -> Views:
+    """`count` views a rollout with random masks of all that the sampler revealed (see `stratified_masks`); targets are
+    the masked positions up to the first EOS."""
+    masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=count, least=1)
+    row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(count)
+    masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
+    state_S = torch.arange(count, device=row_S.device).repeat(len(trajectory))
+    return noised(trajectory, row_S, masked_SC, masked_SC & trajectory.counted[row_S], state_S=state_S)
+
+
+def stratified_masks(
+    scored_BC: torch.Tensor, seeds: Sequence[int], inner: int, *, count: int, least: int
+) -> torch.Tensor:
+    """`count` random subsets of each rollout's scored positions, bool [count, B, C].
+
+    Their sizes are from `least` to all: the first is uniform, the others follow it at equal cyclic distances. So each
+    is uniform, and together they cover the range evenly.
+    """
+
+    def sizes(most: int, rng: torch.Generator) -> torch.Tensor:
+        values = most - least + 1
+        first = torch.randint(values, (), generator=rng)
+        return (first + torch.arange(count) * values // count) % values + least
+
+    return subset_masks(scored_BC, seeds, inner, sizes)
+
+
+def subset_masks(
+    scored_BC: torch.Tensor,
+    seeds: Sequence[int],
+    inner: int,
+    sizes: Callable[[int, torch.Generator], torch.Tensor],
+) -> torch.Tensor:
+    """M random subsets of each rollout's scored positions, bool [M, B, C].
+
+    sizes(n, rng): how many of a rollout's n scored positions each of its subsets holds, int64 [M].
+    """
+    masks = []
+    for scored_C, seed in zip(scored_BC.cpu(), seeds, strict=True):
+        rng = generator(seed, "subsets", inner)
+        place = scored_C.nonzero().flatten()
+        size_M = sizes(len(place), rng)
+        order = torch.stack([torch.randperm(len(place), generator=rng) for _ in size_M])
+        mask_MC = torch.zeros((len(size_M), len(scored_C)), dtype=torch.bool)
+        mask_MC[:, place] = order < size_M[:, None]
+        masks.append(mask_MC)
+    return torch.stack(masks, dim=1).to(scored_BC.device)
 
 
 def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:

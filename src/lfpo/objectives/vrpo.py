@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from lfpo.models.roles import BASE
 from lfpo.objectives import settings
-from lfpo.objectives.masks import elbo_views, stratified_masks
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views
+from lfpo.objectives.sequences import elbo_views
+from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -19,8 +19,7 @@ class WD1(settings.WD1):
     weight softmax(-A), both over the rollouts of a prompt; averaged over prompts.
 
     temperature: divides the advantages before the softmax. p_mask_prompt: chance of masking each prompt token.
-    num_iterations: passes through each batch, with new masks. The public code takes the softmax over its micro-batch,
-    which holds one prompt's rollouts.
+    The public code takes the softmax over its micro-batch, which holds one prompt's rollouts.
     """
 
     normalizer = number_of_units

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for
 from lfpo.rollout.forward import Forward
-from lfpo.rollout.packing import bucket, cache_capacity, cut, device_index, padded
+from lfpo.rollout.packing import bucket, cache_capacity, device_index, padded, pieces
 from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import Pace
@@ -178,7 +178,7 @@ class StoredBlocks(CachedForward):
         size, found = self.block_length, []
         prompts = [self.prompts[row_ids[i]] for i in places]
         offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
-        for piece in cut([len(p) + size for p in prompts], self.piece_tokens, self.model.device) if places else []:
+        for piece in pieces(tuple(len(p) + size for p in prompts), self.piece_tokens):
             longest = max(len(p) for p in prompts[piece])
             begin, end = self.width - longest, self.width + max(size - o for o in offsets[piece])
             index, cache = device_index(places[piece], self.model.device), KeyValueCache()

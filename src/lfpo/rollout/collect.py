@@ -52,6 +52,16 @@ class Batch:
     metrics: dict[str, float]
     version: int
 
+    @property
+    def rollout_B(self) -> torch.Tensor:
+        """The number of each row's rollout among all R, int64 [B]."""
+        return self.first + torch.tensor([turn.rollout for turn in self.turns])
+
+    @property
+    def seeds(self) -> list[int]:
+        """The key of later random choices of each row, [B]."""
+        return [turn.seed for turn in self.turns]
+
     def mine(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
         return torch.isin(self.rollout_B, block).nonzero().flatten()
@@ -59,16 +69,6 @@ class Batch:
     def of_rank(self, value_R: torch.Tensor) -> torch.Tensor:
         """The values of the rollouts of this rank's rows [B], on the trajectory's device."""
         return value_R[self.rollout_B].to(self.trajectory.tokens.device)
-
-    @property
-    def seeds(self) -> list[int]:
-        """The key of later random choices of each row, [B]."""
-        return [turn.seed for turn in self.turns]
-
-    @property
-    def rollout_B(self) -> torch.Tensor:
-        """The number of each row's rollout among all R, int64 [B]."""
-        return self.first + torch.tensor([turn.rollout for turn in self.turns])
 
     @property
     def unscored(self) -> bool:
@@ -96,8 +96,7 @@ def collect(
     policy: whose weights the engine samples with; it says what a prompt may be.
     plain: the request without prompts and seeds; its `keep_steps` are scored too.
     score: (data rows, texts, token ids) -> rewards. progress: told what is done.
-    queue: takes the iteration's rollouts from there, after requests of it and of coming iterations were submitted.
-    Without it the engine samples them now.
+    queue: gives the iteration's rollouts, which are then of earlier weights; without it the engine samples them now.
     environment: plays the rollouts in turns, and gives their rewards in place of `score`.
     Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
     exchanged; nothing else is.
@@ -117,33 +116,23 @@ def collect(
 
     times, started = dict[str, float](), time.perf_counter()
     rows, request = asked(iteration)
-    played, version = None, iteration
+    progress.begin("sampling", len(rows), "rollouts")
     if environment is not None:
         progress.begin("sampling", environment.max_turns * len(rows), "turns")
-        played = play(environment, engine, policy, tokenizer, request, rows, told)
-    elif queue is None:
-        progress.begin("sampling", len(rows), "rollouts")
-        trajectory = engine.sample(request, told)
+        turns, played, rewards, sums = play(environment, engine, policy, tokenizer, request, rows, told)
+        assert played is not None  # each rank has prompts
+        trajectory, sampled = played, time.perf_counter()
     else:
-        for coming in queue.missing(iteration):
-            progress.begin("sampling", len(rows), "rollouts")
-            queue.submit(coming, asked(coming)[1], told)
-        progress.begin("waiting for rollouts", len(rows), "rollouts")
-        waiting = time.perf_counter()
-        trajectory = queue.result(iteration, request, told)
-        times["time/waiting"] = time.perf_counter() - waiting
-        version = queue.version(iteration)
-    sampled = time.perf_counter()
-
-    if played is None:
-        texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
+        if queue is None:
+            trajectory = engine.sample(request, told)
+        else:
+            trajectory, times["time/waiting"] = queue.take(iteration, lambda i: asked(i)[1], told, progress)
+        sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
-        rewards = score(rows, texts, trajectory.completion_ids())
+        texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
+        rewards, sums = score(rows, texts, trajectory.completion_ids()), {}
         progress.advance(len(rows))
-        turns, sums = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)], {}
-    else:
-        assert played.trajectory is not None  # each rank has prompts
-        turns, trajectory, rewards, sums = played.turns, played.trajectory, played.rewards, played.sums
+        turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
 
     reward_R = distributed.all_gather_tensor(rewards.reward_B)
@@ -156,7 +145,9 @@ def collect(
         predicted_RM = distributed.all_gather_tensor(predicted_BM)
         metrics["predictions/scored"] = distributed.sum_number(float(scored))
         metrics["predictions/reward"] = float(predicted_RM.mean())
+    version = iteration
     if queue is not None:
+        version = queue.version(iteration)
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | sums)
     metrics["num_tokens"] = distributed.sum_number(float(trajectory.lengths.sum()))
@@ -164,19 +155,9 @@ def collect(
     failed = {name: why for part, _ in ranks for name, why in part.items()}
     metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
     metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
-    metrics |= measured(source.reward_functions)
-    return Batch(
-        turns=turns,
-        trajectory=trajectory,
-        rewards=rewards,
-        first=mine[0] * n,
-        reward_R=reward_R,
-        predicted_RM=predicted_RM,
-        group_R=group_R,
-        failed=failed,
-        metrics=metrics | engine.metrics(),
-        version=version,
-    )
+    metrics |= measured(source.reward_functions) | engine.metrics()
+    first = mine[0] * n
+    return Batch(turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, version)
 
 
 def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, float]:

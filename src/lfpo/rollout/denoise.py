@@ -66,21 +66,28 @@ def rollout(
     keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
         token, but the head then runs at all masked positions, not at those of the active block alone.
 
-    Returns a trajectory of B rows in the order of the prompts, on the model's device: prompt_ids and prompt_mask
-    [B, P] int64; tokens and reveal_step [B, C] int64; confidence and entropy [B, C] float32; scheduled_steps, nfe and
-    queries [B] int64. P is the longest prompt's length, C = sampler.gen_length (DEFAULT_LENGTH if None).
-    Raises UserError for prompts that check_prompts refuses, for a reveal rule that reveals nothing, and for keep_steps
-    with a cache.
+    Returns a trajectory of B rows in the order of the prompts, on the model's device; P is the longest prompt's length,
+    C = sampler.gen_length (DEFAULT_LENGTH if None).
+    Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
+    and for keep_steps with a cache.
     """
     try:
         sampler = sampler.for_length(DEFAULT_LENGTH, model.block_length)
     except ValueError as error:
         raise UserError(f"sampler: {error}") from error
-    check_prompts(prompts, model, sampler.gen_length or 0)
+    if not prompts:
+        raise UserError("no prompts to sample from; give at least one")
+    for number, prompt in enumerate(prompts):
+        if reason := misfit(prompt, model, sampler.gen_length or 0):
+            raise UserError(f"prompt {number}: {reason}")
     stores = bool(model.block_length) and store_blocks
     counts = reveal_schedule(sampler)
     every, sizes = unstarted(prompts, seeds, sampler, model), [block_sizes(len(p), sampler, model) for p in prompts]
-    hooks = _hooks(model, sampler, every, keep_steps, hook)
+    hooks = [] if hook is None else [hook]
+    if keep_steps:
+        hooks.append(KeptPredictions(keep_steps, every.tokens, sampler, model))
+    if sampler.edits:
+        hooks.append(EditRecord(every.tokens))
     denoiser = Denoiser(model, sampler, counts.to(model.device), hooks, whole=bool(keep_steps), stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
@@ -136,33 +143,6 @@ def rollout(
     return denoiser.trajectory(join(done))
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], model: MaskedDiffusionLM, gen_length: int) -> None:
-    """Raise UserError where there are no prompts, or one does not fit the model with gen_length completion tokens."""
-    if not prompts:
-        raise UserError("no prompts to sample from; give at least one")
-    for number, prompt in enumerate(prompts):
-        if reason := misfit(prompt, model, gen_length):
-            raise UserError(f"prompt {number}: {reason}")
-
-
-def _hooks(
-    model: MaskedDiffusionLM, sampler: SamplerConfig, every: ActiveRows, keep_steps: Sequence[int], hook: Hook | None
-) -> list[Hook]:
-    """The caller's hook, and those that the trajectory of all rows needs."""
-    hooks: list[Hook] = [] if hook is None else [hook]
-    if keep_steps:
-        if sampler.cache != "none":
-            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
-        if model.block_length:
-            raise UserError(
-                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
-            )
-        hooks.append(KeptPredictions(keep_steps, every.tokens))
-    if sampler.edits:
-        hooks.append(EditRecord(every.tokens))
-    return hooks
-
-
 @dataclass(frozen=True)
 class Denoiser:
     """What one forward does to the rows in flight.
@@ -203,21 +183,20 @@ class Denoiser:
             revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
             drawn = in_block
         token, confidence, entropy, score = self._draw(active, hidden, drawn, count)
-        positions, at_step, edit, goes_on = sampler.reveal_rule.reveal(
-            Step(
-                eligible=eligible,
-                token=token,
-                confidence=confidence,
-                entropy=entropy,
-                score=score,
-                block_step=active.block_step,
-                counts=self.counts,
-                seed=active.seed,
-                nfe=active.nfe,
-                sampler=sampler,
-                revealed=revealed,
-            )
+        step = Step(
+            eligible=eligible,
+            token=token,
+            confidence=confidence,
+            entropy=entropy,
+            score=score,
+            block_step=active.block_step,
+            counts=self.counts,
+            seed=active.seed,
+            nfe=active.nfe,
+            sampler=sampler,
+            revealed=revealed,
         )
+        positions, at_step, edit, goes_on = sampler.reveal_rule.reveal(step)
         reveal, scheduled = positions & eligible, at_step is not None
         at_step = active.block_step if at_step is None else at_step
         if sampler.stops_at_confidence:
@@ -287,7 +266,7 @@ class Denoiser:
         active.storing = complete & ~active.done & self.stores
 
     def trajectory(self, ended: ActiveRows) -> Trajectory:
-        """Finished rows as a trajectory, with what the hooks found, in the caller's order."""
+        """Finished rows, with what the hooks found, in the caller's order."""
         trajectory, row_B = finished_trajectory(ended, self.sampler, self.model), ended.row.sort().values
         for hook in self.hooks:
             trajectory = hook.added_to(trajectory, row_B)

@@ -41,11 +41,8 @@ def draw(
     where products with the head are exact, else float32.
     """
     dtype = torch.float64 if model.products == "float32" else torch.float32
-    kind = uniform_T.device.type
-    head_rows, draw_rows = (
-        max(1, elements.get(kind, elements["cpu"]) // model.vocab_size) for elements in (LOGIT_ELEMENTS, CHUNK_ELEMENTS)
-    )
-    parts = []
+    kind, parts = uniform_T.device.type, []
+    head_rows, draw_rows = (max(1, n.get(kind, n["cpu"]) // model.vocab_size) for n in (LOGIT_ELEMENTS, CHUNK_ELEMENTS))
     for start in range(0, max(1, len(uniform_T)), head_rows):
         piece = slice(start, start + head_rows)
         logits = model.head(hidden_TD[0][piece])

@@ -1,9 +1,11 @@
-"""Rollouts whose sampler edits revealed tokens (SamplerConfig.editing_threshold), and how they are recorded."""
+"""Rollouts whose sampler edits revealed tokens (SamplerConfig.editing_threshold), how they are recorded, and the rounds
+of models that attend block by block, the only ones that edit."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,12 +75,27 @@ class EditedTrajectory(Trajectory):
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
         return self.tokens_before(last_B + 1)
 
-    def in_rounds(self) -> EditedTrajectory:
-        """As that of Trajectory, for edit_step too."""
-        if self.structure.block_length is None:
-            return self
-        reveal_step, edit_step = self._rounds().split([self.tokens.shape[1], self.edit_step.shape[1]], dim=1)
-        return dataclasses.replace(self, reveal_step=reveal_step, edit_step=edit_step)
+
+def in_rounds(t: Trajectory) -> Trajectory:
+    """The same rollouts, with each block's steps counted by themselves: a written token's step is the number of earlier
+    steps that wrote something in its block. Round r is the r-th such step of every block. One forward in the doubled
+    layout replays a round, because no block sees another one's noised tokens.
+
+    The trajectory itself where there are no blocks.
+    """
+    if t.structure.block_length is None:
+        return t
+    # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
+    step_BW, block_BW = t.with_edits("reveal_step"), t.at_writes(t.block_BC)
+    row_B1 = torch.arange(len(t), device=block_BW.device)[:, None]
+    start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * (step_BW.amax() + 1)
+    distinct = (start_BW + step_BW)[step_BW >= 0].unique()
+    rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
+    round_BW, length = torch.where(step_BW >= 0, rank_BW, -1), t.tokens.shape[1]
+    changed: dict[str, Any] = {"reveal_step": round_BW[:, :length]}
+    if isinstance(t, EditedTrajectory):
+        changed["edit_step"] = round_BW[:, length:]
+    return dataclasses.replace(t, **changed)
 
 
 class EditRecord(Hook):

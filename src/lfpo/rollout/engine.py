@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.denoise import Finished, rollout
@@ -25,8 +25,7 @@ GIVES = {
 }
 
 
-# theta_old's is the number of iterations that it was trained for; weights that are evaluated have another name.
-Version = int | str
+Version = int | str  # theta_old's: the iterations that it was trained for; evaluated weights have another name
 
 
 @dataclass(frozen=True)
@@ -47,36 +46,31 @@ class Request:
     def units(self, rows: int) -> list[Request]:
         """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
         size = rows or max(1, len(self.prompts))
-        return [
-            dataclasses.replace(self, prompts=self.prompts[i : i + size], seeds=self.seeds[i : i + size])
-            for i in range(0, len(self.prompts), size)
-        ]
+        cuts = [slice(i, i + size) for i in range(0, len(self.prompts), size)]
+        return [dataclasses.replace(self, prompts=self.prompts[cut], seeds=self.seeds[cut]) for cut in cuts]
 
 
 class Engine(Protocol):
-    """Samples rollouts. docs/engines.md says what an engine must keep to.
+    """Samples rollouts; docs/engines.md says what an engine must keep to. All methods but the last two are collectives.
 
-    gives: what its trajectories hold beside tokens, names of GIVES.
-    version: of the weights that it samples with.
+    gives: what its trajectories hold beside tokens, names of GIVES. version: of the weights that it samples with.
     """
 
     gives: Collection[str]
     version: Version
 
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
-        """From here on sample from `policy`, whose weights are called `version`. A collective."""
-        ...
+        """From here on sample from `policy`, whose weights are called `version`."""
 
     def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
-        """This rank's trajectories, in the order of the request's rows, on the policy's device. A collective.
+        """This rank's trajectories, in the order of the request's rows, on the policy's device.
 
         finished: called with rows as they are finished: their indices and their trajectory.
         """
         ...
 
     def idle(self) -> None:
-        """Take part in a `sample` of other ranks, without rows of one's own. A collective."""
-        ...
+        """Take part in a `sample` of other ranks, without rows of one's own."""
 
     def metrics(self) -> dict[str, float]:
         """What it measured since the last call, under names that begin with `engine/`."""
@@ -84,11 +78,9 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what it holds beside this process."""
-        ...
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
 
     version: Version
@@ -106,10 +98,8 @@ class AsyncEngine(Engine, Protocol):
         ...
 
     def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
-        """What `sample` would have returned for the request; asked for once. A collective.
-
-        finished: called with the rows that `submit` did not tell about.
-        """
+        """What `sample` would have returned for the request; asked for once. A collective. finished: called with the
+        rows that `submit` did not tell about."""
         ...
 
 
@@ -150,9 +140,10 @@ class LocalEngine:
             finished([first + i for i in index], trajectory)
 
         how: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
+        how["finished"] = None if finished is None else told  # rows that nobody asks about are not put together
         with self.prepared(self.policy) as model:
             for unit in request.units(self.rows_per_unit):
-                parts.append(self.run(model, unit, finished=told if finished is not None else None, **how))
+                parts.append(self.run(model, unit, **how))
         return join(parts, self.policy.pad_id)
 
     def submit(self, request: Request, finished: Finished | None = None) -> Ticket:

@@ -7,7 +7,7 @@ import torch
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.structure import FULL, Structure
-from lfpo.rollout.packing import LENGTH_BUCKET, PIECE_TOKENS, bucket, cut, device_index, padded
+from lfpo.rollout.packing import LENGTH_BUCKET, PIECE_TOKENS, bucket, device_index, padded, pieces
 from lfpo.rollout.rows import ActiveRows
 from lfpo.rollout.sampler import SamplerConfig
 
@@ -104,7 +104,7 @@ class Forward:
         states, order, device = [], [], self.model.device
         lengths = [ids.shape[1] - self.width + len(self.prompts[row_ids[i]]) for i in run]
         columns = start[:, None] + torch.arange(self.block_length, device=device)
-        for piece in cut(lengths, self.piece_tokens, device, self.compiled):
+        for piece in pieces(tuple(lengths), self.piece_tokens, LENGTH_BUCKET if self.compiled else 1):
             index, left = device_index(run[piece], device), ids.shape[1] - max(lengths[piece])
             served = [i for i, s in enumerate(source) if piece.start <= s < piece.stop]
             rows = device_index([places[i] for i in served], device)

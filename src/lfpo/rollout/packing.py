@@ -12,7 +12,7 @@ from lfpo.rollout.sampler import SamplerConfig
 # Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
 LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
-# What a forward costs a GPU besides its tokens, in tokens: it reads all weights, in the time of computing some 200.
+# What a forward costs besides its tokens, in tokens: a GPU reads all weights, in the time of computing some 200.
 FORWARD_TOKENS = 256
 # With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times
 # rollout_tokens at most.
@@ -61,7 +61,7 @@ def bucket(rows: int) -> int:
 
 
 @functools.lru_cache(64)
-def cheapest_pieces(lengths: tuple[int, ...], budget: int, step: int) -> list[slice]:
+def pieces(lengths: tuple[int, ...], budget: int, step: int = 1) -> list[slice]:
     """Consecutive slices of rows whose forwards together compute the fewest tokens, padding included, where a forward
     costs FORWARD_TOKENS besides. Each is within `budget` tokens; a longer row stands alone.
 
@@ -83,23 +83,3 @@ def cheapest_pieces(lengths: tuple[int, ...], budget: int, step: int) -> list[sl
         slices.append(slice(best[end][1], end))
         end = best[end][1]
     return slices[::-1]
-
-
-def cut(lengths: Sequence[int], budget: int, device: torch.device, compiled: bool = False) -> list[slice]:
-    """Rows of these lengths in pieces: on a CPU as few as fit, on a GPU those that take the least time."""
-    if compiled:
-        return cheapest_pieces(tuple(lengths), budget, LENGTH_BUCKET)
-    if device.type == "cuda":
-        return cheapest_pieces(tuple(lengths), budget, 1)
-    return pieces(lengths, budget)
-
-
-def pieces(lengths: Sequence[int], budget: int) -> list[slice]:
-    """Consecutive slices of rows, each with rows x longest row within `budget` tokens; a longer row stands alone."""
-    found, start, longest = [], 0, 0
-    for i, length in enumerate(lengths):
-        if i > start and max(longest, length) * (i + 1 - start) > budget:
-            found.append(slice(start, i))
-            start, longest = i, 0
-        longest = max(longest, length)
-    return [*found, slice(start, len(lengths))]

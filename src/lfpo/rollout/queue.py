@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build, to_dict
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
+from lfpo.base.progress import Progress
 from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
@@ -50,20 +52,26 @@ class RolloutQueue:
         wanted = range(iteration, min(iteration + self.staleness + 1, self.iterations))
         return [i for i in wanted if i not in self.tickets]
 
-    def submit(self, batch: int, request: Request, finished: Finished | None = None) -> None:
-        """Submit this rank's request of a batch. A collective. finished: see AsyncEngine.submit."""
-        self.tickets[batch] = self.engine.submit(request, finished)
+    def take(
+        self, iteration: int, asked: Callable[[int], Request], finished: Finished, progress: Progress
+    ) -> tuple[Trajectory, float]:
+        """This rank's rollouts of an iteration's batch, which stays in the queue, after missing batches were submitted;
+        and the seconds that it waited for them. A collective.
 
-    def result(self, batch: int, request: Request, finished: Finished | None = None) -> Trajectory:
-        """This rank's rollouts of a batch, which stays in the queue. A collective. finished: see AsyncEngine.result.
-
+        asked: gives this rank's request of a batch. finished: told of rows as they are sampled.
         Raises UserError on all ranks where a checkpoint's rollouts are of other prompts.
         """
-        if batch not in self.sampled:
-            self.sampled[batch] = self.engine.result(self.tickets[batch], finished)
+        request = asked(iteration)
+        for batch in self.missing(iteration):
+            progress.begin("sampling", len(request.prompts), "rollouts")
+            self.tickets[batch] = self.engine.submit(request if batch == iteration else asked(batch), finished)
+        progress.begin("waiting for rollouts", len(request.prompts), "rollouts")
+        started = time.perf_counter()
+        if iteration not in self.sampled:
+            self.sampled[iteration] = self.engine.result(self.tickets[iteration], finished)
         else:
-            distributed.together(lambda: _check_prompts(self.sampled[batch], request, batch))
-        return self.sampled[batch]
+            distributed.together(lambda: _check_prompts(self.sampled[iteration], request, iteration))
+        return self.sampled[iteration], time.perf_counter() - started
 
     def version(self, batch: int) -> int:
         """The version of the weights that a batch in the queue is sampled by."""

@@ -127,9 +127,7 @@ def unstarted(
     shape = (size, completion_columns(sampler, model))
     sizes = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
 
-    def whole(value: int) -> torch.Tensor:
-        return torch.full((size,), value, dtype=torch.long, device=device)
-
+    zero, no = torch.zeros(size, dtype=torch.long, device=device), torch.zeros(size, dtype=torch.bool, device=device)
     return ActiveRows(
         row=torch.arange(size, device=device),
         seed=torch.tensor(list(seeds), dtype=torch.long, device=device),
@@ -139,31 +137,26 @@ def unstarted(
         reveal_step=torch.full(shape, -1, device=device),
         confidence=torch.zeros(shape, dtype=torch.float32, device=device),
         entropy=torch.zeros(shape, dtype=torch.float32, device=device),
-        clock=whole(0),
-        block=whole(0),
-        block_step=whole(0),
+        clock=zero.clone(),
+        block=zero.clone(),
+        block_step=zero.clone(),
         offset=torch.tensor([first_offset(len(p), sampler, model) for p in prompts], device=device),
         blocks=torch.tensor([len(s) for s in sizes], device=device),
-        storing=torch.zeros(size, dtype=torch.bool, device=device),
-        nfe=whole(0),
-        queries=whole(0),
-        done=torch.zeros(size, dtype=torch.bool, device=device),
+        storing=no.clone(),
+        nfe=zero.clone(),
+        queries=zero.clone(),
+        done=no.clone(),
     )
 
 
 def finished_trajectory(finished: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM) -> Trajectory:
     """Finished rows as a trajectory, in the caller's order."""
     order = finished.row.argsort()
+    same = ("prompt_ids", "prompt_mask", "reveal_step", "confidence", "entropy", "nfe", "queries")
     return Trajectory(
-        prompt_ids=finished.prompt_ids[order],
-        prompt_mask=finished.prompt_mask[order],
+        **{name: getattr(finished, name)[order] for name in same},
         tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
-        reveal_step=finished.reveal_step[order],
-        confidence=finished.confidence[order],
-        entropy=finished.entropy[order],
         scheduled_steps=finished.clock[order],
-        nfe=finished.nfe[order],
-        queries=finished.queries[order],
         sampler=sampler,
         mask_id=model.mask_id,
         eos_id=model.eos_id,

@@ -119,16 +119,6 @@ class SamplerConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        self._check_ranges()
-        self._check_rule()
-        if self.cache != "none" and self.cfg_scale:
-            raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")
-        if self.cache_refresh is not None and self.cache == "none":
-            raise ValueError("cache_refresh needs cache 'prefix' or 'dual'")
-        if self.gen_length is not None:
-            self._check_lengths(self.gen_length)
-
-    def _check_ranges(self) -> None:
         check_ranges(self)
         for name in ("threshold", "early_stop_threshold", "top_p"):
             value = getattr(self, name)
@@ -138,6 +128,13 @@ class SamplerConfig:
             raise ValueError(f"factor {self.factor} must be above 0")
         if not 0 < self.eps < 1:
             raise ValueError(f"eps {self.eps} must be between 0 and 1")
+        self._check_rule()
+        if self.cache != "none" and self.cfg_scale:
+            raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")
+        if self.cache_refresh is not None and self.cache == "none":
+            raise ValueError("cache_refresh needs cache 'prefix' or 'dual'")
+        if self.gen_length is not None:
+            self._check_lengths(self.gen_length)
 
     def _check_rule(self) -> None:
         """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
@@ -194,7 +191,16 @@ class SamplerConfig:
         """
         length, block = self.gen_length or default, self.block_length
         if trained_block is not None:
-            self._check_causal_blocks()
+            if self.cache != "none":
+                raise ValueError(
+                    f"cache {self.cache!r} is an approximation for models with full attention; this model attends "
+                    "block by block, and its finished blocks are stored without it; leave it out"
+                )
+            if self.cfg_scale:
+                raise ValueError(
+                    f"cfg_scale {self.cfg_scale} does not go with a model that attends block by block: guidance "
+                    "without the prompt would need stored blocks of its own; leave it out"
+                )
             if block not in (None, trained_block):
                 _warn_once(
                     f"sampler: block_length {block} is not the {trained_block} that the model was trained with; leave "
@@ -209,19 +215,6 @@ class SamplerConfig:
             )
         steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
         return replace(self, gen_length=length, block_length=block or length, steps=steps)
-
-    def _check_causal_blocks(self) -> None:
-        """Raise ValueError for settings of models with full attention."""
-        if self.cache != "none":
-            raise ValueError(
-                f"cache {self.cache!r} is an approximation for models with full attention; this model attends block by "
-                "block, and its finished blocks are stored without it; leave it out"
-            )
-        if self.cfg_scale:
-            raise ValueError(
-                f"cfg_scale {self.cfg_scale} does not go with a model that attends block by block: guidance without "
-                "the prompt would need stored blocks of its own; leave it out"
-            )
 
     @property
     def rule_name(self) -> str:

@@ -170,38 +170,13 @@ class Trajectory:
         last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
         return (block_BC <= last_B[:, None]) | (self.structure.block_length is None)
 
-    def in_rounds(self) -> Trajectory:
-        """The same rollouts, with each block's steps counted by themselves: reveal_step is the number of earlier steps
-        that wrote something in the position's block. Round r is the r-th such step of every block. One forward in the
-        doubled layout replays a round, because no block sees another one's noised tokens.
-
-        Itself where there are no blocks.
-        """
-        if self.structure.block_length is None:
-            return self
-        return dataclasses.replace(self, reveal_step=self._rounds()[:, : self.tokens.shape[1]])
-
-    def _rounds(self) -> torch.Tensor:
-        """The round of each written token, in the order of `with_edits`; -1 where its step is."""
-        # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
-        step_BW = self.with_edits("reveal_step")
-        size = step_BW.amax() + 1
-        block_BW = self.at_writes(self.block_BC)
-        row_B1 = torch.arange(len(self), device=block_BW.device)[:, None]
-        start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * size
-        distinct = (start_BW + step_BW)[step_BW >= 0].unique()
-        rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
-        return torch.where(step_BW >= 0, rank_BW, -1)
-
     def scored_steps(self, after_eos: bool = False) -> torch.Tensor:
         """The step of every written token, in the order of `with_edits`; -1 at positions that are not `scored`."""
         return self.with_edits("reveal_step").masked_fill(~self.at_writes(self.scored(after_eos)), -1)
 
     def distinct_steps(self, after_eos: bool = False) -> list[torch.Tensor]:
-        """For each row, its N distinct steps that wrote to a scored position (see `scored`), ascending, [N] int64.
-
-        On the CPU; all rows are copied from the device at once.
-        """
+        """For each row, its N distinct steps that wrote to a scored position (see `scored`), ascending, [N] int64 on
+        the CPU."""
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
 
@@ -213,19 +188,11 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
 def of_completions(
     prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **more: Any
 ) -> Trajectory:
-    """Rollouts that no sampler made, of given completions that are revealed at given steps: of confidence 1 and entropy
-    0, in no forwards.
-
-    more: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
-    """
-    none = torch.zeros(len(tokens), dtype=torch.long)
-    fields = {
-        "confidence": torch.ones(tokens.shape),
-        "entropy": torch.zeros(tokens.shape),
-        "scheduled_steps": reveal_step.amax(-1) + 1,
-        "nfe": none,
-        "queries": none,
-    }
+    """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards. more:
+    sampler, mask_id, eos_id, and other fields of Trajectory that differ."""
+    sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
+    fields = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    fields |= {"nfe": none, "queries": none}
     return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **fields | more)
 
 

@@ -23,11 +23,11 @@ from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import local
 from lfpo.objectives.measures import Measures, add_measures, means_over_ranks, watched_routers
-from lfpo.objectives.needs import signal_of, views_of
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.collect import Batch
+from lfpo.rollout.edits import in_rounds
 from lfpo.runs.context import Context
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
@@ -65,7 +65,7 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
     with context.stop.at_once():
         batch = trainer.sample_and_score(iteration, context)  # tokens, reveal_step [B, C]; of all ranks: reward_R
     # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
-    signal_R = signal_of(objective, batch.reward_R, batch.predicted_RM, batch.group_R)
+    signal_R = objective.signal(batch.reward_R if batch.predicted_RM is None else batch.predicted_RM, batch.group_R)
     signal_B = batch.of_rank(signal_R)
 
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
@@ -131,7 +131,7 @@ def optimizer_step(
     filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
     if len(mine) or filler is None:
         seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
-        views = views_of(objective, trajectory.rows(mine), signal_B, seeds, step.inner)
+        views = objective.views(in_rounds(trajectory.rows(mine)), signal_B, seeds, step.inner)
     else:
         views = filler.select(mine)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.

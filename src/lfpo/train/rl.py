@@ -18,7 +18,7 @@ from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps
+from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request

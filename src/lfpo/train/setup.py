@@ -19,8 +19,7 @@ from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps, signal_of
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, list_source, task_source
 from lfpo.prompts.tasks import get_task
@@ -215,5 +214,6 @@ def samplers(
         raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
     group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
     reward_R = torch.zeros(len(group_R), dtype=torch.float64)
-    signal_of(objective, reward_R, reward_R[:, None].expand(-1, len(kept_steps(objective, sampler))), group_R)
+    steps = kept_steps(objective, sampler)
+    objective.signal(reward_R[:, None].expand(-1, len(steps)) if steps else reward_R, group_R)
     return sampler, evaluated

@@ -1,13 +1,14 @@
-"""LFPO's loss and its gradient straight from hidden states: the logits of all positions never exist together."""
+"""Losses straight from hidden states: the logits of all positions never exist together. First LFPO's own."""
 
 import functools
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from lfpo.models.head import Precision, add_product, as_input, input_dtype, product
 
@@ -21,6 +22,19 @@ def rows_of_a_chunk(device: torch.device, vocab_size: int) -> int:
     """Tokens whose logits are held at once."""
     rows = max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cpu"]) // vocab_size)
     return rows if rows < ROWS else rows - rows % ROWS
+
+
+def in_chunks(function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor], vocab_size: int) -> torch.Tensor:
+    """torch.cat of function(*pieces) over pieces of the tensors `rows`, which share their first dimension T.
+
+    What `function` makes on its way (logits, [t, V]) is not kept for the backward pass but made again there: one more
+    product with the head, against memory that grows with T x V.
+    """
+    size = rows_of_a_chunk(rows[0].device, vocab_size)
+    pieces = zip(*(x.split(size) for x in rows), strict=True)
+    if len(rows[0]) <= size:
+        return function(*rows)
+    return torch.cat([checkpoint(function, *piece, use_reentrant=False) for piece in pieces])
 
 
 # From logits to losses [T] and their gradient [T, V]: lfpo.objectives.ops.kernel.loss_and_gradient.

@@ -1,13 +1,11 @@
-"""The registry REVEAL_RULES, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule. So do Dream's
-(dream.py); those in own_pace.py decide how many positions a step reveals.
-"""
+"""The registry REVEAL_RULES, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lfpo.rollout.reveal import dream, own_pace
+from lfpo.rollout.reveal import published
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step, best
 
 if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
@@ -59,7 +57,7 @@ def sequential(step: Step) -> Reveal:
 
 def _scored(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rule:
     """One of Dream's scored algorithms."""
-    return Rule(dream.dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
+    return Rule(published.dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
 
 
 REVEAL_RULES: dict[str, Rule] = {
@@ -67,24 +65,26 @@ REVEAL_RULES: dict[str, Rule] = {
     "random": Rule(random, plan=scheduled_plan),
     "low_confidence_static": Rule(highest_score, score=probability, plan=scheduled_plan),
     "low_confidence_dynamic": Rule(
-        own_pace.dynamic,
-        own_pace.check_dynamic,
+        published.dynamic,
+        published.check_dynamic,
         reads=("threshold", "editing_threshold", "max_post_steps"),
         score=probability,
     ),
     "sequential": Rule(sequential, plan=scheduled_plan),
-    "origin": Rule(dream.origin, dream.check_origin, schedule="dream", plan=dream.origin_plan),
+    "origin": Rule(published.origin, published.check_origin, schedule="dream", plan=published.origin_plan),
     "maskgit_plus": _scored(probability),
-    "topk_margin": _scored(dream.margin),
-    "entropy": _scored(dream.negative_entropy),
-    "plackett_luce": Rule(dream.plackett_luce, dream.check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan),
-    "threshold": Rule(own_pace.threshold, own_pace.needs("threshold"), reads=("threshold",), schedule=None),
-    "threshold_leftmost": Rule(
-        own_pace.threshold_leftmost, own_pace.needs("threshold"), reads=("threshold",), schedule=None
+    "topk_margin": _scored(published.margin),
+    "entropy": _scored(published.negative_entropy),
+    "plackett_luce": Rule(
+        published.plackett_luce, published.check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan
     ),
-    "tau_budget": Rule(own_pace.tau_budget, own_pace.needs("threshold"), reads=("threshold",), score=probability),
-    "factor": Rule(own_pace.factor, own_pace.needs("factor"), reads=("factor",), schedule=None),
+    "threshold": Rule(published.threshold, published.needs("threshold"), reads=("threshold",), schedule=None),
+    "threshold_leftmost": Rule(
+        published.threshold_leftmost, published.needs("threshold"), reads=("threshold",), schedule=None
+    ),
+    "tau_budget": Rule(published.tau_budget, published.needs("threshold"), reads=("threshold",), score=probability),
+    "factor": Rule(published.factor, published.needs("factor"), reads=("factor",), schedule=None),
     "entropy_bound": Rule(
-        own_pace.entropy_bound, own_pace.needs("entropy_bound"), reads=("entropy_bound",), schedule=None
+        published.entropy_bound, published.needs("entropy_bound"), reads=("entropy_bound",), schedule=None
     ),
 }

@@ -9,10 +9,10 @@ from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
-from lfpo.objectives.needs import kept_steps, signal_of, views_of
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective, kept_steps
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
+from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory, of_completions
@@ -52,11 +52,11 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     size = group if objective.whole_groups else TOY_ROLLOUTS
     trajectory = _toy(objective, sampler, trained_block, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
-    predicted = reward[:, None].expand(-1, len(kept_steps(objective, sampler)))
-    signal = signal_of(objective, reward, predicted, torch.zeros(size, dtype=torch.long))
+    steps = kept_steps(objective, sampler)
+    signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views = views_of(objective, trajectory, chosen, list(range(size)), 0)
+    views = objective.views(in_rounds(trajectory), chosen, list(range(size)), 0)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = [0], int(views.target.sum(-1).max())
