@@ -14,10 +14,10 @@ from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare.cell import main as run_cell
-from lfpo.compare.command import check, run_compare
+from lfpo.compare.grid import check, run_compare
 from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.compare.statistics import accuracy_for, bootstrap, frontier_area, paired, probability_of_improvement
-from lfpo.compare.summary import curves, table
+from lfpo.compare.statistics import curves, table
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import start, start_lfpo
 from research.tables import iqm
