@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from lfpo.eval.accuracy import scores
+from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, answers_of, generate, grade
 from lfpo.models import load_model, load_tokenizer
 from lfpo.rollout.engine import as_it_is
@@ -50,5 +50,5 @@ def test_a_task_that_judges_many_at_once_is_asked_once():
             return [c == str(row["n"]) for row, c in zip(rows, completions, strict=True)]
 
     task = Batch()
-    assert grade(task, [{"n": 1}, {"n": 2}], ["1", "1"]) == [True, False]
+    assert grade(task.correct_all, [{"n": 1}, {"n": 2}], ["1", "1"]) == [True, False]
     assert task.asked == 1
