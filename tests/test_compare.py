@@ -16,8 +16,15 @@ from lfpo.cli.command_line import main
 from lfpo.compare.cell import main as run_cell
 from lfpo.compare.grid import check, run_compare
 from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
-from lfpo.compare.statistics import accuracy_for, bootstrap, frontier_area, paired, probability_of_improvement
-from lfpo.compare.statistics import curves, table
+from lfpo.compare.statistics import (
+    accuracy_for,
+    bootstrap,
+    curves,
+    frontier_area,
+    paired,
+    probability_of_improvement,
+    table,
+)
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import start, start_lfpo
 from research.tables import iqm

@@ -12,10 +12,9 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.encoding import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import SIGNAL
-from lfpo.report.completions import histogram, reveal_map, reward_histograms
+from lfpo.report.completions import highlight, histogram, playable, reveal_map, reward_histograms, sudoku_grid
 from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
-from lfpo.report.completions import highlight, playable, sudoku_grid
 from lfpo.runs.directory import Run
 from written_runs import CODE, HOSTILE, policy_metrics, record, write_comparison, write_rows, write_run
 

@@ -1,7 +1,6 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run, data_of
+
+Metrics = dict[str, Any]  # a line of metrics.jsonl, or one evaluation in it
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
@@ -50,7 +51,7 @@ def run_data(run: Run) -> dict[str, Any]:
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
-    values = columns(metrics)
+    values, spent = columns(metrics), times(metrics)
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -74,10 +75,9 @@ def run_data(run: Run) -> dict[str, Any]:
             {"name": n, "first": a, "last": b, "change": paired_change(run.dir, n, a, b)}
             for n, a, b in evaluation_pairs(metrics)
         ],
-        "times": (spent := times(metrics)),
+        "times": spent,
         "percents": percents(spent),
-        "samplers": {"rollouts": _settings(config["sampler"])}
-        | {name: _settings(s) for name, s in config["eval_samplers"].items()},
+        "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
         "config": yaml_text(config),
         "samples": samples,
         "held_out": held_out,
@@ -86,7 +86,7 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+def evaluation_pairs(metrics: list[Metrics]) -> list[tuple[str, Metrics, Metrics]]:
     """(sampler name, first evaluation, last evaluation) for each eval sampler of a run."""
     pairs = []
     for name in sorted({k.split("/")[1] for m in metrics for k in m if k.startswith("eval/")}):
@@ -100,9 +100,7 @@ def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str,
     return pairs
 
 
-def paired_change(
-    folder: Path, sampler: str, first: dict[str, float], last: dict[str, float]
-) -> dict[str, float] | None:
+def paired_change(folder: Path, sampler: str, first: Metrics, last: Metrics) -> Metrics | None:
     """Accuracy of the last evaluation minus that of the first, with its 95 % bootstrap interval over problems, and how
     many problems it gained and lost. None unless both evaluations kept the verdicts of all problems."""
     before, after = (verdicts(folder, int(e["step"])).get(sampler, []) for e in (first, last))
@@ -114,7 +112,7 @@ def paired_change(
     return {**asdict(over_problems(gains)), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
 
 
-def times(metrics: list[dict[str, Any]]) -> dict[str, float]:
+def times(metrics: list[Metrics]) -> dict[str, float]:
     """Seconds of each part of the run. `rest` is what training took besides (saving, loading, the display)."""
     found = {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES}
     training = found["rollout"] + found["reward"] + found["update"]
@@ -132,7 +130,7 @@ def percents(seconds: dict[str, float]) -> dict[str, int]:
     return found | {name: found[name] + 1 for name in by_remainder[: 100 - sum(found.values())]}
 
 
-def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     """The values of metrics.jsonl by key, with five significant digits; None where a line has no finite number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
@@ -144,8 +142,8 @@ def _short(value: float | None) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.5g}")
 
 
-def _latest(metrics: Iterable[dict[str, Any]], key: str) -> float:
-    return next((m[key] for m in reversed(list(metrics)) if m.get(key) is not None), 0.0)
+def _latest(metrics: list[Metrics], key: str) -> float:
+    return next((m[key] for m in reversed(metrics) if m.get(key) is not None), 0.0)
 
 
 def _settings(sampler: dict[str, Any]) -> dict[str, Any]:

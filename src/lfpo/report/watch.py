@@ -45,8 +45,7 @@ class WatchConfig:
 
 def run_watch(config: WatchConfig) -> None:
     """Serve until interrupted."""
-    server = make_server(config)
-    with server:
+    with make_server(config) as server:
         print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()
 
@@ -118,18 +117,15 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", **AGAIN)
             return
-        if url.path == "/":
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(data), ETag=tag)
-        else:
-            self._answer(HTTPStatus.OK, "application/json", embedded(data), ETag=tag)
+        made = ("text/html; charset=utf-8", page(data)) if url.path == "/" else ("application/json", embedded(data))
+        self._answer(HTTPStatus.OK, *made, ETag=tag)
 
     def _allowed(self, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
 
         The check of the host stops DNS rebinding: a website whose name resolves to 127.0.0.1.
         """
-        token = self.server.token
-        if token is not None:
+        if (token := self.server.token) is not None:
             allowed = hmac.compare_digest(query.get("token", [""])[0].encode(), token.encode())
             reason = "the address needs ?token=..., as lfpo watch printed it\n"
         else:
@@ -143,8 +139,7 @@ class Handler(BaseHTTPRequestHandler):
         """more: headers beside HEADERS."""
         body = text.encode()
         self.send_response(status)
-        about = {"Content-Type": kind, "Content-Length": str(len(body))}
-        for name, value in {**HEADERS, **about, **more}.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -42,8 +42,7 @@ class Health:
 
 
 def no_reward(history: Sequence[Metrics]) -> str:
-    """Every reward function returned None for every rollout, in the first iteration or in three in a row. (One that
-    raised is counted apart, by the trainer.)"""
+    """Every reward function returned None for every rollout, in the first iteration or in three in a row."""
     nothing = [not any(key.startswith("rewards/") for key in m) for m in history if "reward" in m]
     if not nothing or not all(nothing[-3:]) or (len(nothing) < 3 and not nothing[0]):
         return ""
@@ -60,10 +59,12 @@ def groups_agree(history: Sequence[Metrics]) -> str:
         return ""
     rewards = _values(history, "reward")
     reward = statistics.fmean(rewards[-RECENT:])
-    advice = "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
-    advice += "the completions"
-    if reward > statistics.fmean(rewards[:RECENT]) + FALL:
-        advice = "these prompts are solved: stop, or take harder ones"
+    advice = "these prompts are solved: stop, or take harder ones"
+    if reward <= statistics.fmean(rewards[:RECENT]) + FALL:
+        advice = (
+            "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
+        )
+        advice += "the completions"
     return (
         f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
         f"their rollouts (mean {reward:.3f}), so there is little to learn from; {advice}"

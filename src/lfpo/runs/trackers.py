@@ -69,7 +69,10 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
 def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
     columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
-    values = [[step, _text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
+    values = [[step, r["prompt"], r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
+    for row in values:
+        if not isinstance(row[1], str):  # messages
+            row[1] = "\n".join(f"{message['role']}: {message['content']}" for message in row[1])
     if tracker.name == "wandb":
         tracker.log_table("completions", columns=columns, data=values, step=step)
     elif tracker.name == "trackio":
@@ -82,30 +85,22 @@ def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
         tracker.writer.add_text("completions", text, step)
 
 
-def _text(prompt: Any) -> str:
-    """A prompt, or its messages, as text."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-
-
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
     check_installed([name])
     from accelerate import tracking
 
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name
+    project = os.environ.get(f"{name.upper()}_PROJECT", "lfpo")
     tracker: Any
     if name == "tensorboard":
         tracker = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1)
-        tracker.start()
-        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
-        return tracker
-    if name == "wandb":
-        project = os.environ.get("WANDB_PROJECT", "lfpo")
+    elif name == "wandb":
         tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
     else:
-        project = os.environ.get("TRACKIO_PROJECT", "lfpo")
         tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
     tracker.start()
-    tracker.store_init_configuration(dict(config))
+    if name == "tensorboard":
+        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+    else:
+        tracker.store_init_configuration(dict(config))
     return tracker
