@@ -185,7 +185,6 @@ def test_the_change_is_paired_by_problem(tmp_path: Path):
     assert found is not None
     assert (found["mean"], found["gained"], found["lost"]) == (0.125, 2, 1)
     assert -0.4 < found["low"] < 0 < found["high"] < 0.6
-    assert paired_change(tmp_path, "greedy", first, {**last, "accuracy": 0.7}) is None  # verdicts of a part only
     for step in (0, 4):  # a row that cannot be judged on this machine
         path = tmp_path / f"eval/step-{step}.jsonl"
         path.write_text(path.read_text() + '{"sampler": "greedy", "problem": 8, "correct": null}\n')

@@ -7,12 +7,13 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 import lfpo
 from drill.harness import (
@@ -25,7 +26,6 @@ from drill.harness import (
     not_possible,
     recover,
     same_weights,
-    start,
     train_arguments,
     wrong_end,
 )
@@ -62,7 +62,7 @@ def nonfinite(drill: Drill) -> list[Row]:
     models = [folder / "checkpoints" / f"step-{step}" / "model" for step in (EVERY, 2 * EVERY)]
     if not wrong and not same_weights(*models):
         wrong = "a NaN update reached the weights"
-    always.add(wrong or wrong_end(start([*train_arguments(folder), "--resume"]), 0))
+    always.add(wrong or wrong_end(Child([*train_arguments(folder), "--resume"]), 0))
     spike = Row("a gradient a million times too large", "clipped, logged, training went on")
     folder, child = drill.run("spike", Fault("spike", "gradient", first))
     wrong, lines = wrong_end(child, 0), Run(folder).read_metrics()
@@ -105,7 +105,7 @@ def always_raises(drill: Drill) -> Row:
     wrong = wrong_end(child, 2, f"failed for {MAX_FAILED} batches in a row")
     if not (folder / "checkpoints" / "step-5" / "manifest.json").exists():
         wrong = wrong or "there is no checkpoint"
-    return row.add(wrong or wrong_end(start([*train_arguments(folder), "--resume"]), 0))
+    return row.add(wrong or wrong_end(Child([*train_arguments(folder), "--resume"]), 0))
 
 
 def _length(folder: Path) -> str:
@@ -125,9 +125,8 @@ def _contained(drill: Drill, do: str) -> tuple[Path, Child, Path]:
     """A run whose reward function does this in a child process: its folder, the run, the function's mark."""
     folder = drill.folder("rewards")
     mark = folder.with_name(f"{folder.name}.mark")
-    told = {"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark), "PYTHONPATH": environment()["PYTHONPATH"]}
     arguments = train_arguments(folder, reward_memory=MEMORY, reward_timeout=SLOW)
-    return folder, start(arguments, environment=told), mark
+    return folder, Child(arguments, variables={"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark)}), mark
 
 
 def _leaks(drill: Drill) -> Row:
@@ -139,8 +138,8 @@ def _leaks(drill: Drill) -> Row:
     folder, child, mark = _contained(drill, "leak")
     peak = 0
     while child.process.exitcode is None:
-        with contextlib.suppress(OSError):
-            peak = max([peak, *(resident_bytes(pid) for pid in _children(child.process.pid))])
+        with contextlib.suppress(psutil.Error):
+            peak = max([peak, *(p.memory_info().rss for p in psutil.Process(child.process.pid).children())])
         time.sleep(0.05)
     wrong = wrong_end(child, 0)
     pids = [] if wrong else mark.read_text().split()
@@ -163,12 +162,12 @@ def _workers_killed() -> Row:
 
     def kill() -> None:
         while not done.wait(0.2) and len(killed) < 3:
-            for child in _children(os.getpid()):
-                if child not in killed and "inside.start" in _command(child):
-                    killed.add(child)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
-                    break
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process().children():
+                    if child.pid not in killed and "inside.start" in " ".join(child.cmdline()):
+                        killed.add(child.pid)
+                        child.kill()
+                        break
             done.wait(1.0)
 
     thread, started = threading.Thread(target=kill), time.monotonic()
@@ -181,21 +180,6 @@ def _workers_killed() -> Row:
     count = f"{len(killed)} killed, {passed} of {len(jobs)} passed"
     row.note = f"their verdicts fail, the other verdicts stand ({count})"
     return row.add("" if right else f"{count}: {[v.reason for v in verdicts]}")
-
-
-def _children(process: int) -> list[int]:
-    """Ids of the child processes of a process."""
-    found = []
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in task.read_text().split()]
-    return found
-
-
-def _command(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
 
 
 def surroundings(drill: Drill) -> list[Row]:
@@ -261,10 +245,10 @@ def planted(drill: Drill) -> list[Row]:
         content = json.loads((model / file).read_text())
         (model / file).write_text(json.dumps({**content, "auto_map": entries}))
     plant_pickles(model, touched)
-    wrong = wrong_end(start(train_arguments(folder, model=model, max_steps=2)), 0)
+    wrong = wrong_end(Child(train_arguments(folder, model=model, max_steps=2)), 0)
     for place in (folder, folder / "checkpoints" / "step-2", folder / "checkpoints" / "step-2" / "model"):
         plant_pickles(place, touched)
-    wrong = wrong or wrong_end(start([*train_arguments(folder, model=model, max_steps=3), "--resume"]), 0)
+    wrong = wrong or wrong_end(Child([*train_arguments(folder, model=model, max_steps=3), "--resume"]), 0)
     pickled = [p for p in (folder / "checkpoints" / "step-3").rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
     return [row.add(wrong or ("it was run" if touched.exists() else f"wrote {pickled}" if pickled else ""))]
 

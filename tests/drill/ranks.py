@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -16,22 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from drill.harness import (
     PATIENCE,
     Child,
     Drill,
     Row,
     difference,
+    expect,
     in_namespaces,
     not_possible,
-    progress,
+    reaches,
     recover,
-    start,
     train_arguments,
     wait_for,
     wrong_end,
 )
-from drill.inside import CLONE_NEWNET, CLONE_NEWNS, Fault
+from drill.inside import Fault
 from lfpo.base.errors import LOST
 from processes import environment
 
@@ -68,7 +69,8 @@ def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
     """Kill or stop rank `lost` at a random visit of a place; the other must end in time and name it.
 
     Returns the seconds that this took."""
-    fault = Fault(do, place, drill.rng.randint(1, _visits(drill)[lost][place]))
+    visits = json.loads((unbroken(drill).parent / f"visits-{lost}.json").read_text())
+    fault = Fault(do, place, drill.rng.randint(1, visits[place]))
     folder = drill.folder(f"ranks-{do}")
     children = start_two(folder, {lost: fault})
     if not wait_for(lambda: _lost(children[lost], do)):
@@ -99,8 +101,8 @@ def _lost(child: Child, do: str) -> bool:
     """Whether the rank was killed, or is stopped."""
     if do == "kill":
         return child.process.exitcode == -signal.SIGKILL
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
     return False
 
 
@@ -139,22 +141,10 @@ def _elastic(drill: Drill, do: str) -> Row:
 
 
 def unbroken(drill: Drill) -> Path:
-    """An uninterrupted run of two ranks."""
-    return _unbroken(drill.root)
-
-
-def _visits(drill: Drill) -> list[dict[str, int]]:
-    """The number of visits of each place in that run, for each rank."""
-    assert unbroken(drill)
-    return [json.loads((drill.root / f"visits-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@functools.cache
-def _unbroken(root: Path) -> Path:
-    folder = root / "unbroken-ranks"
-    children = start_two(folder, {rank: Fault("count", where=str(root / f"visits-{rank}.json")) for rank in (0, 1)})
-    if wrong := "; ".join(filter(None, [wrong_end(child, 0) for child in children])):
-        raise RuntimeError(f"the uninterrupted run of two ranks failed: {wrong}")
+    """An uninterrupted run of two ranks; `visits-RANK.json` beside it has the number of visits of each place."""
+    folder, files = drill.root / "unbroken-ranks", [drill.root / f"visits-{rank}.json" for rank in (0, 1)]
+    if not files[1].exists():
+        expect(*start_two(folder, {rank: Fault("count", where=str(files[rank])) for rank in (0, 1)}))
     return folder
 
 
@@ -181,7 +171,7 @@ def start_two(
             variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": networks[0].host}
             variables["GLOO_SOCKET_IFNAME"] = networks[rank].interface
         network = networks[rank].path if networks else ""
-        children.append(start(arguments, faults.get(rank), environment=variables, network=network))
+        children.append(Child(arguments, faults.get(rank), variables, network))
     return children
 
 
@@ -199,8 +189,8 @@ def network(drill: Drill) -> list[Row]:
         return []
     if reason := not_possible("-rn", LINK):
         return [Row(fault, f"not tried: {reason}") for fault in FAULTS]
-    job = {"root": str(drill.root), "seed": drill.rng.randrange(2**31), "unbroken": str(unbroken(drill))}
-    return in_namespaces(_cut_inside, job, CLONE_NEWNS | CLONE_NEWNET)
+    unbroken(drill)  # in the machine's own network
+    return in_namespaces(drill, "drill.ranks:cut", "-rmn")
 
 
 @contextlib.contextmanager
@@ -234,16 +224,12 @@ def _linked() -> Iterator[tuple[tuple[Network, Network], Callable[[str], None]]]
         keeper.stdout.close()
 
 
-def _cut_inside(job: dict[str, Any]) -> list[Row]:
-    drill = Drill(Path(job["root"]) / "networks", None, random.Random(job["seed"]))
-    return [_cut(drill, Path(job["unbroken"])), _cut_launched(drill, Path(job["unbroken"]))]
-
-
-def _cut(drill: Drill, expected: Path) -> Row:
+def cut(drill: Drill) -> list[Row]:
+    """`network`, in a process that is root in its own namespaces."""
     row, folder = Row(FAULTS[0]), drill.folder("cut")
     with _linked() as (networks, set_link):
         children = start_two(folder, {}, networks=networks)
-        wait_for(lambda: progress(folder) >= CUT)
+        reaches(folder, CUT)
         set_link("down")
         begun = time.monotonic()
         wrong = "; ".join(filter(None, [unclear(children[rank], 1 - rank) for rank in (0, 1)]))
@@ -251,10 +237,11 @@ def _cut(drill: Drill, expected: Path) -> Row:
         set_link("up")
         row.note = f"both ended within {took:.1f} s, each naming the other; bit-identical end"
         again = functools.partial(start_two, folder, {}, resume=True, networks=networks)
-        return row.add(wrong, None if wrong else recover(drill, folder, again, expected))
+        row.add(wrong, None if wrong else recover(drill, folder, again, unbroken(drill)))
+    return [row, _cut_launched(drill)]
 
 
-def _cut_launched(drill: Drill, expected: Path) -> Row:
+def _cut_launched(drill: Drill) -> Row:
     """The link is restored once both ranks have ended; torchrun restarts them."""
     row = Row(FAULTS[1], "both ended and named the other; restarted by torchrun; bit-identical end")
     root = drill.folder("cut-launched")
@@ -271,7 +258,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Row:
             command = ["nsenter", f"--net={where.path}", *_launcher(where), "-m", "lfpo", *_arguments(folder)]
             variables = environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=where.interface)
             launchers.append(subprocess.Popen(command, env=variables, stdout=out, stderr=out))
-        wait_for(lambda: progress(folder) >= CUT)
+        reaches(folder, CUT)
         set_link("down")
         told = wait_for(lambda: all("lost: rank" in text for text in texts()), seconds=SILENCE + WITHIN)
         set_link("up")
@@ -284,7 +271,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Row:
                 codes.append(launcher.wait())
     if not told or any(codes):
         return row.add(f"exit codes {codes}: {'; '.join(text[-600:] for text in texts())}")
-    return row.add(difference(expected, folder))
+    return row.add(difference(unbroken(drill), folder))
 
 
 def _launcher(where: Network) -> list[str]:

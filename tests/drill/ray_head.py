@@ -2,10 +2,8 @@
 
 import contextlib
 import importlib.util
-import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,8 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 import processes
-from drill.harness import ITERATIONS, Drill, Row, progress, recover, start, train_arguments, wait_for, wrong_end
+from drill.harness import ITERATIONS, Child, Drill, Row, expect, reaches, recover, train_arguments
 from lfpo.base.errors import LOST
 
 PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone
@@ -31,16 +31,14 @@ def ray_head(drill: Drill) -> list[Row]:
         row.note = "not tried: Ray is not installed"
         return [row]
     expected, child = drill.run("units", engine="{prompts_per_unit: 1}")
-    if wrong := wrong_end(child, 0):
-        raise RuntimeError(f"the uninterrupted run failed: {wrong}")
+    expect(child)
     for _ in range(drill.settings.heads):
         folder, where = drill.folder("head"), Path(tempfile.mkdtemp(prefix="lfpo-ray-"))
         arguments = train_arguments(folder, engine=f"{{name: ray, workers: 1, address: '127.0.0.1:{PORT}'}}")
         try:
             with _head(where):
-                child = start(arguments, environment=TOKEN)
-                wanted = drill.rng.randrange(1, ITERATIONS - 1)
-                wait_for(lambda folder=folder, wanted=wanted: progress(folder) >= wanted, child)  # type: ignore[misc]
+                child = Child(arguments, variables=TOKEN)
+                reaches(folder, drill.rng.randrange(1, ITERATIONS - 1), child)
                 time.sleep(drill.rng.random() * 0.3)
             killed = time.monotonic()
             code = child.wait(PATIENCE)
@@ -53,7 +51,7 @@ def ray_head(drill: Drill) -> list[Row]:
                 continue
             resume = [*arguments, "--resume"]
             with _head(where):
-                row.add("", recover(drill, folder, lambda r=resume: [start(r, environment=TOKEN)], expected))  # type: ignore[misc]
+                row.add("", recover(drill, folder, lambda r=resume: [Child(r, variables=TOKEN)], expected))  # type: ignore[misc]
         finally:
             shutil.rmtree(where, ignore_errors=True)
     row.note = f"the run ended within {slowest:.0f} s and said what to do; the head started again; bit-identical end"
@@ -78,17 +76,9 @@ def _head(folder: Path) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        for pid in [process.pid, *_of(folder)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        for other in psutil.process_iter():  # those that it started have its folder among their arguments
+            with contextlib.suppress(psutil.Error):
+                if str(folder) in " ".join(other.cmdline()):
+                    other.kill()
         process.wait()
-
-
-def _of(folder: Path) -> list[int]:
-    """The processes of the head whose files lie in `folder`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(folder).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found

@@ -7,6 +7,8 @@ import statistics
 import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 from drill.harness import (
     EVERY,
     ITERATIONS,
@@ -15,9 +17,9 @@ from drill.harness import (
     Row,
     difference,
     progress,
+    reaches,
     recover,
     saved_step,
-    start,
     train_arguments,
     wait_for,
     wrong_end,
@@ -58,7 +60,7 @@ def _at_random_moment(drill: Drill, name: str, first: int) -> tuple[Path, Child]
     for _ in range(TRIES):
         folder, child = drill.run(name)
         wanted = drill.rng.randrange(first, ITERATIONS - 1)
-        wait_for(lambda folder=folder, wanted=wanted: progress(folder) >= wanted, child)  # type: ignore[misc]
+        reaches(folder, wanted, child)
         time.sleep(drill.rng.random() * 0.3)
         if progress(folder) < ITERATIONS and child.process.exitcode is None:
             return folder, child
@@ -91,7 +93,7 @@ def stopped(drill: Drill) -> list[Row]:
     row.note = f"saved and ended within {slowest:.1f} s; exit code 128 + N; bit-identical end"
     if drill.settings.stops:  # a second signal ends the process at once; the last checkpoint stays
         folder, child = drill.run("twice")
-        wait_for(lambda: progress(folder) >= EVERY, child)
+        reaches(folder, EVERY, child)
         sent = time.monotonic()
         os.kill(child.process.pid, signal.SIGTERM)
         code = _send(child, signal.SIGTERM)
@@ -141,7 +143,7 @@ def soak(drill: Drill) -> list[Row]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         before = progress(folder) if row.tried else 0
-        child = start([*arguments, *(["--resume"] if row.tried else [])])
+        child = Child([*arguments, *(["--resume"] if row.tried else [])])
         if not wait_for(lambda: (folder / "metrics.jsonl").exists(), child):
             row.add(f"it ended: {child.said()}")
             break
@@ -173,11 +175,9 @@ def soak(drill: Drill) -> list[Row]:
 
 def _watch(child: Child, seconds: float) -> list[tuple[float, float, int]]:
     """(minutes, resident MB, open files) of a process, once a second."""
-    begun, samples = time.monotonic(), []
-    process = Path(f"/proc/{child.process.pid}")
+    begun, samples, process = time.monotonic(), [], psutil.Process(child.process.pid)
     while (now := time.monotonic() - begun) < seconds and child.process.exitcode is None:
-        pages = int((process / "statm").read_text().split()[1])
-        samples.append((now / 60, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(process / "fd"))))
+        samples.append((now / 60, process.memory_info().rss / 2**20, process.num_fds()))
         time.sleep(min(1.0, seconds / 20))
     return samples
 
@@ -185,9 +185,8 @@ def _watch(child: Child, seconds: float) -> list[tuple[float, float, int]]:
 def _of_session(session: int) -> list[int]:
     """Ids of the processes of a session (each run leads its own session)."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # the process has just ended
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):  # the process has just ended
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found

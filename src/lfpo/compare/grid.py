@@ -26,8 +26,8 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.report.figures import write_figures
+from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
-from lfpo.runs.stopping import StopRequests
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
