@@ -21,17 +21,15 @@ TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
 def page_data(run: Run) -> dict[str, Any]:
-    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json."""
-    return comparison_data(run.dir) if (run.dir / "results.json").exists() else run_data(run)
-
-
-def comparison_data(folder: Path) -> dict[str, Any]:
-    """The data of a comparison's page. Raises UserError when results.json lacks what lfpo compare writes."""
-    results = read_json(folder / "results.json")
+    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json. Raises UserError
+    where files lack what these commands write."""
+    path = run.dir / "results.json"
+    if not path.exists():
+        return run_data(run)
+    results = read_json(path)
     if missing := [key for key in COMPARED if key not in results]:
-        what = f"{folder / 'results.json'}: lacks {', '.join(missing)}"
-        raise UserError(f"{what}; run `lfpo compare` again, which trains nothing twice")
-    return {"kind": "comparison", "name": folder.resolve().name, **{key: results[key] for key in COMPARED}}
+        raise UserError(f"{path}: lacks {', '.join(missing)}; run `lfpo compare` again, which trains nothing twice")
+    return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
 def run_data(run: Run) -> dict[str, Any]:
