@@ -28,7 +28,7 @@ FAULTS: dict[str, str] = {
     "rewards": "drill.failures:rewards",
     "ranks": "drill.ranks:ranks",
     "network": "drill.ranks:network",
-    "ray_head": "drill.ray_head:ray_head",
+    "ray_head": "drill.ranks:ray_head",
     "surroundings": "drill.failures:surroundings",
     "planted": "drill.failures:planted",
     "repeated": "drill.stops:repeated",

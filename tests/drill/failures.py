@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -157,24 +157,16 @@ def _workers_killed() -> Row:
         return row
     body = "def f():\n    import time\n    time.sleep(1)\n    return {0}"
     jobs = [Job(body.format(i), tests=[f"assert f() == {i}"]) for i in range(6)]
-    killed: set[int] = set()
-    done = threading.Event()
-
-    def kill() -> None:
-        while not done.wait(0.2) and len(killed) < 3:
+    killed, started = set[int](), time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(Sandbox(limits=Limits(seconds=60.0), workers=2).run, jobs)
+        while not wait([judged], 1.0).done and len(killed) < 3:
             with contextlib.suppress(psutil.Error):
-                for child in psutil.Process().children():
-                    if child.pid not in killed and "inside.start" in " ".join(child.cmdline()):
-                        killed.add(child.pid)
-                        child.kill()
-                        break
-            done.wait(1.0)
-
-    thread, started = threading.Thread(target=kill), time.monotonic()
-    thread.start()
-    verdicts = Sandbox(limits=Limits(seconds=60.0), workers=2).run(jobs)
-    done.set()
-    thread.join()
+                workers = [p for p in psutil.Process().children() if "inside.start" in " ".join(p.cmdline())]
+                if fresh := [worker for worker in workers if worker.pid not in killed]:
+                    killed.add(fresh[0].pid)
+                    fresh[0].kill()
+    verdicts = judged.result()
     passed = sum(verdict.passed for verdict in verdicts)
     right = killed and len(verdicts) == 6 and 6 - len(killed) <= passed < 6 and time.monotonic() - started < 180
     count = f"{len(killed)} killed, {passed} of {len(jobs)} passed"

@@ -1,14 +1,19 @@
-"""Runs of two ranks, of which one is killed, stopped, hangs or loses the network: the other must end and name it."""
+"""Runs of several processes of which one is lost: a rank that is killed, stopped, hangs or loses the network, and the
+head of a Ray cluster. The others must end and name it."""
 
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +23,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from drill.harness import (
+    ITERATIONS,
     PATIENCE,
     Child,
     Drill,
@@ -279,3 +285,69 @@ def _launcher(where: Network) -> list[str]:
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint={HOSTS[0]}:29400", f"--rdzv_conf=is_host={host}"]
     size = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", f"--local_addr={where.host}"]
     return [*LAUNCH, *size, *meet]
+
+
+PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}  # of the head and the runs
+HEAD_PATIENCE = 90.0  # seconds from the kill to the end; the head is asked for for 20 (lfpo.train.ray_cluster)
+
+
+def ray_head(drill: Drill) -> list[Row]:
+    """SIGKILL of the head and all that it runs, at random moments: the run ends and says what to do; once the head was
+    started again, a resume ends with the bits of the local engine in the same units."""
+    row, slowest = Row("Ray's head killed"), 0.0
+    if importlib.util.find_spec("ray") is None:
+        row.note = "not tried: Ray is not installed"
+        return [row]
+    expected, child = drill.run("units", engine="{prompts_per_unit: 1}")
+    expect(child)
+    for _ in range(drill.settings.heads):
+        folder, where = drill.folder("head"), Path(tempfile.mkdtemp(prefix="lfpo-ray-"))
+        arguments = train_arguments(folder, engine=f"{{name: ray, workers: 1, address: '127.0.0.1:{PORT}'}}")
+        try:
+            with _head(where):
+                child = Child(arguments, variables=TOKEN)
+                reaches(folder, drill.rng.randrange(1, ITERATIONS - 1), child)
+                time.sleep(drill.rng.random() * 0.3)
+            killed = time.monotonic()
+            code = child.wait(HEAD_PATIENCE)
+            slowest = max(slowest, time.monotonic() - killed)
+            # The last line names the head and what to do.
+            last = child.said().strip().splitlines()[-1]
+            clear = last.startswith("lost: engine ray: the head of the Ray cluster") and "--resume" in last
+            if code != LOST or not clear:
+                row.add(f"{folder.name}: ended with {code}: {child.said()}")
+                continue
+            resume = [*arguments, "--resume"]
+            with _head(where):
+                row.add("", recover(drill, folder, lambda r=resume: [Child(r, variables=TOKEN)], expected))  # type: ignore[misc]
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+    row.note = f"the run ended within {slowest:.0f} s and said what to do; the head started again; bit-identical end"
+    return [row]
+
+
+@contextlib.contextmanager
+def _head(folder: Path) -> Iterator[None]:
+    """A Ray head with two cores, killed at the end with all processes that it started. folder: for its files."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    command += ["--port", str(PORT), "--num-cpus", "2", "--include-dashboard", "false", "--temp-dir", str(folder)]
+    command += ["--ray-client-server-port", str(PORT + 1), "--object-store-memory", str(200 * 2**20)]
+    log = folder / "start.log"
+    variables = environment(**TOKEN)
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=variables, start_new_session=True)
+    try:
+        until = time.monotonic() + 120.0
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"Ray's head did not start: {log.read_text()}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        for other in psutil.process_iter():  # those that it started have its folder among their arguments
+            with contextlib.suppress(psutil.Error):
+                if str(folder) in " ".join(other.cmdline()):
+                    other.kill()
+        process.wait()

@@ -59,12 +59,10 @@ def groups_agree(history: Sequence[Metrics]) -> str:
         return ""
     rewards = _values(history, "reward")
     reward = statistics.fmean(rewards[-RECENT:])
-    advice = "these prompts are solved: stop, or take harder ones"
-    if reward <= statistics.fmean(rewards[:RECENT]) + FALL:
-        advice = (
-            "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
-        )
-        advice += "the completions"
+    advice = "take prompts of another difficulty, more num_generations or a higher sampler.temperature, and look at "
+    advice += "the completions"
+    if reward > statistics.fmean(rewards[:RECENT]) + FALL:
+        advice = "these prompts are solved: stop, or take harder ones"
     return (
         f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
         f"their rollouts (mean {reward:.3f}), so there is little to learn from; {advice}"
