@@ -1,21 +1,17 @@
 """The fault drill notices when something is lost. tests/test_docs.py runs every group of faults."""
 
 import json
-import os
-import pickle
 import random
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from drill import command, damage, failures, fuzz, ranks
+from drill import command, failures, fuzz
 from drill.command import DrillConfig
-from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, in_namespaces, progress
-from lfpo.base.errors import LOST
+from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
 
 
 @pytest.fixture(scope="module")
@@ -26,53 +22,6 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
 def test_a_reward_function_that_always_raises(drill: Drill):
     row = failures.always_raises(drill)
     assert row.tried == 1 and not row.failures, row
-
-
-def rooted(drill: Drill) -> list[Row]:
-    if drill.number:
-        raise ValueError(drill.number)
-    return [Row(f"user {os.getuid()}")]
-
-
-def test_work_in_namespaces_returns_its_rows_or_is_an_error(tmp_path: Path):
-    if reason := damage.no_mount(tmp_path):
-        pytest.skip(reason)
-    assert in_namespaces(Drill(tmp_path, None, random.Random(0)), "test_drill:rooted", "-rm") == [Row("user 0")]
-    with pytest.raises(subprocess.CalledProcessError):
-        in_namespaces(Drill(tmp_path, None, random.Random(0), number=1), "test_drill:rooted", "-rm")
-
-
-class Ended:
-    """A run of one rank, ended as after the loss of the other."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def wait(self, seconds: float) -> int:
-        return LOST
-
-    def said(self) -> str:
-        return self.text
-
-
-@pytest.mark.parametrize(
-    ("said", "clear"),
-    [
-        ("step 1\nlost: rank 1 gave no sign of life for 3 s\n", True),
-        ("", False),
-        ("lost: rank 0 gave no sign of life; see rank 1\n", False),
-        ("lost: rank 1 a\nerror: process 1: b\n", False),
-        ("Traceback (most recent call last):\nlost: rank 1 a\n", False),
-    ],
-)
-def test_an_end_that_does_not_name_the_lost_rank_is_seen(said: str, clear: bool):
-    assert (ranks.unclear(Ended(said), 1) == "") == clear  # type: ignore[arg-type]
-
-
-def test_what_is_planted_would_run(tmp_path: Path):
-    failures.plant_pickles(tmp_path, tmp_path / "touched")
-    with pickle.loads((tmp_path / "optimizer.pt").read_bytes()):
-        assert (tmp_path / "touched").exists()
 
 
 def test_the_fuzz_sees_errors_hangs_and_stray_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

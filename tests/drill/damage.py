@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, recover, saved_step
+from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, saved_step
 from drill.inside import Fault
 from lfpo.train.checkpoint import verify
 
@@ -26,13 +26,13 @@ def damaged(drill: Drill) -> list[Row]:
         folder = _copy(drill)
         newest = folder / "checkpoints" / f"step-{ITERATIONS}"
         what = _damage(WAYS[number % len(WAYS)], newest, drill.rng)
-        found = recover(drill, folder)
+        found = drill.recover(folder)
         reported = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
         rows[number % len(WAYS)].add("" if reported else f"{what}: not reported", found)
     folder = _copy(drill)
     for checkpoint in (folder / "checkpoints").iterdir():
         _damage("with a flipped bit", checkpoint, drill.rng)
-    found = recover(drill, folder)
+    found = drill.recover(folder)
     reported = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
     every = Row("every checkpoint damaged", "reported, training starts over, bit-identical end")
     every.add("" if reported else "the damage was not reported", found)
@@ -132,5 +132,5 @@ def _try(drill: Drill, row: Row, fault: Fault) -> None:
     elif saved and not saved_step(folder):
         row.add(f"{fault}: no checkpoint was left intact")
     else:
-        row.add("", recover(drill, folder))
+        row.add("", drill.recover(folder))
     shutil.rmtree(folder)

@@ -90,6 +90,10 @@ class Drill:
         folder = self.folder(name)
         return folder, Child(train_arguments(folder, **changes), fault)
 
+    def resume(self, folder: Path, **changes: Any) -> Child:
+        """Start the run again, without a fault."""
+        return Child([*train_arguments(folder, **changes), "--resume"])
+
     @property
     def unbroken(self) -> Path:
         """An uninterrupted run; `visits.json` beside it has the number of visits of each place (see inside.Fault)."""
@@ -101,6 +105,25 @@ class Drill:
     @property
     def visits(self) -> dict[str, int]:
         return json.loads((self.unbroken.parent / "visits.json").read_text())
+
+    def recover(
+        self, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
+    ) -> Recovery:
+        """Resume the run to its end and compare it with the uninterrupted one.
+
+        again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `unbroken`.
+        """
+        before, saved, begun = progress(folder), saved_step(folder), time.monotonic()
+        children = again() if again else [self.resume(folder)]
+        # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
+        wait_for(lambda: progress(folder) <= saved, children[0])
+        reaches(folder, min(before + 1, ITERATIONS), children[0])
+        seconds = time.monotonic() - begun
+        wrong = "; ".join(
+            f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait())
+        )
+        wrong = wrong or difference(expected or self.unbroken, folder)
+        return Recovery(wrong, max(0, before - saved), seconds, children[0].said())
 
 
 class Child:
@@ -129,6 +152,12 @@ class Child:
     def said(self) -> str:
         return self.started.text("out") + self.started.text("err")
 
+    def wrong_end(self, code: int, *texts: str, seconds: float = PATIENCE) -> str:
+        """ "" if the run ends with this exit code, says these texts and shows no traceback."""
+        ended, said = self.wait(seconds), self.said()
+        right = ended == code and all(text in said for text in texts) and "Traceback" not in said
+        return "" if right else f"exit code {ended}: {said[-1500:]}"
+
 
 def _main(arguments: list[str], fault: Fault | None, network: str) -> int:
     os.setsid()
@@ -143,16 +172,9 @@ def _main(arguments: list[str], fault: Fault | None, network: str) -> int:
     return code
 
 
-def wrong_end(child: Child, code: int, *texts: str, seconds: float = PATIENCE) -> str:
-    """ "" if the run ends with this exit code, says these texts and shows no traceback."""
-    ended, said = child.wait(seconds), child.said()
-    right = ended == code and all(text in said for text in texts) and "Traceback" not in said
-    return "" if right else f"exit code {ended}: {said[-1500:]}"
-
-
 def expect(*children: Child) -> None:
     """Raise RuntimeError unless the runs, which have no fault, come to their ends."""
-    if wrong := "; ".join(filter(None, [wrong_end(child, 0) for child in children])):
+    if wrong := "; ".join(filter(None, [child.wrong_end(0) for child in children])):
         raise RuntimeError(f"an uninterrupted run failed: {wrong}")
 
 
@@ -218,24 +240,6 @@ def wait_for(condition: Callable[[], bool], child: Child | None = None, seconds:
 def reaches(folder: Path, iteration: int, child: Child | None = None) -> bool:
     """Wait until the run's log has this iteration; False if the run ends before."""
     return wait_for(lambda: progress(folder) >= iteration, child)
-
-
-def recover(
-    drill: Drill, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
-) -> Recovery:
-    """Resume the run to its end and compare it with the uninterrupted one.
-
-    again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `drill.unbroken`.
-    """
-    before, saved, begun = progress(folder), saved_step(folder), time.monotonic()
-    children = again() if again else [Child([*train_arguments(folder), "--resume"])]
-    # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
-    wait_for(lambda: progress(folder) <= saved, children[0])
-    reaches(folder, min(before + 1, ITERATIONS), children[0])
-    seconds = time.monotonic() - begun
-    wrong = "; ".join(f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait()))
-    wrong = wrong or difference(expected or drill.unbroken, folder)
-    return Recovery(wrong, max(0, before - saved), seconds, children[0].said())
 
 
 def difference(expected: Path, found: Path) -> str:

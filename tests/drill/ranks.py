@@ -33,10 +33,8 @@ from drill.harness import (
     in_namespaces,
     not_possible,
     reaches,
-    recover,
     train_arguments,
     wait_for,
-    wrong_end,
 )
 from drill.inside import Fault
 from lfpo.base.errors import LOST
@@ -92,12 +90,12 @@ def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
 
 
 def _recover(drill: Drill, folder: Path, **changes: Any) -> Any:
-    return recover(drill, folder, lambda: start_two(folder, {}, resume=True, **changes), unbroken(drill))
+    return drill.recover(folder, lambda: start_two(folder, {}, resume=True, **changes), unbroken(drill))
 
 
 def unclear(child: Child, lost: int, seconds: float = SILENCE + WITHIN) -> str:
     """What is wrong with how a rank ends after rank `lost` was lost; "" if nothing."""
-    wrong = wrong_end(child, LOST, seconds=seconds)
+    wrong = child.wrong_end(LOST, seconds=seconds)
     told = [line for line in child.said().splitlines() if line.startswith(("lost: ", "error: "))]
     right = len(told) == 1 and told[0].startswith(f"lost: rank {lost} ")
     return wrong or ("" if right else f"it said {child.said()[-800:]}")
@@ -243,7 +241,7 @@ def cut(drill: Drill) -> list[Row]:
         set_link("up")
         row.note = f"both ended within {took:.1f} s, each naming the other; bit-identical end"
         again = functools.partial(start_two, folder, {}, resume=True, networks=networks)
-        row.add(wrong, None if wrong else recover(drill, folder, again, unbroken(drill)))
+        row.add(wrong, None if wrong else drill.recover(folder, again, unbroken(drill)))
     return [row, _cut_launched(drill)]
 
 
@@ -320,7 +318,7 @@ def ray_head(drill: Drill) -> list[Row]:
                 continue
             resume = [*arguments, "--resume"]
             with _head(where):
-                row.add("", recover(drill, folder, lambda r=resume: [Child(r, variables=TOKEN)], expected))  # type: ignore[misc]
+                row.add("", drill.recover(folder, lambda r=resume: [Child(r, variables=TOKEN)], expected))  # type: ignore[misc]
         finally:
             shutil.rmtree(where, ignore_errors=True)
     row.note = f"the run ended within {slowest:.0f} s and said what to do; the head started again; bit-identical end"

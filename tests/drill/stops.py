@@ -18,11 +18,9 @@ from drill.harness import (
     difference,
     progress,
     reaches,
-    recover,
     saved_step,
     train_arguments,
     wait_for,
-    wrong_end,
 )
 from drill.inside import Fault
 from lfpo.base.errors import UserError
@@ -51,7 +49,7 @@ def killed(drill: Drill) -> list[Row]:
             folder, child = _at_random_moment(drill, "killed-any", -1)
             code = _send(child, signal.SIGKILL)
         missed = "" if code == -signal.SIGKILL else f"{folder.name}: ended with {code} before the kill"
-        row.add(missed, None if missed else recover(drill, folder))
+        row.add(missed, None if missed else drill.recover(folder))
     return [row for row in rows if row.tried]
 
 
@@ -89,7 +87,7 @@ def stopped(drill: Drill) -> list[Row]:
         if not ended or took > GRACE or saved < before:
             row.add(f"{folder.name}: exit code {code}, {took:.1f} s, {saved} of {before} saved: {child.said()}")
         else:
-            row.add("", recover(drill, folder))
+            row.add("", drill.recover(folder))
     row.note = f"saved and ended within {slowest:.1f} s; exit code 128 + N; bit-identical end"
     if drill.settings.stops:  # a second signal ends the process at once; the last checkpoint stays
         folder, child = drill.run("twice")
@@ -101,7 +99,7 @@ def stopped(drill: Drill) -> list[Row]:
         twice.note = f"ended within {took:.1f} s; bit-identical end"
         # Two signals sent at once may arrive as one, which is an ordinary stop.
         late = code not in (-signal.SIGTERM, 128 + signal.SIGTERM) or took > GRACE
-        twice.add(f"exit code {code} after {took:.1f} s" if late else "", None if late else recover(drill, folder))
+        twice.add(f"exit code {code} after {took:.1f} s" if late else "", None if late else drill.recover(folder))
     return [row, twice]
 
 
@@ -110,7 +108,7 @@ def repeated(drill: Drill) -> list[Row]:
     rows = [Row("the same seed again", "the same bits"), Row("the clock jumps by a day", "the same bits")]
     for row, fault in zip(rows, (None, Fault("clock")), strict=True):
         folder, child = drill.run("repeated", fault)
-        row.add(wrong_end(child, 0) or difference(drill.unbroken, folder))
+        row.add(child.wrong_end(0) or difference(drill.unbroken, folder))
     workers = Row("1 and 2 sandbox workers", "the same verdicts")
     if no_sandbox():
         workers.note = no_sandbox()

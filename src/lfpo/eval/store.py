@@ -111,11 +111,13 @@ def differences(there: Settings, here: Settings) -> str:
     """The first three differences as text (`seed 0 there, 1 here`), or the empty string."""
     old, new = (flattened(json.loads(json.dumps(x))) for x in (there, here))  # JSON turns tuples into lists
     keys = [k for k in {**new, **old} if old.get(k) != new.get(k)]
-    short = [
-        [text if len(text) <= 24 else f"{text[:8]}..." for text in (str(old.get(k)), str(new.get(k)))] for k in keys
-    ]
-    texts = [f"{k} {theirs} there, {ours} here" for k, (theirs, ours) in zip(keys[:3], short, strict=False)]
+    texts = [f"{k} {_short(old.get(k))} there, {_short(new.get(k))} here" for k in keys[:3]]
     return "; ".join(texts + ([f"and {len(keys) - 3} more"] if len(keys) > 3 else []))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:8]}..."
 
 
 def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> None:

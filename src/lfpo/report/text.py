@@ -82,7 +82,7 @@ def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) ->
     for name in ("accuracy" if scored else "reward", *([] if narrow else ["95 % interval", "steps"]), "NFE"):
         table.add_column(name, justify="right")
     for e in evaluations:
-        for values in [e["first"], e["last"]][e["first"]["step"] == e["last"]["step"] :]:
+        for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
             value = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
             interval = f"{100 * values['low']:.1f} to {100 * values['high']:.1f}" if "low" in values else ""
             wide = [] if narrow else [interval, f"{values['steps']:.1f}"]
