@@ -25,14 +25,12 @@ RESUME = "; saved checkpoints are intact: free disk space or check permissions, 
 class Run:
     """An open run directory.
 
-    silent: writes nothing, for ranks other than 0. listeners: called with each logged object. row_listeners: called
-        with the name and rows of each file of rows.
+    silent: writes nothing, for ranks other than 0. listeners: called with the name of a file and the rows added to it.
     """
 
     dir: Path
     silent: bool = False
-    listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    row_listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
+    listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
 
     @property
     def metrics_file(self) -> Path:
@@ -44,7 +42,7 @@ class Run:
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
         self._append(self.metrics_file, finite)
         for listen in self.listeners:
-            listen(values)
+            listen(self.metrics_file.name, [values])
 
     def add_note(self, step: int, rule: str, text: str) -> None:
         """Append one JSON object to notes.jsonl: what a rule of lfpo.runs.health said after an iteration."""
@@ -63,7 +61,7 @@ class Run:
         with writing(path, RESUME):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json_lines(rows))
-        for listen in self.row_listeners:
+        for listen in self.listeners:
             listen(name, rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
@@ -45,24 +46,20 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
     """
     trackers: list[Any] = []
 
-    def log(values: Mapping[str, Any]) -> None:
-        numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and k != "step"}
+    def send(file: str, rows: list[dict[str, Any]]) -> None:
         for tracker in trackers:
-            tracker.log(numbers, step=values["step"])
-
-    def show(file: str, rows: list[dict[str, Any]]) -> None:
-        folder, _, step = file.removesuffix(".jsonl").rpartition("/step-")
-        if folder == "rollouts":
-            for tracker in trackers:
-                _log_table(tracker, rows, int(step))
+            if file == run.metrics_file.name:
+                numbers = {k: v for k, v in rows[0].items() if isinstance(v, int | float) and k != "step"}
+                tracker.log(numbers, step=rows[0]["step"])
+            elif file.startswith("rollouts/"):
+                _log_table(tracker, rows, int(Path(file).stem.removeprefix("step-")))
 
     with ExitStack() as stack:
         for name in [] if run.silent else names:
             trackers.append(_start(name, run, config, done))
             stack.callback(trackers[-1].finish)
-        for listeners, listener in ((run.listeners, log), (run.row_listeners, show)):
-            listeners.append(listener)  # type: ignore[arg-type]
-            stack.callback(listeners.remove, listener)  # type: ignore[arg-type]
+        run.listeners.append(send)
+        stack.callback(run.listeners.remove, send)
         yield
 
 
