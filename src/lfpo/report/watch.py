@@ -45,44 +45,40 @@ class WatchConfig:
 
 def run_watch(config: WatchConfig) -> None:
     """Serve until interrupted."""
-    with make_server(config) as server:
+    with Server(config) as server:
         print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()
 
 
 class Server(ThreadingHTTPServer):
-    """run: the run shown. token: what requests must carry, None at loopback. address: the URL to open."""
+    """Bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port.
+
+    token: what requests must carry, None at loopback. address: the URL to open.
+    """
 
     daemon_threads = True
-    run: Run
-    token: str | None
-    address: str
+
+    def __init__(self, config: WatchConfig) -> None:
+        self.run = Run(Path(config.run).expanduser())
+        if not (self.run.dir / "config.yaml").exists():
+            raise UserError(
+                f"{self.run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
+            )
+        try:
+            super().__init__((config.host, config.port), Handler)
+        except OSError as error:
+            raise UserError(
+                f"lfpo watch: could not listen at {config.host} port {config.port} ({error.strerror or error}); "
+                "give another --host or --port (0: a free one)"
+            ) from error
+        self.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)
+        asked = f"?token={self.token}" if self.token else ""
+        self.address = f"http://{config.host}:{self.server_address[1]}/{asked}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for a browser that has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
-
-
-def make_server(config: WatchConfig) -> Server:
-    """A server bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port."""
-    run = Run(Path(config.run).expanduser())
-    if not (run.dir / "config.yaml").exists():
-        raise UserError(
-            f"{run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
-        )
-    try:
-        server = Server((config.host, config.port), Handler)
-    except OSError as error:
-        raise UserError(
-            f"lfpo watch: could not listen at {config.host} port {config.port} ({error.strerror or error}); "
-            "give another --host or --port (0: a free one)"
-        ) from error
-    server.run = run
-    server.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)
-    asked = f"?token={server.token}" if server.token else ""
-    server.address = f"http://{config.host}:{server.server_address[1]}/{asked}"
-    return server
 
 
 def is_loopback(host: str) -> bool:

@@ -47,16 +47,6 @@ for _ in range(length):
 print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
 ```"""
 
-TRANSFORMERS_USE = """These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
-
-- {attention}
-- {shift}
-- `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
-  one at each step.
-
-{sampler}
-"""
-
 
 def transformers_use(architecture: str, shift: bool, block_length: int | None) -> str:
     """The card's section on the use of weights in transformers' layout."""
@@ -67,7 +57,15 @@ def transformers_use(architecture: str, shift: bool, block_length: int | None) -
     shifted = "The logits at position i predict token i (`logit_shift: 0`)."
     if shift:
         shifted = "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`)."
-    return TRANSFORMERS_USE.format(architecture=architecture, attention=attention, shift=shifted, sampler=SAMPLER)
+    return f"""These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
+
+- {attention}
+- {shifted}
+- `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
+  one at each step.
+
+{SAMPLER}
+"""
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
