@@ -6,22 +6,11 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from drill.harness import (
-    EVERY,
-    ITERATIONS,
-    Child,
-    Drill,
-    Row,
-    difference,
-    progress,
-    reaches,
-    saved_step,
-    train_arguments,
-    wait_for,
-)
+from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, progress, reaches, saved_step, wait_for
 from drill.inside import Fault
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
@@ -134,14 +123,14 @@ def soak(drill: Drill) -> list[Row]:
     row, seconds = Row("soak"), 60 * drill.settings.soak_minutes
     if not seconds:
         return []
-    folder = drill.folder("soak")
-    arguments = train_arguments(folder, max_steps=1_000_000, eval_steps=50, save_steps=25, log_completions="true")
+    sizes: dict[str, Any] = {"max_steps": 1_000_000, "eval_steps": 50, "save_steps": 25, "log_completions": "true"}
+    folder, child = drill.run("soak", **sizes)
     slopes: list[float] = []
     files: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         before = progress(folder) if row.tried else 0
-        child = Child([*arguments, *(["--resume"] if row.tried else [])])
+        child = drill.resume(folder, **sizes) if row.tried else child
         if not wait_for(lambda: (folder / "metrics.jsonl").exists(), child):
             row.add(f"it ended: {child.said()}")
             break
