@@ -64,9 +64,8 @@ def test_the_policy_charts_have_all_keys_and_a_run_brings_their_values(tmp_path:
 def test_evaluation_pairs_are_first_and_last():
     metrics = [{"step": s, "eval/a/nfe": float(s), "eval/a/accuracy": s / 10} for s in (0, 5, 10)]
     (pair,) = evaluation_pairs([*metrics, {"step": 11}])
-    assert pair[0] == "a"
-    assert [p["step"] for p in pair[1:]] == [0, 10]
-    assert pair[2] == {"step": 10, "nfe": 10.0, "accuracy": 1.0}
+    assert pair["name"] == "a" and pair["first"]["step"] == 0
+    assert pair["last"] == {"step": 10, "nfe": 10.0, "accuracy": 1.0}
 
 
 def test_reveal_map_by_hand():

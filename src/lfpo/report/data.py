@@ -69,10 +69,7 @@ def run_data(run: Run) -> dict[str, Any]:
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [
-            {"name": n, "first": a, "last": b, "change": paired_change(run.dir, n, a, b)}
-            for n, a, b in evaluation_pairs(metrics)
-        ],
+        "evaluations": [{**pair, "change": paired_change(run.dir, **pair)} for pair in evaluation_pairs(metrics)],
         "times": spent,
         "percents": percents(spent),
         "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
@@ -84,8 +81,8 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def evaluation_pairs(metrics: list[Metrics]) -> list[tuple[str, Metrics, Metrics]]:
-    """(sampler name, first evaluation, last evaluation) for each eval sampler of a run."""
+def evaluation_pairs(metrics: list[Metrics]) -> list[dict[str, Any]]:
+    """name, first and last evaluation of each eval sampler of a run."""
     pairs = []
     for name in sorted({k.split("/")[1] for m in metrics for k in m if k.startswith("eval/")}):
         prefix = f"eval/{name}/"
@@ -94,14 +91,14 @@ def evaluation_pairs(metrics: list[Metrics]) -> list[tuple[str, Metrics, Metrics
             for m in metrics
             if f"{prefix}nfe" in m
         ]
-        pairs.append((name, rows[0], rows[-1]))
+        pairs.append({"name": name, "first": rows[0], "last": rows[-1]})
     return pairs
 
 
-def paired_change(folder: Path, sampler: str, first: Metrics, last: Metrics) -> Metrics | None:
+def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
     """Accuracy of the last evaluation minus that of the first, with its 95 % bootstrap interval over problems, and how
     many problems it gained and lost. None unless both evaluations kept verdicts, and of as many problems."""
-    before, after = (verdicts(folder, int(e["step"])).get(sampler, []) for e in (first, last))
+    before, after = (verdicts(folder, int(e["step"])).get(name, []) for e in (first, last))
     if first["step"] == last["step"] or not before or len(before) != len(after):
         return None
     gains = [b - a for a, b in zip(before, after, strict=True)]
