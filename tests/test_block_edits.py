@@ -19,7 +19,7 @@ from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.views import Views, replay
-from lfpo.report.replay import playable
+from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES

@@ -7,8 +7,7 @@ from huggingface_hub import ModelCard
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.runs.card import model_card
-from lfpo.runs.directory import Run, open_run
-from lfpo.train.sft_config import SFTConfig
+from lfpo.runs.directory import Run
 
 
 def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path):
@@ -34,30 +33,16 @@ def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path)
     assert (tmp_path / "my run/checkpoints/step-1/model/README.md").read_text().startswith("---\nlibrary_name: lfpo")
 
 
-def test_a_card_names_a_hub_base_and_not_a_folder_of_this_machine(tmp_path):
-    base = tmp_path / "some" / "LLaDA-8B-Instruct"
-    base.mkdir(parents=True)
-    run = open_run(
-        tmp_path / "run",
-        SFTConfig(str(tmp_path / "run"), model=str(base), data_file="d.jsonl"),
-        resume=False,
-        kind="sft",
-    )
-    local = model_card(run, {"model": str(base), "data_file": "d.jsonl"}, "sft")
-    assert "`LLaDA-8B-Instruct`" in local
-    assert str(tmp_path) not in local
-    assert "base_model" not in local
+def test_a_card_names_a_hub_base_and_no_folder_of_this_machine(tmp_path: Path):
+    (tmp_path / "LLaDA-8B-Instruct").mkdir()
+    run = Run(tmp_path)
+    local = model_card(run, {"model": str(tmp_path / "LLaDA-8B-Instruct"), "data_file": "d.jsonl"}, "sft")
+    assert "`LLaDA-8B-Instruct`" in local and str(tmp_path) not in local and "base_model" not in local
     assert "base_model: org/name" in model_card(run, {"model": "org/name", "data_file": "d.jsonl"}, "sft")
-
-
-def test_a_card_names_no_folder_of_this_machine(tmp_path: Path):
     config: dict[str, Any] = {"model": "embedded", "output_dir": "/home/ann/run", "data_file": "/home/ann/rows.jsonl"}
-    config |= {"task": None, "reward_funcs": ["/home/ann/rewards.py:short", "length"]}
-    text = model_card(Run(tmp_path), config, "train")
-    assert "/home" not in text
-    assert "- Data: `rows.jsonl`" in text
-    assert "- rewards.py:short" in text
-    text = model_card(Run(tmp_path), {"task": "gsm8k@train=/home/ann/a.jsonl,test=~/b.jsonl"}, "train")
+    text = model_card(run, config | {"task": None, "reward_funcs": ["/home/ann/rewards.py:short", "length"]}, "train")
+    assert "/home" not in text and "- Data: `rows.jsonl`" in text and "- rewards.py:short" in text
+    text = model_card(run, {"task": "gsm8k@train=/home/ann/a.jsonl,test=~/b.jsonl"}, "train")
     assert "- Data: `gsm8k@train=a.jsonl,test=b.jsonl`" in text
 
 

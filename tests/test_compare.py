@@ -14,10 +14,17 @@ from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare.cell import main as run_cell
-from lfpo.compare.command import check, run_compare
+from lfpo.compare.grid import check, run_compare
 from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
-from lfpo.compare.statistics import accuracy_for, bootstrap, frontier_area, paired, probability_of_improvement
-from lfpo.compare.summary import curves, table
+from lfpo.compare.statistics import (
+    accuracy_for,
+    bootstrap,
+    curves,
+    frontier_area,
+    paired,
+    probability_of_improvement,
+    table,
+)
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import start, start_lfpo
 from research.tables import iqm
@@ -150,6 +157,7 @@ def test_labels_from_the_command_line():
         ({"first": "lfpq"}, "'first' names 'lfpq'.*did you mean 'lfpo'"),
         ({"seeds": [1, 1]}, "one or more different numbers"),
         ({"thresholds": [1.5]}, "'thresholds'"),
+        ({"problems": 0}, "problems 0 must be at least 1"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said: str):
@@ -157,7 +165,7 @@ def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said:
         small(tmp_path, **changes)
 
 
-def test_cells_are_checked_before_any_runs(tmp_path: Path):
+def test_cells_are_checked_before_any_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("data_file: x.jsonl\neval_samplers: {threshold: {}}\n")
     with pytest.raises(UserError, match="has no 'task'"):
@@ -168,14 +176,10 @@ def test_cells_are_checked_before_any_runs(tmp_path: Path):
     config.overrides["sampler"] = {"temperature": 0.0, "threshold": None, "remasking": "random"}
     with pytest.raises(UserError, match="above 0"):
         check(config)
-
-
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    arguments = ["compare", "compare", "--output_dir", str(tmp_path), "--dry_run"]
-    assert main([*arguments, "--overrides.max_step", "3"]) == 2
+    assert (
+        main(["compare", "compare", "--output_dir", str(tmp_path / "c"), "--dry_run", "--overrides.max_step", "3"]) == 2
+    )
     assert "max_steps" in capsys.readouterr().err
-    assert main([*arguments, "--objectives", "lfpo", "--problems", "0"]) == 2
-    assert "problems 0 must be at least 1" in capsys.readouterr().err
 
 
 def test_the_table_and_the_curves_by_hand(tmp_path: Path):
@@ -239,11 +243,6 @@ def test_the_bootstrap_is_stratified():
     assert (sure.mean, sure.low, sure.high) == (1.0, 1.0, 1.0)
 
 
-def test_paired_differences():
-    difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
-    assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
-
-
 def test_intervals_of_means_over_problems():
     sure = over_problems([1.0] * 50)
     assert (sure.mean, sure.low, sure.high) == (1.0, 1.0, 1.0)
@@ -254,9 +253,8 @@ def test_intervals_of_means_over_problems():
 
 
 def test_the_interval_of_a_few_seeds_is_students():
-    estimate = over_seeds([1.0, 2.0, 3.0])
-    assert estimate.mean == 2.0
-    assert estimate.high - 2.0 == pytest.approx(4.303 / 3**0.5, rel=1e-4)
+    difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
+    assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
     eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval

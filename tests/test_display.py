@@ -67,10 +67,11 @@ def test_a_narrow_terminal_loses_columns_and_never_breaks_a_row(width: int):
     assert ("loss" in lines[0]) == (width >= 50)
 
 
-def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_last():
+def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_last(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(display_module, "QUIET", 1000.0)
     out = io.StringIO()
     plain = {k: v for k, v in METRICS.items() if not k.startswith("eval/")}
-    with Display(9, Console(file=out, width=200), quiet=1000) as display:
+    with Display(9, Console(file=out, width=200)) as display:
         for step in range(1, 10):
             display.update({**(METRICS if step == 5 else plain), "step": step})
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/9", "5/9", "9/9"]
@@ -120,10 +121,11 @@ def test_time_left_by_hand(clock: Clock):
     assert display.left() == 0
 
 
-def test_without_a_terminal_the_phase_is_told_again_and_again():
+def test_without_a_terminal_the_phase_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(display_module, "PHASE_LINES", 0.02)
     progress, out = Progress(), io.StringIO()
     progress.begin("evaluation, greedy", 200, "problems")
-    with Display(9, Console(file=out, width=200), every=0.02, progress=progress):
+    with Display(9, Console(file=out, width=200), progress=progress):
         until = time.monotonic() + 10
         while out.getvalue().count("\n") < 2 and time.monotonic() < until:
             time.sleep(0.01)

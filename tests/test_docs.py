@@ -144,7 +144,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.train.dpo.train_dpo",
         "lfpo.eval.command.run_eval",
         "lfpo.cli.sample.run_sample",
-        "lfpo.compare.command.run_compare",
+        "lfpo.compare.grid.run_compare",
         "lfpo.train.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.train.export_config.output_folder",

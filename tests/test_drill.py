@@ -1,8 +1,6 @@
 """The fault drill notices when something is lost. tests/test_docs.py runs every group of faults."""
 
 import json
-import os
-import pickle
 import random
 import shutil
 from pathlib import Path
@@ -11,11 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from drill import command, damage, failures, fuzz, ranks
+from drill import command, failures, fuzz
 from drill.command import DrillConfig
-from drill.harness import ITERATIONS, Child, Drill, Recovery, Row, difference, in_namespaces, progress
-from drill.inside import CLONE_NEWNS
-from lfpo.base.errors import LOST
+from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
 
 
 @pytest.fixture(scope="module")
@@ -25,46 +21,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
 
 def test_a_reward_function_that_always_raises(drill: Drill):
     row = failures.always_raises(drill)
-    assert row.tried == row.survived == 1, row
-
-
-def broken(job: dict[str, int]) -> list[Row]:
-    raise ValueError(f"root here: {os.getuid() == 0}")
-
-
-def test_work_in_namespaces_that_fails_is_an_error(tmp_path: Path):
-    if reason := damage.no_mount(tmp_path):
-        pytest.skip(reason)
-    with pytest.raises(RuntimeError, match=r"test_drill\.broken failed"):
-        in_namespaces(broken, {}, CLONE_NEWNS)
-
-
-class Ended:
-    exitcode = LOST
-
-    def join(self, seconds: float) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("said", "clear"),
-    [
-        ("step 1\nlost: rank 1 gave no sign of life for 3 s\n", True),
-        ("", False),
-        ("lost: rank 0 gave no sign of life; see rank 1\n", False),
-        ("lost: rank 1 a\nerror: process 1: b\n", False),
-        ("Traceback (most recent call last):\nlost: rank 1 a\n", False),
-    ],
-)
-def test_an_end_that_does_not_name_the_lost_rank_is_seen(said: str, clear: bool, tmp_path: Path):
-    (tmp_path / "log").write_text(said)
-    assert (ranks.unclear(Child(Ended(), tmp_path / "log", 0.0), 1) == "") == clear
-
-
-def test_what_is_planted_would_run(tmp_path: Path):
-    failures.plant_pickles(tmp_path, tmp_path / "touched")
-    with pickle.loads((tmp_path / "optimizer.pt").read_bytes()):
-        assert (tmp_path / "touched").exists()
+    assert row.tried == 1 and not row.failures, row
 
 
 def test_the_fuzz_sees_errors_hangs_and_stray_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

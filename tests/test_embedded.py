@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lfpo.base.config import load_yaml
-from lfpo.eval.accuracy import mean_interval, pass_at_k, wilson_interval
+from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED

@@ -3,21 +3,29 @@
 import hashlib
 import io
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.eval import command
+from lfpo.eval.estimates import scores
+from lfpo.eval.evaluate import Answer, answers_of, generate, grade
 from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, differences, file_sha256, read_partial
 from lfpo.eval.terminal import group_means, progress, show
+from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
+from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampler import SamplerConfig
 from processes import run_lfpo
 
 SAMPLED = ("--n_samples", "2", "--sampler.temperature", "1", "--rollout_tokens", "60")
@@ -67,24 +75,14 @@ def test_a_killed_evaluation_continues_to_the_same_result(llada: Path, tmp_path:
     monkeypatch.setattr(Journal, "add", counted)
     assert run(llada, tmp_path / "out.json", *SAMPLED) == 0
     assert numbers(tmp_path / "out.json") == numbers(tmp_path / "whole.json")
-    assert (tmp_path / "out.completions.jsonl").read_text().count("\n") == kept + len(asked)
     assert not list(tmp_path.glob("*.partial-*"))
-
-
-def test_completions_of_an_interrupted_run_are_those_of_a_whole_one(
-    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert run(llada, tmp_path / "whole.json", *SAMPLED) == 0
-    with monkeypatch.context() as patch:
-        killed_after(3, patch)
-        run(llada, tmp_path / "out.json", *SAMPLED)
-    assert run(llada, tmp_path / "out.json", *SAMPLED) == 0
     texts = [(tmp_path / f"{name}.completions.jsonl").read_text() for name in ("whole", "out")]
     assert texts[0] == texts[1]
     rows = [json.loads(line) for line in texts[0].splitlines()]
     assert [(r["problem"], r["sample"]) for r in rows] == [(i, j) for i in range(5) for j in range(2)]
     assert rows[2]["prompt"] == get_task("choice").row("test", 1)["prompt"]
     assert {"completion", "correct", "steps", "nfe"} <= rows[0].keys()
+    assert len(asked) == len(rows) - kept
 
 
 def test_other_settings_are_never_mixed(
@@ -151,11 +149,8 @@ def test_the_mean_of_evalplus():
     assert group_means(results) == {"evalplus": pytest.approx(0.65)}
     assert group_means(results[:1]) == {}
     assert EvalConfig(task="evalplus,gsm8k").task_names == ["humaneval_plus", "mbpp_plus", "gsm8k"]
-
-
-def test_commas_between_files_belong_to_their_task():
-    config = EvalConfig(task="gsm8k@train=a,test=b,choice")
-    assert config.task_names == ["gsm8k@train=a,test=b", "choice"]
+    # A comma also separates the files of a task.
+    assert EvalConfig(task="gsm8k@train=a,test=b,choice").task_names == ["gsm8k@train=a,test=b", "choice"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +197,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 
-def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_path: Path):
+def test_what_cannot_be_judged_is_counted_apart(
+    judged: None, llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     assert run(llada, tmp_path, "--n", "4", task="judged") == 0
     result = json.loads((tmp_path / "judged.json").read_text())
     assert (result["n"], result["not_judged"], result["accuracy"]) == (4, 1, pytest.approx(2 / 3))
@@ -212,16 +209,10 @@ def test_what_cannot_be_judged_is_counted_apart(judged: None, llada: Path, tmp_p
     kept = [json.loads(line) for line in (tmp_path / "judged.completions.jsonl").read_text().splitlines()]
     assert [r["correct"] for r in kept] == [None, False, True, True]
     assert [r["completion"] for r in kept] == [r["completion"] for r in records]
-
-
-def test_nothing_judged_is_no_accuracy(
-    judged: None, llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
     monkeypatch.setattr(Judge, "correct_all", lambda self, rows, completions: [None] * len(rows))
-    assert run(llada, tmp_path, task="judged") == 0
-    result = json.loads((tmp_path / "judged.json").read_text())
-    assert result["accuracy"] is None
-    assert result["interval"] is None
+    assert run(llada, tmp_path / "none", task="judged") == 0
+    result = json.loads((tmp_path / "none" / "judged.json").read_text())
+    assert result["accuracy"] is None and result["interval"] is None
     assert "not judged" in capsys.readouterr().out
 
 
@@ -246,15 +237,8 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     one, two = ((tmp_path / f"{name}.completions.jsonl").read_text() for name in ("one", "two"))
     assert one == two
     assert not list(tmp_path.glob("*.partial-*"))
-
-
-def test_two_processes_tell_a_mistake_once(llada: Path, tmp_path: Path):
-    assert run(llada, tmp_path / "out.json") == 0
-    both = ("eval", "--model", str(llada), "--limit", "5", "--output", str(tmp_path / "out.json"), "--task", "choice")
-    process = run_lfpo(*both, "--seed", "3", ranks=2)
-    assert process.returncode != 0
-    assert [line for line in process.stderr.splitlines() if "seed 0 there, 3 here" in line][1:] == []
-    assert "seed 0 there, 3 here" in process.stderr
+    process = run_lfpo(*both, str(tmp_path / "two.json"), "--seed", "3", ranks=2)
+    assert process.returncode != 0 and process.stderr.count("seed 0 there, 3 here") == 1  # a mistake is told once
 
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path):
@@ -295,3 +279,87 @@ def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
         patch.setattr(hashlib, "file_digest", lambda *a: pytest.fail("read again"))
         assert file_sha256(cached) == whole
         assert main(["eval", "--model", str(llada), "--task", "choice", "--n", "1"]) == 0
+
+
+def test_answers_come_one_batch_after_another(llada: Path):
+    model, tokenizer = load_model(llada, dtype=torch.float64), load_tokenizer(llada)
+    rows = [{"prompt": "x" * (i + 1)} for i in range(5)]
+    wanted = [(4, 1), (0, 0), (2, 1), (2, 0), (3, 0)]
+    sampler = SamplerConfig(gen_length=4, temperature=1.0)
+    batches: list[list[Answer]] = []
+    trajectory = generate(as_it_is(model, 14), model, tokenizer, rows, wanted, sampler, seed=1, finished=batches.append)
+    assert len(batches) > 1
+    came = [answer for batch in batches for answer in batch]
+    assert sorted((a.problem, a.sample) for a in came) == sorted(wanted)
+    whole = answers_of(trajectory, wanted, tokenizer)
+    assert sorted(came, key=repr) == sorted(whole, key=repr)
+    alone = generate(as_it_is(model, 10**6), model, tokenizer, rows, wanted[2:3], sampler, seed=1)
+    assert answers_of(alone, wanted[2:3], tokenizer) == [whole[2]]
+
+
+def test_scores_by_hand():
+    verdicts = [True, False, None, None, True, True]
+    found = scores([0, 0, 1, 1, 2, 2], verdicts)
+    assert (found["n"], found["n_samples"], found["not_judged"]) == (3, 2, 2)
+    assert found["accuracy"] == 0.75  # problem 1 was not judged
+    assert found["pass_at_k"] == {2: 1.0}
+    half = scores([0, 0, 1, 1], [True, None, False, False])
+    assert half["accuracy"] == 0.5
+    assert half["pass_at_k"] == {2: 0.0}  # problem 0 has one verdict, too few
+    assert scores([0], [None]) == {
+        "n": 1, "n_samples": 1, "accuracy": None, "interval": None, "pass_at_k": {}, "not_judged": 1
+    }  # fmt: skip
+
+
+def test_a_task_that_judges_many_at_once_is_asked_once():
+    asked: list[Any] = []
+
+    def correct_all(rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
+        asked.append(completions)
+        return [c == str(row["n"]) for row, c in zip(rows, completions, strict=True)]
+
+    assert grade(correct_all, [{"n": 1}, {"n": 2}], ["1", "1"]) == [True, False]
+    assert asked == [["1", "1"]]
+
+
+REWARD = """
+import os
+
+def counted(prompts, completions, **columns):
+    with open(os.environ["COUNTED"], "a") as file:
+        file.write(f"{os.getpid()} {len(completions)}\\n")
+    return [float(len(c) % 3) for c in completions]
+"""
+
+
+def test_each_process_grades_its_share_while_training(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "counted_reward.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps({"prompt": f"{i} "}) + "\n" for i in range(5))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    arguments = ["train", "--model", str(llada), "--data_file", "rows.jsonl", "--eval_file", "rows.jsonl"]
+    arguments += ["--reward_funcs", "[counted_reward.counted]", "--max_steps", "1", "--prompts_per_iteration", "2"]
+    arguments += ["--num_generations", "2", "--optimizer_steps_per_iteration", "1", "--sampler.gen_length", "4"]
+    arguments += ["--eval_samplers", "{greedy: {}}", "--eval_steps", "1", "--threads", "1", "--output_dir"]
+    found, graded = [], []
+    for processes in (1, 2):
+        folder, log = tmp_path / f"run-{processes}", tmp_path / f"log-{processes}"
+        monkeypatch.setenv("COUNTED", str(log))
+        if processes == 1:
+            assert main([*arguments, str(folder)]) == 0
+        else:
+            process = run_lfpo(*arguments, str(folder), ranks=2)
+            assert process.returncode == 0, process.stderr
+        metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        found.append([m["eval/greedy/reward"] for m in metrics])
+        graded.append(Counter[str]())
+        for line in log.read_text().splitlines():
+            process_id, count = line.split()
+            graded[-1][process_id] += int(count)
+    assert found[1] == pytest.approx(found[0])
+    # 4 stand-ins at the start, 4 rollouts, and 5 held-out rows before and after.
+    assert sorted(graded[0].values()) == [18]
+    # 2 rollouts each; 2 and 3 of the rows, twice; rank 0 has the stand-ins and the larger share.
+    assert sorted(graded[1].values()) == [6, 12]

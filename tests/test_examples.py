@@ -1,16 +1,130 @@
-"""The scripts in examples/ do what they say."""
+"""The scripts in examples/: the Slurm job under a stand-in for Slurm, the day on a GPU with a tiny model."""
 
 import json
+import os
 import re
 import runpy
+import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tiny
 from processes import start
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+JOB, DAY = EXAMPLES / "two-machines.slurm", EXAMPLES / "llada-8b-gsm8k-in-a-day.sh"
+ROWS = Path(__file__).parent / "data" / "gsm8k"
+
+# Starts the command on two machines, which are both this one.
+SRUN = '#!/bin/bash\n"$@" & a=$!\n"$@" & b=$!\nwait $a; x=$?; wait $b; y=$?\nexit $(( x > y ? x : y ))\n'
+SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi\n'
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+
+
+def slurm(folder: Path, *arguments: str, torchrun: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the job in `folder`. torchrun: a shell script in its place; the real one without it."""
+    programs = {"srun": SRUN, "scontrol": SCONTROL} | ({"torchrun": f"#!/bin/bash\n{torchrun}\n"} if torchrun else {})
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["bash", str(JOB), *arguments],
+        cwd=folder,
+        env={**os.environ, "PATH": path, **job, **variables},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("code", "early", "starts", "again"),
+    [(0, "0", "20", False), (1, "0", "20", True), (1, "300", "20", False), (1, "0", "0", False)],
+    ids=["done", "failed", "failed at once", "started too often"],
+)
+def test_the_slurm_job_starts_again_after_a_failure(tmp_path: Path, code: int, early: str, starts: str, again: bool):
+    ended = slurm(tmp_path, torchrun=f'echo "$@"; exit {code}', FAILS_EARLY=early, STARTS=starts)
+    assert ended.returncode == code
+    assert (tmp_path / "requeued").exists() == again
+    if again:
+        assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert ended.stdout.count("--nnodes 2 --nproc_per_node 8 ") == 2
+    assert "--rdzv_endpoint localhost:29500 -m lfpo train llada-8b-gsm8k --fsdp true" in ended.stdout
+
+
+@needs_bash
+def test_the_slurm_job_starts_again_at_the_time_limit(tmp_path: Path):
+    """Slurm sends USR1 to the script, which is the parent of srun."""
+    ended = slurm(tmp_path, torchrun='kill -USR1 "$(ps -o ppid= -p $PPID | tr -d " ")"; sleep 1')
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return str(s.getsockname()[1])
+
+
+@needs_bash
+@pytest.mark.long
+def test_the_slurm_job_trains_on_two_machines_and_goes_on_after_a_stop(tmp_path: Path):
+    keys = ["--max_steps", "2", "--save_steps", "1", "--prompts_per_iteration", "2", "--num_generations", "2"]
+    keys += ["--eval_steps", "0", "--optimizer_steps_per_iteration", "1"]
+    sizes = {"CONFIG": "choice", "GPUS": "1"}
+    ended = slurm(tmp_path, *keys, **sizes, PORT=free_port())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    keys[1] = "3"
+    ended = slurm(tmp_path, *keys, **sizes, PORT=free_port(), SLURM_RESTART_COUNT="1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "resumed from runs/choice/checkpoints/step-2" in ended.stdout
+    lines = [json.loads(line) for line in (tmp_path / "runs/choice/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert not (tmp_path / "requeued").exists()
+
+
+@needs_bash
+@pytest.mark.long
+def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
+    model = tiny.with_chat_template(tiny.write_llada(tmp_path / "tiny", max_sequence_length=4096))
+    size = ["--sampler.gen_length", "8", "--sampler.steps", "8", "--sampler.block_length", "8"]
+    keys = ["--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_size", "2"]
+    keys += ["--optimizer_steps_per_iteration", "1", "--lora.r", "4", *size, "--eval_samplers", "{greedy: {steps: 8}}"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {"MODEL": str(model), "TASK": f"gsm8k@{ROWS}", "EVAL": " ".join(["--n 2", *size]), "OUT": "day"}
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(DAY), *keys],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables, **more},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+
+    stopped = run()
+    assert stopped.returncode == 1
+    assert "Find out why before a day is spent" in stopped.stderr
+    assert "Nothing was written" in stopped.stdout  # the dry run passed
+    assert not (tmp_path / "day/run").exists()
+    ended = run(ANYWAY="1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads((tmp_path / "day/result.json").read_text())
+    assert (result["iterations"], result["base"]["n"], result["trained"]["n"]) == (2, 2, 2)
+    assert result["published_base_accuracy"] == 0.772
+    assert result["trained"]["model"] == "day/run/model"
+    assert "lora" in result["config"]
+    assert "published 77.2 %" in ended.stdout
 
 
 def run_script(path: Path) -> None:

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from lfpo.base.errors import UserError
-from lfpo.report.watch import Server, WatchConfig, make_server
+from lfpo.report.watch import Server, WatchConfig
 from written_runs import record, write_rows, write_run
 
 
 @contextmanager
 def served(folder: Path, host: str = "127.0.0.1") -> Iterator[Server]:
-    server = make_server(WatchConfig(run=str(folder), host=host, port=0))
+    server = Server(WatchConfig(run=str(folder), host=host, port=0))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -101,9 +101,9 @@ def test_a_browser_that_closes_its_connection_is_no_error(tmp_path: Path, capsys
 
 def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):
     with pytest.raises(UserError, match="holds no run"):
-        make_server(WatchConfig(run=str(tmp_path)))
+        Server(WatchConfig(run=str(tmp_path)))
     folder = write_run(tmp_path / "run", ["text"])
     with served(folder) as server, pytest.raises(UserError, match=r"could not listen at 127\.0\.0\.1"):
-        make_server(WatchConfig(run=str(folder), port=server.server_address[1]))
+        Server(WatchConfig(run=str(folder), port=server.server_address[1]))
     with pytest.raises(UserError, match="could not listen"):
-        make_server(WatchConfig(run=str(folder), host="host.invalid"))
+        Server(WatchConfig(run=str(folder), host="host.invalid"))

@@ -22,7 +22,7 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
-from lfpo.runs.stopping import Stopped
+from lfpo.runs.context import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig

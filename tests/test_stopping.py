@@ -13,7 +13,7 @@ import torch
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, load_model
-from lfpo.runs.stopping import Stopped, StopRequests
+from lfpo.runs.context import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
 from lfpo.train.sft_config import SFTConfig

@@ -28,11 +28,14 @@ def config(folder: Path, **changes: Any) -> LFPOConfig:
     return LFPOConfig(output_dir=str(folder), **(SMALL | {"eval_samplers": samplers} | changes))
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def logged(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:
+    """TensorBoard's scalars, name -> (step, value), and its tables of completions, in the order of their steps."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    tables = [tag for tag in events.Tags()["tensors"] if tag.startswith("completions")]
+    texts = [event.tensor_proto.string_val[0].decode() for tag in tables for event in events.Tensors(tag)]
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}, texts
 
 
 @pytest.mark.long
@@ -41,27 +44,18 @@ def test_tensorboard_shows_every_number_of_the_run_and_a_resumed_run_goes_on(tmp
     LFPOTrainer(args=config(tmp_path / "run", max_steps=2, report_to=["tensorboard"])).train()
     LFPOTrainer(args=config(tmp_path / "run", max_steps=3, report_to=["tensorboard"])).train(resume=True)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    shown = scalars(tmp_path / "run" / "tensorboard")
+    shown, _ = logged(tmp_path / "run" / "tensorboard")
     for name in ("reward", "loss", "eval/greedy/accuracy"):
         expected = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         assert [step for step, _ in shown[name]] == [step for step, _ in expected]
         assert [value for _, value in shown[name]] == pytest.approx([value for _, value in expected], rel=1e-6)
     assert [step for step, _ in shown["reward"]] == [1, 2, 3]
-    texts = [text for folder in sorted((tmp_path / "run/tensorboard").iterdir()) for text in completions(folder)]
+    texts = [text for folder in sorted((tmp_path / "run/tensorboard").iterdir()) for text in logged(folder)[1]]
     assert len(texts) == 3
     rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
     assert texts[0].startswith("| step | prompt | completion | accuracy | reward | r |\n| --- |")
     assert len(texts[0].splitlines()) == 2 + len(rollouts)
     assert rollouts[0]["completion"].strip() in texts[0].splitlines()[2]
-
-
-def completions(folder: Path) -> list[str]:
-    """The tables of completions in a folder of TensorBoard's, in the order of their steps."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(folder))
-    events.Reload()
-    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("completions")]
-    return [event.tensor_proto.string_val[0].decode() for tag in tags for event in events.Tensors(tag)]
 
 
 def test_tensorboard_forgets_steps_that_a_crash_had_logged_behind_the_checkpoint(tmp_path):
@@ -73,7 +67,7 @@ def test_tensorboard_forgets_steps_that_a_crash_had_logged_behind_the_checkpoint
             run.log({"step": step, "reward": float(step)})
     with reporting(["tensorboard"], run, {}, done=1):
         run.log({"step": 2, "reward": 20.0})
-    assert scalars(tmp_path / "tensorboard")["reward"] == [(1, 1.0), (2, 20.0)]
+    assert logged(tmp_path / "tensorboard")[0]["reward"] == [(1, 1.0), (2, 20.0)]
 
 
 def test_wandb_offline(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base.config import to_dict, yaml_text
-from lfpo.compare.command import write_results
+from lfpo.compare.grid import write_results
 from lfpo.compare.settings import Cell, CompareConfig, cell_folder
 from lfpo.train.config import LFPOConfig
 

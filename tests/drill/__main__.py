@@ -1,8 +1,9 @@
-"""`python -m drill`, with tests/ on PYTHONPATH: see drill.command. `python -m drill armed ...`: see drill.inside."""
+"""`python -m drill`, with tests/ on PYTHONPATH (see drill.command), and what the drill itself starts by that name."""
 
 import sys
 
-from drill import inside
-from drill.command import main
+from drill import command, harness, inside
 
-raise SystemExit(inside.armed(sys.argv[2:]) if sys.argv[1:2] == ["armed"] else main())
+STARTED = {"armed": inside.armed, "namespaced": harness.namespaced}
+start = STARTED.get("".join(sys.argv[1:2]))
+raise SystemExit(start(sys.argv[2:]) if start else command.main(sys.argv[1:]))

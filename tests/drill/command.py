@@ -6,14 +6,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from drill.harness import Drill, Row
 from lfpo.base.checks import not_negative
@@ -34,7 +28,7 @@ FAULTS: dict[str, str] = {
     "rewards": "drill.failures:rewards",
     "ranks": "drill.ranks:ranks",
     "network": "drill.ranks:network",
-    "ray_head": "drill.ray_head:ray_head",
+    "ray_head": "drill.ranks:ray_head",
     "surroundings": "drill.failures:surroundings",
     "planted": "drill.failures:planted",
     "repeated": "drill.stops:repeated",
@@ -76,9 +70,8 @@ class DrillConfig:
         return [name.strip() for name in self.faults.split(",")]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the drill. Exit code 0: everything was survived; 2: something was not, or an option is wrong."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
         print(__doc__, *describe(DrillConfig, "drill", takes_file=False).splitlines()[1:], sep="\n")
         return 0
@@ -92,53 +85,40 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_drill(config: DrillConfig) -> None:
     """Try the faults, print a table and write it. Raises UserError when something was not survived."""
-    console = Console(width=None if sys.stdout.isatty() else 170)
     output = Path(config.output)
     root = output / "runs" if config.keep else Path(tempfile.mkdtemp(prefix="lfpo-drill-"))
     if config.keep and root.exists():
         raise UserError(f"{root}: exists already; give another output")
+    root.mkdir(parents=True, exist_ok=True)
     drill = Drill(root.absolute(), config, random.Random(config.seed))
     rows: list[Row] = []
     try:
         for name in config.chosen:
             started = time.monotonic()
-            function: Callable[[Drill], list[Row]] = resolve(FAULTS[name], {}, kind="fault")
-            found = function(drill)
+            found: list[Row] = resolve(FAULTS[name], {}, kind="fault")(drill)
             rows += found
             verdict = "NOT SURVIVED" if any(row.failures for row in found) else "survived"
-            console.print(f"{name}: {verdict}, {time.monotonic() - started:.0f} s", highlight=False)
-            _write(output, config, rows)
+            print(f"{name}: {verdict}, {time.monotonic() - started:.0f} s", flush=True)
+            table = write(output, config, rows)
     finally:
         if not config.keep:
             shutil.rmtree(root, ignore_errors=True)
-    table = Table(*HEADERS, box=box.SIMPLE)
-    for row in rows:
-        table.add_row(*_cells(row), style="bold red" if row.failures else "")
-    console.print(table)
-    console.print(f"wrote {output / 'drill.json'} and {output / 'drill.md'}", highlight=False)
+    print(f"\n{table}\nwrote {output / 'drill.json'} and {output / 'drill.md'}")
     if bad := [row.fault for row in rows if row.failures]:
         raise UserError(f"not survived: {', '.join(bad)}; see {output / 'drill.md'}")
 
 
-HEADERS = ("fault", "tried", "survived", "iterations again", "seconds to recover", "seen")
-
-
-def _cells(row: Row) -> list[str]:
-    seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
-    lost = "" if row.lost is None else str(row.lost)
-    return [row.fault, f"{row.tried:,}", f"{row.survived:,}", lost, seconds, row.result()["note"]]
-
-
-def _write(output: Path, config: DrillConfig, rows: list[Row]) -> None:
+def write(output: Path, config: DrillConfig, rows: list[Row]) -> str:
+    """Write drill.json and the table drill.md; returns the table."""
+    found = [row.result() for row in rows]
+    more = {"environment": describe_environment(), "versions": versions()}
+    lines = ["| fault | tried | survived | iterations again | seconds to recover | seen |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | --- |"]
+    for row in found:
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        lost, note = "" if row["lost"] is None else row["lost"], row["note"].replace("\n", " ").replace("|", "\\|")
+        lines += [f"| {row['fault']} | {row['tried']:,} | {row['survived']:,} | {lost} | {seconds} | {note} |"]
     output.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
-        "config": to_dict(config),
-        "outcomes": [row.result() for row in rows],
-        "environment": describe_environment(),
-        "versions": versions(),
-    }
-    replace_file(output / "drill.json", json.dumps(result, indent=1) + "\n")
-    lines = [f"| {' | '.join(HEADERS)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
-    clean = [[cell.replace("\n", " ").replace("|", "\\|") for cell in _cells(row)] for row in rows]
-    lines += [f"| {' | '.join(cells)} |" for cells in clean]
+    replace_file(output / "drill.json", json.dumps({"config": to_dict(config), "outcomes": found, **more}, indent=1))
     replace_file(output / "drill.md", "\n".join(lines) + "\n")
+    return "\n".join(lines)

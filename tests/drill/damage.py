@@ -1,17 +1,17 @@
 """Checkpoints damaged on disk, and disks that are full or become read-only during a run."""
 
+import os
 import random
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, recover, saved_step
-from drill.inside import CLONE_NEWNS, Fault
+from drill.harness import EVERY, ITERATIONS, Drill, Row, difference, in_namespaces, not_possible, saved_step
+from drill.inside import Fault
 from lfpo.train.checkpoint import verify
 
 WEIGHTY = ("optimizer/optimizer.safetensors", "model/model.safetensors", "reference/model.safetensors", "state.json")
+WAYS = ("truncated", "with a flipped bit", "half deleted")
 SIZE = "256m"  # of the disk
 PLACES = {"checkpoint": "saving", "log": "logging", "dump": "dumping rollouts"}
 CONDITIONS = {"fill": "disk full", "freeze": "disk read-only"}
@@ -25,14 +25,14 @@ def damaged(drill: Drill) -> list[Row]:
     for number in range(drill.settings.damages):
         folder = _copy(drill)
         newest = folder / "checkpoints" / f"step-{ITERATIONS}"
-        what = list(WAYS.values())[number % len(WAYS)](newest, drill.rng)
-        found = recover(drill, folder)
+        what = _damage(WAYS[number % len(WAYS)], newest, drill.rng)
+        found = drill.recover(folder)
         reported = f"{newest} is damaged" in found.said and f"step-{ITERATIONS - EVERY}" in found.said
         rows[number % len(WAYS)].add("" if reported else f"{what}: not reported", found)
     folder = _copy(drill)
     for checkpoint in (folder / "checkpoints").iterdir():
-        _flip(checkpoint, drill.rng)
-    found = recover(drill, folder)
+        _damage("with a flipped bit", checkpoint, drill.rng)
+    found = drill.recover(folder)
     reported = found.said.count("is damaged") == 2 and "starting from the beginning" in found.said
     every = Row("every checkpoint damaged", "reported, training starts over, bit-identical end")
     every.add("" if reported else "the damage was not reported", found)
@@ -75,43 +75,29 @@ def flip_bit(file: Path, rng: random.Random) -> int:
     return place
 
 
-def _flip(checkpoint: Path, rng: random.Random) -> str:
-    file = checkpoint / rng.choice(WEIGHTY)
-    return f"{file.name}, byte {flip_bit(file, rng)}"
-
-
-def _truncate(checkpoint: Path, rng: random.Random) -> str:
-    file = rng.choice(_files(checkpoint))
-    size = rng.randrange(file.stat().st_size)
-    with file.open("r+b") as handle:
-        handle.truncate(size)
-    return f"{file.name}, cut to {size} bytes"
-
-
-def _half_delete(checkpoint: Path, rng: random.Random) -> str:
+def _damage(way: str, checkpoint: Path, rng: random.Random) -> str:
+    """Damage a checkpoint in one of the WAYS; returns what was done."""
     files = _files(checkpoint)
-    gone = rng.sample(files, len(files) // 2)
-    for file in gone:
-        file.unlink()
-    return f"{len(gone)} of {len(files)} files deleted"
-
-
-WAYS: dict[str, Callable[[Path, random.Random], str]] = {
-    "truncated": _truncate,
-    "with a flipped bit": _flip,
-    "half deleted": _half_delete,
-}
+    if way == "half deleted":
+        for file in rng.sample(files, len(files) // 2):
+            file.unlink()
+        return f"{len(files) // 2} of {len(files)} files deleted"
+    if way == "with a flipped bit":
+        file = checkpoint / rng.choice(WEIGHTY)
+        return f"{file.name}, byte {flip_bit(file, rng)}"
+    file = rng.choice(files)
+    size = rng.randrange(file.stat().st_size)
+    os.truncate(file, size)
+    return f"{file.name}, cut to {size} bytes"
 
 
 def disk(drill: Drill) -> list[Row]:
     """Each place, full and read-only, once, on a tmpfs in namespaces of a child process where the system allows it."""
     mount = drill.root / "disk"
-    mount.mkdir(parents=True, exist_ok=True)
+    mount.mkdir()
     if reason := no_mount(mount):
         return [Row("disk full or read-only", f"not tried: {reason}")]
-    logs = str(drill.root / "disk-logs")
-    job = {"mount": str(mount), "logs": logs, "unbroken": str(drill.unbroken), "visits": drill.visits}
-    return in_namespaces(_on_disk, {**job, "seed": drill.rng.randrange(2**31)}, CLONE_NEWNS)
+    return in_namespaces(drill, "drill.damage:on_disk", "-rm")
 
 
 def no_mount(folder: Path) -> str:
@@ -119,17 +105,16 @@ def no_mount(folder: Path) -> str:
     return not_possible("-rm", f"mount -t tmpfs none '{folder}'")
 
 
-def _on_disk(job: dict[str, Any]) -> list[Row]:
-    mount, rng, rows = Path(job["mount"]), random.Random(job["seed"]), []
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(mount)], check=True)
-    drill = Drill(mount, None, rng, logs=Path(job["logs"]))
-    drill.__dict__["unbroken"] = Path(job["unbroken"])
+def on_disk(drill: Drill) -> list[Row]:
+    """`disk`, in a process that is root in its own namespaces."""
+    rows, note = [], "one error line and an intact checkpoint, or enough room in the end; same end"
+    visits, drill.place = drill.visits, drill.root / "disk"
+    mount = str(drill.place)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", mount], check=True)
     for do, condition in CONDITIONS.items():
         for place, doing in PLACES.items():
-            note = "one error line and an intact checkpoint, or enough room in the end; same end"
-            row = Row(f"{condition} while {doing}", note)
-            _try(drill, row, Fault(do, place, rng.randint(1, job["visits"][place] - 1), where=str(mount)))
-            rows.append(row)
+            rows.append(Row(f"{condition} while {doing}", note))
+            _try(drill, rows[-1], Fault(do, place, drill.rng.randint(1, visits[place] - 1), where=mount))
     return rows
 
 
@@ -147,5 +132,5 @@ def _try(drill: Drill, row: Row, fault: Fault) -> None:
     elif saved and not saved_step(folder):
         row.add(f"{fault}: no checkpoint was left intact")
     else:
-        row.add("", recover(drill, folder))
+        row.add("", drill.recover(folder))
     shutil.rmtree(folder)

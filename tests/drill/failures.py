@@ -7,28 +7,16 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 import lfpo
-from drill.harness import (
-    EVERY,
-    ITERATIONS,
-    Child,
-    Drill,
-    Row,
-    difference,
-    not_possible,
-    recover,
-    same_weights,
-    start,
-    train_arguments,
-    wrong_end,
-)
+from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, not_possible, same_weights, train_arguments
 from drill.inside import LEAK, Fault
 from drill.stops import no_sandbox
 from lfpo.models.loading import EMBEDDED
@@ -51,21 +39,21 @@ def nonfinite(drill: Drill) -> list[Row]:
     rows = []
     for name, do, times in (("a NaN gradient", "nan", 1), ("an infinite gradient, three times", "inf", 3)):
         folder, child = drill.run("nonfinite", Fault(f"{do}_gradient", "gradient", first, times))
-        wrong = wrong_end(child, 0) or _length(folder)
+        wrong = child.wrong_end(0) or _length(folder)
         counted = "" if wrong else Run(folder).read_metrics()[-1]["skipped_updates"]
         row = Row(name, f"{times} skipped and counted, training went on")
         rows.append(row.add(wrong or ("" if counted == times else f"{counted} counted")))
     # All updates after the first checkpoint fail: the second holds the same weights, then training stops.
     always = Row("a NaN gradient in every step", f"stopped after {MAX_SKIPPED}; weights unchanged")
     folder, child = drill.run("nonfinite", Fault("nan_gradient", "gradient", first, 10_000))
-    wrong = wrong_end(child, 2, f"not finite {MAX_SKIPPED} times in a row")
+    wrong = child.wrong_end(2, f"not finite {MAX_SKIPPED} times in a row")
     models = [folder / "checkpoints" / f"step-{step}" / "model" for step in (EVERY, 2 * EVERY)]
     if not wrong and not same_weights(*models):
         wrong = "a NaN update reached the weights"
-    always.add(wrong or wrong_end(start([*train_arguments(folder), "--resume"]), 0))
+    always.add(wrong or drill.resume(folder).wrong_end(0))
     spike = Row("a gradient a million times too large", "clipped, logged, training went on")
     folder, child = drill.run("spike", Fault("spike", "gradient", first))
-    wrong, lines = wrong_end(child, 0), Run(folder).read_metrics()
+    wrong, lines = child.wrong_end(0), Run(folder).read_metrics()
     logged = [line.get("grad_norm", 0.0) for line in lines]
     finite = all(math.isfinite(line.get("loss", 0.0)) for line in lines)
     if not finite or max(logged) < 1e3 or not difference(drill.unbroken, folder):
@@ -84,9 +72,9 @@ def rewards(drill: Drill) -> list[Row]:
     rows.append(always_raises(drill))
     for do, name in (("nan", "NaN"), ("text", "text")):  # a bug of the function: reported at once
         folder, child = drill.run("rewards", Fault(do, "reward", third))
-        wrong = wrong_end(child, 2, "reward function 'reward'")
+        wrong = child.wrong_end(2, "reward function 'reward'")
         row = Row(f"a reward is {name}", f"stopped at once with one error line; {AGAIN}")
-        rows.append(row.add(wrong, None if wrong else recover(drill, folder)))
+        rows.append(row.add(wrong, None if wrong else drill.recover(folder)))
     rows.append(_leaks(drill))
     for do, name, said in (
         ("grab", "takes all memory", f"more than {MEMORY:.2f} GiB"),
@@ -102,10 +90,10 @@ def always_raises(drill: Drill) -> Row:
     """Raises from the second batch on: training stops with a checkpoint, and resumes once the function is fixed."""
     row = Row("a reward function always raises", f"stopped after {MAX_FAILED} batches, with a checkpoint")
     folder, child = drill.run("rewards", Fault("raise", "reward", STAND_INS + ROLLOUTS + 1, 10_000))
-    wrong = wrong_end(child, 2, f"failed for {MAX_FAILED} batches in a row")
+    wrong = child.wrong_end(2, f"failed for {MAX_FAILED} batches in a row")
     if not (folder / "checkpoints" / "step-5" / "manifest.json").exists():
         wrong = wrong or "there is no checkpoint"
-    return row.add(wrong or wrong_end(start([*train_arguments(folder), "--resume"]), 0))
+    return row.add(wrong or drill.resume(folder).wrong_end(0))
 
 
 def _length(folder: Path) -> str:
@@ -125,9 +113,8 @@ def _contained(drill: Drill, do: str) -> tuple[Path, Child, Path]:
     """A run whose reward function does this in a child process: its folder, the run, the function's mark."""
     folder = drill.folder("rewards")
     mark = folder.with_name(f"{folder.name}.mark")
-    told = {"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark), "PYTHONPATH": environment()["PYTHONPATH"]}
     arguments = train_arguments(folder, reward_memory=MEMORY, reward_timeout=SLOW)
-    return folder, start(arguments, environment=told), mark
+    return folder, Child(arguments, variables={"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark)}), mark
 
 
 def _leaks(drill: Drill) -> Row:
@@ -139,10 +126,10 @@ def _leaks(drill: Drill) -> Row:
     folder, child, mark = _contained(drill, "leak")
     peak = 0
     while child.process.exitcode is None:
-        with contextlib.suppress(OSError):
-            peak = max([peak, *(resident_bytes(pid) for pid in _children(child.process.pid))])
+        with contextlib.suppress(psutil.Error):
+            peak = max([peak, *(p.memory_info().rss for p in psutil.Process(child.process.pid).children())])
         time.sleep(0.05)
-    wrong = wrong_end(child, 0)
+    wrong = child.wrong_end(0)
     pids = [] if wrong else mark.read_text().split()
     row.note = f"{len(pids) * LEAK / 2**30:.1f} GiB leaked by {len(set(pids))} child processes, "
     row.note += f"none held more than {peak / 2**30:.1f}; no reward lost; the same bits"
@@ -158,44 +145,21 @@ def _workers_killed() -> Row:
         return row
     body = "def f():\n    import time\n    time.sleep(1)\n    return {0}"
     jobs = [Job(body.format(i), tests=[f"assert f() == {i}"]) for i in range(6)]
-    killed: set[int] = set()
-    done = threading.Event()
-
-    def kill() -> None:
-        while not done.wait(0.2) and len(killed) < 3:
-            for child in _children(os.getpid()):
-                if child not in killed and "inside.start" in _command(child):
-                    killed.add(child)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
-                    break
-            done.wait(1.0)
-
-    thread, started = threading.Thread(target=kill), time.monotonic()
-    thread.start()
-    verdicts = Sandbox(limits=Limits(seconds=60.0), workers=2).run(jobs)
-    done.set()
-    thread.join()
+    killed, started = set[int](), time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(Sandbox(limits=Limits(seconds=60.0), workers=2).run, jobs)
+        while not wait([judged], 1.0).done and len(killed) < 3:
+            with contextlib.suppress(psutil.Error):
+                workers = [p for p in psutil.Process().children() if "inside.start" in " ".join(p.cmdline())]
+                if fresh := [worker for worker in workers if worker.pid not in killed]:
+                    killed.add(fresh[0].pid)
+                    fresh[0].kill()
+    verdicts = judged.result()
     passed = sum(verdict.passed for verdict in verdicts)
     right = killed and len(verdicts) == 6 and 6 - len(killed) <= passed < 6 and time.monotonic() - started < 180
     count = f"{len(killed)} killed, {passed} of {len(jobs)} passed"
     row.note = f"their verdicts fail, the other verdicts stand ({count})"
     return row.add("" if right else f"{count}: {[v.reason for v in verdicts]}")
-
-
-def _children(process: int) -> list[int]:
-    """Ids of the child processes of a process."""
-    found = []
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in task.read_text().split()]
-    return found
-
-
-def _command(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
 
 
 def surroundings(drill: Drill) -> list[Row]:
@@ -261,10 +225,10 @@ def planted(drill: Drill) -> list[Row]:
         content = json.loads((model / file).read_text())
         (model / file).write_text(json.dumps({**content, "auto_map": entries}))
     plant_pickles(model, touched)
-    wrong = wrong_end(start(train_arguments(folder, model=model, max_steps=2)), 0)
+    wrong = Child(train_arguments(folder, model=model, max_steps=2)).wrong_end(0)
     for place in (folder, folder / "checkpoints" / "step-2", folder / "checkpoints" / "step-2" / "model"):
         plant_pickles(place, touched)
-    wrong = wrong or wrong_end(start([*train_arguments(folder, model=model, max_steps=3), "--resume"]), 0)
+    wrong = wrong or drill.resume(folder, model=model, max_steps=3).wrong_end(0)
     pickled = [p for p in (folder / "checkpoints" / "step-3").rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
     return [row.add(wrong or ("it was run" if touched.exists() else f"wrote {pickled}" if pickled else ""))]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import multiprocessing
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 import processes
 from drill import inside
 from drill.inside import Fault
+from lfpo.base.plugins import resolve
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import latest_checkpoint
 
@@ -63,81 +63,119 @@ class Row:
             self.lost, self.seconds = max(self.lost or 0, found.lost), max(self.seconds or 0.0, found.seconds)
         return self
 
-    @property
-    def survived(self) -> int:
-        return self.tried - len(self.failures)
-
     def result(self) -> dict[str, Any]:
         """The row as it is written; its note names the failures if there are any."""
         note = "FAILED: " + "; ".join(dict.fromkeys(self.failures[:8])) if self.failures else self.note
-        row = {"fault": self.fault, "tried": self.tried, "survived": self.survived}
+        row = {"fault": self.fault, "tried": self.tried, "survived": self.tried - len(self.failures)}
         return {**row, "lost": self.lost, "seconds": self.seconds, "note": note}
 
 
 @dataclass
 class Drill:
-    """root: an empty folder for all runs. settings: the drill's configuration (see command.py).
-
-    logs: where the output of runs goes; None: beside their folders.
-    """
+    """root: an empty folder. settings: the drill's configuration (see command.py). place: where new runs are made."""
 
     root: Path
     settings: Any
     rng: random.Random
     number: int = 0
-    logs: Path | None = None
+    place: Path | None = None
 
     def folder(self, name: str) -> Path:
         """A new run's folder."""
         self.number += 1
-        return self.root / f"{self.number:03d}-{name}"
+        return (self.place or self.root) / f"{self.number:03d}-{name}"
 
     def run(self, name: str, fault: Fault | None = None, **changes: Any) -> tuple[Path, Child]:
         """Start a run in a new folder. changes: of its settings."""
         folder = self.folder(name)
-        return folder, start(train_arguments(folder, **changes), fault, self.logs)
+        return folder, Child(train_arguments(folder, **changes), fault)
 
-    @functools.cached_property
+    def resume(self, folder: Path, **changes: Any) -> Child:
+        """Start the run again, without a fault."""
+        return Child([*train_arguments(folder, **changes), "--resume"])
+
+    @property
     def unbroken(self) -> Path:
         """An uninterrupted run; `visits.json` beside it has the number of visits of each place (see inside.Fault)."""
-        folder = self.root / "unbroken"
-        child = start(train_arguments(folder), Fault("count", where=str(self.root / "visits.json")))
-        if wrong := wrong_end(child, 0):
-            raise RuntimeError(f"the uninterrupted run failed: {wrong}")
+        folder, visits = self.root / "unbroken", self.root / "visits.json"
+        if not visits.exists():
+            expect(Child(train_arguments(folder), Fault("count", where=str(visits))))
         return folder
 
-    @functools.cached_property
+    @property
     def visits(self) -> dict[str, int]:
-        assert self.unbroken
-        return json.loads((self.root / "visits.json").read_text())
+        return json.loads((self.unbroken.parent / "visits.json").read_text())
+
+    def recover(
+        self, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
+    ) -> Recovery:
+        """Resume the run to its end and compare it with the uninterrupted one.
+
+        again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `unbroken`.
+        """
+        before, saved, begun = progress(folder), saved_step(folder), time.monotonic()
+        children = again() if again else [self.resume(folder)]
+        # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
+        wait_for(lambda: progress(folder) <= saved, children[0])
+        reaches(folder, min(before + 1, ITERATIONS), children[0])
+        seconds = time.monotonic() - begun
+        wrong = "; ".join(
+            f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait())
+        )
+        wrong = wrong or difference(expected or self.unbroken, folder)
+        return Recovery(wrong, max(0, before - saved), seconds, children[0].said())
 
 
-@dataclass
 class Child:
-    """A started run. begun: its start on the monotonic clock."""
+    """A run of `lfpo` with these arguments in a new process, which leads a new session.
 
-    process: Any
-    log: Path
-    begun: float
+    variables: environment variables to set. network: path of the network namespace to enter.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        fault: Fault | None = None,
+        variables: dict[str, str] | None = None,
+        network: str = "",
+    ):
+        self.started = processes.start(_main, arguments, fault, network, **(variables or {}))
+        self.process = self.started.process
 
     def wait(self, seconds: float = PATIENCE) -> int | None:
         """The exit code (-N: killed by signal N); None when the run hung and was killed here."""
-        self.process.join(seconds)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
+        try:
+            return self.started.wait(seconds).returncode
+        except TimeoutError:
             return None
-        return self.process.exitcode
 
     def said(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        return self.started.text("out") + self.started.text("err")
+
+    def wrong_end(self, code: int, *texts: str, seconds: float = PATIENCE) -> str:
+        """ "" if the run ends with this exit code, says these texts and shows no traceback."""
+        ended, said = self.wait(seconds), self.said()
+        right = ended == code and all(text in said for text in texts) and "Traceback" not in said
+        return "" if right else f"exit code {ended}: {said[-1500:]}"
 
 
-def wrong_end(child: Child, code: int, *texts: str, seconds: float = PATIENCE) -> str:
-    """ "" if the run ends with this exit code, says these texts and shows no traceback."""
-    ended, said = child.wait(seconds), child.said()
-    right = ended == code and all(text in said for text in texts) and "Traceback" not in said
-    return "" if right else f"exit code {ended}: {said[-1500:]}"
+def _main(arguments: list[str], fault: Fault | None, network: str) -> int:
+    os.setsid()
+    if network:
+        inside.enter_network(network)
+    from lfpo.cli.command_line import main
+
+    inside.arm(fault)
+    code = main(arguments)
+    if fault is not None and fault.do == "count":
+        inside.write_counts(Path(fault.where))
+    return code
+
+
+def expect(*children: Child) -> None:
+    """Raise RuntimeError unless the runs, which have no fault, come to their ends."""
+    if wrong := "; ".join(filter(None, [child.wrong_end(0) for child in children])):
+        raise RuntimeError(f"an uninterrupted run failed: {wrong}")
 
 
 def train_arguments(folder: Path, **changes: Any) -> list[str]:
@@ -150,57 +188,24 @@ def train_arguments(folder: Path, **changes: Any) -> list[str]:
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
-def start(
-    arguments: list[str],
-    fault: Fault | None = None,
-    logs: Path | None = None,
-    environment: dict[str, str] | None = None,
-    network: str = "",
-) -> Child:
-    """Start `lfpo` with these arguments in a new process, which leads a new session.
+def in_namespaces(drill: Drill, work: str, flags: str) -> list[Row]:
+    """What the function `work` (module:name) returns for the drill in a process that is root in its own namespaces.
 
-    It is forked (see processes.context). logs: where its output goes; None: beside its folder.
-    environment: variables to set. network: path of the network namespace to enter.
+    flags: options of unshare. Raises CalledProcessError when the function fails.
     """
-    folder = Path(arguments[arguments.index("--output_dir") + 1])
-    log = (logs or folder.parent) / f"{folder.name}.{time.monotonic_ns()}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    process = _context().Process(target=_main, args=(arguments, fault, str(log), environment or {}, network))
-    begun = time.monotonic()
-    process.start()
-    return Child(process, log, begun)
+    job = drill.root / "job.pickle"
+    job.write_bytes(pickle.dumps((work, drill)))
+    command = ["unshare", flags, sys.executable, "-m", "drill", "namespaced", str(job)]
+    subprocess.run(command, check=True, env=processes.environment())
+    return pickle.loads(job.read_bytes())
 
 
-_method = "forkserver"
-
-
-def _context() -> Any:
-    return processes.context() if _method == "forkserver" else multiprocessing.get_context(_method)
-
-
-def in_namespaces(work: Callable[[dict[str, Any]], list[Row]], job: dict[str, Any], flags: int) -> list[Row]:
-    """What `work` returns in a process that is root in its own namespaces (see inside.enter_namespaces)."""
-    context = _context()
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_namespaced, args=(work, job, flags, sender))
-    process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        raise RuntimeError(f"{work.__module__}.{work.__name__} failed; the reason is above") from None
-    finally:
-        process.join()
-        receiver.close()
-
-
-def _namespaced(work: Callable[..., list[Row]], job: dict[str, Any], flags: int, sender: Any) -> None:
-    global _method
-    _method = "fork"  # this process too has imported torch and has one thread
-    torch.set_num_threads(1)
-    inside.enter_namespaces(flags)
-    sender.send(work(job))
-    sender.close()
+def namespaced(arguments: list[str]) -> int:
+    """`python -m drill namespaced JOB`, in the new process."""
+    job = Path(arguments[0])
+    work, drill = pickle.loads(job.read_bytes())
+    job.write_bytes(pickle.dumps(resolve(work, {}, kind="fault")(drill)))
+    return 0
 
 
 def not_possible(flags: str, command: str) -> str:
@@ -209,24 +214,6 @@ def not_possible(flags: str, command: str) -> str:
         return "there is no unshare"
     tried = subprocess.run(["unshare", flags, "sh", "-c", command], capture_output=True, text=True, check=False)
     return "" if tried.returncode == 0 else f"not allowed here ({tried.stderr.strip()[-80:]})"
-
-
-def _main(arguments: list[str], fault: Fault | None, log: str, environment: dict[str, str], network: str) -> None:
-    os.setsid()
-    os.environ.update(environment)
-    with open(log, "wb") as file, open(os.devnull, "rb") as nothing:
-        for number, target in enumerate((nothing, file, file)):
-            os.dup2(target.fileno(), number)
-    if network:
-        inside.enter_network(network)
-    from lfpo.cli.command_line import main
-
-    inside.arm(fault)
-    code = main(arguments)
-    if fault is not None and fault.do == "count":
-        inside.write_counts(Path(fault.where))
-    sys.stdout.flush()
-    sys.exit(code)
 
 
 def progress(folder: Path) -> int:
@@ -250,33 +237,20 @@ def wait_for(condition: Callable[[], bool], child: Child | None = None, seconds:
     return True
 
 
-def recover(
-    drill: Drill, folder: Path, again: Callable[[], list[Child]] | None = None, expected: Path | None = None
-) -> Recovery:
-    """Resume the run to its end and compare it with the uninterrupted one.
-
-    again: starts it, where that takes more than one process. expected: the uninterrupted run, if not `drill.unbroken`.
-    """
-    before, saved = progress(folder), saved_step(folder)
-    children = again() if again else [start([*train_arguments(folder), "--resume"], logs=drill.logs)]
-    first = children[0]
-    # A resume first drops the lines after the checkpoint: progress falls to `saved`, then rises.
-    wait_for(lambda: progress(folder) <= saved, first)
-    wait_for(lambda: progress(folder) > min(before, ITERATIONS - 1), first)
-    seconds = time.monotonic() - first.begun
-    wrong = "; ".join(f"the resumed run ended with {c}: {child.said()}" for child in children if (c := child.wait()))
-    wrong = wrong or difference(expected or drill.unbroken, folder)
-    return Recovery(wrong, max(0, before - saved), seconds, first.said())
+def reaches(folder: Path, iteration: int, child: Child | None = None) -> bool:
+    """Wait until the run's log has this iteration; False if the run ends before."""
+    return wait_for(lambda: progress(folder) >= iteration, child)
 
 
 def difference(expected: Path, found: Path) -> str:
     """What differs between two finished runs: metrics without times and the engine's, rollouts, kept completions, final
     weights."""
-    for step, (a, b) in enumerate(zip(_metrics(expected), _metrics(found), strict=False)):
+    lines, others = _metrics(expected), _metrics(found)
+    for step, (a, b) in enumerate(zip(lines, others, strict=False)):
         if a != b:
             return f"{found.name}: line {step} of metrics.jsonl differs"
-    if len(_metrics(expected)) != len(_metrics(found)):
-        return f"{found.name}: metrics.jsonl has {len(_metrics(found))} lines"
+    if len(lines) != len(others):
+        return f"{found.name}: metrics.jsonl has {len(others)} lines"
     for file in sorted([*expected.glob("rollouts/*.jsonl"), *expected.glob("eval/*.jsonl")]):
         other = found / file.relative_to(expected)
         if not other.exists() or other.read_bytes() != file.read_bytes():

@@ -28,8 +28,7 @@ from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
 from lfpo.train.preflight import STAND_IN
 
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
-MS_REC, MS_PRIVATE = 0x4000, 0x40000  # linux/mount.h
+CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Places that are files of a run, visited whenever Python opens, renames or removes one.
 FILES = {"checkpoint": r"/checkpoints/", "log": r"/metrics\.jsonl$", "dump": r"/(rollouts|eval)/[^/]+\.jsonl"}
 FILE_EVENTS = ("open", "os.rename", "os.remove", "shutil.rmtree")
@@ -168,27 +167,11 @@ def _poisoning(real: Callable[..., None]) -> Callable[..., None]:
 
 
 def enter_network(namespace: str) -> None:
-    """Move this process into a network namespace, given by its path."""
-    with open(namespace, "rb") as file:
-        _system("setns", file.fileno(), CLONE_NEWNET)
-
-
-def enter_namespaces(flags: int) -> None:
-    """Make this process root in new namespaces: mounts (CLONE_NEWNS), network, ... It must have one thread only."""
-    user, group = os.getuid(), os.getgid()
-    _system("unshare", CLONE_NEWUSER | flags)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    _system("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)  # mounts made here stay here
-
-
-def _system(name: str, *arguments: Any) -> None:
-    """Call a function of the C library. Raises OSError when it fails."""
+    """Move this process into a network namespace, given by its path. Raises OSError when that fails."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+    with open(namespace, "rb") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 def write_counts(path: Path) -> None:

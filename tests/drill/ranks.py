@@ -1,37 +1,42 @@
-"""Runs of two ranks, of which one is killed, stopped, hangs or loses the network: the other must end and name it."""
+"""Runs of several processes of which one is lost: a rank that is killed, stopped, hangs or loses the network, and the
+head of a Ray cluster. The others must end and name it."""
 
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
-import random
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from drill.harness import (
+    ITERATIONS,
     PATIENCE,
     Child,
     Drill,
     Row,
     difference,
+    expect,
     in_namespaces,
     not_possible,
-    progress,
-    recover,
-    start,
+    reaches,
     train_arguments,
     wait_for,
-    wrong_end,
 )
-from drill.inside import CLONE_NEWNET, CLONE_NEWNS, Fault
+from drill.inside import Fault
 from lfpo.base.errors import LOST
 from processes import environment
 
@@ -68,7 +73,8 @@ def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
     """Kill or stop rank `lost` at a random visit of a place; the other must end in time and name it.
 
     Returns the seconds that this took."""
-    fault = Fault(do, place, drill.rng.randint(1, _visits(drill)[lost][place]))
+    visits = json.loads((unbroken(drill).parent / f"visits-{lost}.json").read_text())
+    fault = Fault(do, place, drill.rng.randint(1, visits[place]))
     folder = drill.folder(f"ranks-{do}")
     children = start_two(folder, {lost: fault})
     if not wait_for(lambda: _lost(children[lost], do)):
@@ -84,12 +90,12 @@ def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
 
 
 def _recover(drill: Drill, folder: Path, **changes: Any) -> Any:
-    return recover(drill, folder, lambda: start_two(folder, {}, resume=True, **changes), unbroken(drill))
+    return drill.recover(folder, lambda: start_two(folder, {}, resume=True, **changes), unbroken(drill))
 
 
 def unclear(child: Child, lost: int, seconds: float = SILENCE + WITHIN) -> str:
     """What is wrong with how a rank ends after rank `lost` was lost; "" if nothing."""
-    wrong = wrong_end(child, LOST, seconds=seconds)
+    wrong = child.wrong_end(LOST, seconds=seconds)
     told = [line for line in child.said().splitlines() if line.startswith(("lost: ", "error: "))]
     right = len(told) == 1 and told[0].startswith(f"lost: rank {lost} ")
     return wrong or ("" if right else f"it said {child.said()[-800:]}")
@@ -99,8 +105,8 @@ def _lost(child: Child, do: str) -> bool:
     """Whether the rank was killed, or is stopped."""
     if do == "kill":
         return child.process.exitcode == -signal.SIGKILL
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
     return False
 
 
@@ -139,22 +145,10 @@ def _elastic(drill: Drill, do: str) -> Row:
 
 
 def unbroken(drill: Drill) -> Path:
-    """An uninterrupted run of two ranks."""
-    return _unbroken(drill.root)
-
-
-def _visits(drill: Drill) -> list[dict[str, int]]:
-    """The number of visits of each place in that run, for each rank."""
-    assert unbroken(drill)
-    return [json.loads((drill.root / f"visits-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@functools.cache
-def _unbroken(root: Path) -> Path:
-    folder = root / "unbroken-ranks"
-    children = start_two(folder, {rank: Fault("count", where=str(root / f"visits-{rank}.json")) for rank in (0, 1)})
-    if wrong := "; ".join(filter(None, [wrong_end(child, 0) for child in children])):
-        raise RuntimeError(f"the uninterrupted run of two ranks failed: {wrong}")
+    """An uninterrupted run of two ranks; `visits-RANK.json` beside it has the number of visits of each place."""
+    folder, files = drill.root / "unbroken-ranks", [drill.root / f"visits-{rank}.json" for rank in (0, 1)]
+    if not files[1].exists():
+        expect(*start_two(folder, {rank: Fault("count", where=str(files[rank])) for rank in (0, 1)}))
     return folder
 
 
@@ -181,7 +175,7 @@ def start_two(
             variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": networks[0].host}
             variables["GLOO_SOCKET_IFNAME"] = networks[rank].interface
         network = networks[rank].path if networks else ""
-        children.append(start(arguments, faults.get(rank), environment=variables, network=network))
+        children.append(Child(arguments, faults.get(rank), variables, network))
     return children
 
 
@@ -199,8 +193,8 @@ def network(drill: Drill) -> list[Row]:
         return []
     if reason := not_possible("-rn", LINK):
         return [Row(fault, f"not tried: {reason}") for fault in FAULTS]
-    job = {"root": str(drill.root), "seed": drill.rng.randrange(2**31), "unbroken": str(unbroken(drill))}
-    return in_namespaces(_cut_inside, job, CLONE_NEWNS | CLONE_NEWNET)
+    unbroken(drill)  # in the machine's own network
+    return in_namespaces(drill, "drill.ranks:cut", "-rmn")
 
 
 @contextlib.contextmanager
@@ -234,16 +228,12 @@ def _linked() -> Iterator[tuple[tuple[Network, Network], Callable[[str], None]]]
         keeper.stdout.close()
 
 
-def _cut_inside(job: dict[str, Any]) -> list[Row]:
-    drill = Drill(Path(job["root"]) / "networks", None, random.Random(job["seed"]))
-    return [_cut(drill, Path(job["unbroken"])), _cut_launched(drill, Path(job["unbroken"]))]
-
-
-def _cut(drill: Drill, expected: Path) -> Row:
+def cut(drill: Drill) -> list[Row]:
+    """`network`, in a process that is root in its own namespaces."""
     row, folder = Row(FAULTS[0]), drill.folder("cut")
     with _linked() as (networks, set_link):
         children = start_two(folder, {}, networks=networks)
-        wait_for(lambda: progress(folder) >= CUT)
+        reaches(folder, CUT)
         set_link("down")
         begun = time.monotonic()
         wrong = "; ".join(filter(None, [unclear(children[rank], 1 - rank) for rank in (0, 1)]))
@@ -251,10 +241,11 @@ def _cut(drill: Drill, expected: Path) -> Row:
         set_link("up")
         row.note = f"both ended within {took:.1f} s, each naming the other; bit-identical end"
         again = functools.partial(start_two, folder, {}, resume=True, networks=networks)
-        return row.add(wrong, None if wrong else recover(drill, folder, again, expected))
+        row.add(wrong, None if wrong else drill.recover(folder, again, unbroken(drill)))
+    return [row, _cut_launched(drill)]
 
 
-def _cut_launched(drill: Drill, expected: Path) -> Row:
+def _cut_launched(drill: Drill) -> Row:
     """The link is restored once both ranks have ended; torchrun restarts them."""
     row = Row(FAULTS[1], "both ended and named the other; restarted by torchrun; bit-identical end")
     root = drill.folder("cut-launched")
@@ -271,7 +262,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Row:
             command = ["nsenter", f"--net={where.path}", *_launcher(where), "-m", "lfpo", *_arguments(folder)]
             variables = environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=where.interface)
             launchers.append(subprocess.Popen(command, env=variables, stdout=out, stderr=out))
-        wait_for(lambda: progress(folder) >= CUT)
+        reaches(folder, CUT)
         set_link("down")
         told = wait_for(lambda: all("lost: rank" in text for text in texts()), seconds=SILENCE + WITHIN)
         set_link("up")
@@ -284,7 +275,7 @@ def _cut_launched(drill: Drill, expected: Path) -> Row:
                 codes.append(launcher.wait())
     if not told or any(codes):
         return row.add(f"exit codes {codes}: {'; '.join(text[-600:] for text in texts())}")
-    return row.add(difference(expected, folder))
+    return row.add(difference(unbroken(drill), folder))
 
 
 def _launcher(where: Network) -> list[str]:
@@ -292,3 +283,69 @@ def _launcher(where: Network) -> list[str]:
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint={HOSTS[0]}:29400", f"--rdzv_conf=is_host={host}"]
     size = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", f"--local_addr={where.host}"]
     return [*LAUNCH, *size, *meet]
+
+
+PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}  # of the head and the runs
+HEAD_PATIENCE = 90.0  # seconds from the kill to the end; the head is asked for for 20 (lfpo.train.ray_cluster)
+
+
+def ray_head(drill: Drill) -> list[Row]:
+    """SIGKILL of the head and all that it runs, at random moments: the run ends and says what to do; once the head was
+    started again, a resume ends with the bits of the local engine in the same units."""
+    row, slowest = Row("Ray's head killed"), 0.0
+    if importlib.util.find_spec("ray") is None:
+        row.note = "not tried: Ray is not installed"
+        return [row]
+    expected, child = drill.run("units", engine="{prompts_per_unit: 1}")
+    expect(child)
+    for _ in range(drill.settings.heads):
+        folder, where = drill.folder("head"), Path(tempfile.mkdtemp(prefix="lfpo-ray-"))
+        arguments = train_arguments(folder, engine=f"{{name: ray, workers: 1, address: '127.0.0.1:{PORT}'}}")
+        try:
+            with _head(where):
+                child = Child(arguments, variables=TOKEN)
+                reaches(folder, drill.rng.randrange(1, ITERATIONS - 1), child)
+                time.sleep(drill.rng.random() * 0.3)
+            killed = time.monotonic()
+            code = child.wait(HEAD_PATIENCE)
+            slowest = max(slowest, time.monotonic() - killed)
+            # The last line names the head and what to do.
+            last = child.said().strip().splitlines()[-1]
+            clear = last.startswith("lost: engine ray: the head of the Ray cluster") and "--resume" in last
+            if code != LOST or not clear:
+                row.add(f"{folder.name}: ended with {code}: {child.said()}")
+                continue
+            resume = [*arguments, "--resume"]
+            with _head(where):
+                row.add("", drill.recover(folder, lambda r=resume: [Child(r, variables=TOKEN)], expected))  # type: ignore[misc]
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+    row.note = f"the run ended within {slowest:.0f} s and said what to do; the head started again; bit-identical end"
+    return [row]
+
+
+@contextlib.contextmanager
+def _head(folder: Path) -> Iterator[None]:
+    """A Ray head with two cores, killed at the end with all processes that it started. folder: for its files."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    command += ["--port", str(PORT), "--num-cpus", "2", "--include-dashboard", "false", "--temp-dir", str(folder)]
+    command += ["--ray-client-server-port", str(PORT + 1), "--object-store-memory", str(200 * 2**20)]
+    log = folder / "start.log"
+    variables = environment(**TOKEN)
+    with open(log, "wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=variables, start_new_session=True)
+    try:
+        until = time.monotonic() + 120.0
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"Ray's head did not start: {log.read_text()}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        for other in psutil.process_iter():  # those that it started have its folder among their arguments
+            with contextlib.suppress(psutil.Error):
+                if str(folder) in " ".join(other.cmdline()):
+                    other.kill()
+        process.wait()

@@ -6,22 +6,11 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
-from drill.harness import (
-    EVERY,
-    ITERATIONS,
-    Child,
-    Drill,
-    Row,
-    difference,
-    progress,
-    recover,
-    saved_step,
-    start,
-    train_arguments,
-    wait_for,
-    wrong_end,
-)
+import psutil  # type: ignore[import-untyped]
+
+from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, progress, reaches, saved_step, wait_for
 from drill.inside import Fault
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
@@ -49,7 +38,7 @@ def killed(drill: Drill) -> list[Row]:
             folder, child = _at_random_moment(drill, "killed-any", -1)
             code = _send(child, signal.SIGKILL)
         missed = "" if code == -signal.SIGKILL else f"{folder.name}: ended with {code} before the kill"
-        row.add(missed, None if missed else recover(drill, folder))
+        row.add(missed, None if missed else drill.recover(folder))
     return [row for row in rows if row.tried]
 
 
@@ -58,7 +47,7 @@ def _at_random_moment(drill: Drill, name: str, first: int) -> tuple[Path, Child]
     for _ in range(TRIES):
         folder, child = drill.run(name)
         wanted = drill.rng.randrange(first, ITERATIONS - 1)
-        wait_for(lambda folder=folder, wanted=wanted: progress(folder) >= wanted, child)  # type: ignore[misc]
+        reaches(folder, wanted, child)
         time.sleep(drill.rng.random() * 0.3)
         if progress(folder) < ITERATIONS and child.process.exitcode is None:
             return folder, child
@@ -87,11 +76,11 @@ def stopped(drill: Drill) -> list[Row]:
         if not ended or took > GRACE or saved < before:
             row.add(f"{folder.name}: exit code {code}, {took:.1f} s, {saved} of {before} saved: {child.said()}")
         else:
-            row.add("", recover(drill, folder))
+            row.add("", drill.recover(folder))
     row.note = f"saved and ended within {slowest:.1f} s; exit code 128 + N; bit-identical end"
     if drill.settings.stops:  # a second signal ends the process at once; the last checkpoint stays
         folder, child = drill.run("twice")
-        wait_for(lambda: progress(folder) >= EVERY, child)
+        reaches(folder, EVERY, child)
         sent = time.monotonic()
         os.kill(child.process.pid, signal.SIGTERM)
         code = _send(child, signal.SIGTERM)
@@ -99,7 +88,7 @@ def stopped(drill: Drill) -> list[Row]:
         twice.note = f"ended within {took:.1f} s; bit-identical end"
         # Two signals sent at once may arrive as one, which is an ordinary stop.
         late = code not in (-signal.SIGTERM, 128 + signal.SIGTERM) or took > GRACE
-        twice.add(f"exit code {code} after {took:.1f} s" if late else "", None if late else recover(drill, folder))
+        twice.add(f"exit code {code} after {took:.1f} s" if late else "", None if late else drill.recover(folder))
     return [row, twice]
 
 
@@ -108,7 +97,7 @@ def repeated(drill: Drill) -> list[Row]:
     rows = [Row("the same seed again", "the same bits"), Row("the clock jumps by a day", "the same bits")]
     for row, fault in zip(rows, (None, Fault("clock")), strict=True):
         folder, child = drill.run("repeated", fault)
-        row.add(wrong_end(child, 0) or difference(drill.unbroken, folder))
+        row.add(child.wrong_end(0) or difference(drill.unbroken, folder))
     workers = Row("1 and 2 sandbox workers", "the same verdicts")
     if no_sandbox():
         workers.note = no_sandbox()
@@ -134,14 +123,14 @@ def soak(drill: Drill) -> list[Row]:
     row, seconds = Row("soak"), 60 * drill.settings.soak_minutes
     if not seconds:
         return []
-    folder = drill.folder("soak")
-    arguments = train_arguments(folder, max_steps=1_000_000, eval_steps=50, save_steps=25, log_completions="true")
+    sizes: dict[str, Any] = {"max_steps": 1_000_000, "eval_steps": 50, "save_steps": 25, "log_completions": "true"}
+    folder, child = drill.run("soak", **sizes)
     slopes: list[float] = []
     files: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         before = progress(folder) if row.tried else 0
-        child = start([*arguments, *(["--resume"] if row.tried else [])])
+        child = drill.resume(folder, **sizes) if row.tried else child
         if not wait_for(lambda: (folder / "metrics.jsonl").exists(), child):
             row.add(f"it ended: {child.said()}")
             break
@@ -173,11 +162,9 @@ def soak(drill: Drill) -> list[Row]:
 
 def _watch(child: Child, seconds: float) -> list[tuple[float, float, int]]:
     """(minutes, resident MB, open files) of a process, once a second."""
-    begun, samples = time.monotonic(), []
-    process = Path(f"/proc/{child.process.pid}")
+    begun, samples, process = time.monotonic(), [], psutil.Process(child.process.pid)
     while (now := time.monotonic() - begun) < seconds and child.process.exitcode is None:
-        pages = int((process / "statm").read_text().split()[1])
-        samples.append((now / 60, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(process / "fd"))))
+        samples.append((now / 60, process.memory_info().rss / 2**20, process.num_fds()))
         time.sleep(min(1.0, seconds / 20))
     return samples
 
@@ -185,9 +172,8 @@ def _watch(child: Child, seconds: float) -> list[tuple[float, float, int]]:
 def _of_session(session: int) -> list[int]:
     """Ids of the processes of a session (each run leads its own session)."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # the process has just ended
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):  # the process has just ended
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from gpu.checks import CHECKS
 from gpu.rows import Machine, Row
@@ -43,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path, *, again: bool) -> int:
     """Run the chosen checks that have no result of this kind of machine, in order, until the time is over."""
-    console, path, started = Console(), folder / "results.json", time.monotonic()
+    path, started = folder / "results.json", time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     results = {name: found for name, found in results.items() if name in CHECKS and found["gpu"] == machine.gpu}
@@ -54,7 +52,7 @@ def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path
         left = 60 * minutes - (time.monotonic() - started)
         if name in results or left < check.seconds:
             continue
-        console.print(f"{name}: {check.question} (up to {check.seconds:.0f} s)")
+        print(f"{name}: {check.question} (up to {check.seconds:.0f} s)", flush=True)
         began = time.monotonic()
         rows = in_own_process(name, folder, seconds=min(left, 2 * check.seconds))
         results[name] = {
@@ -66,11 +64,10 @@ def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path
         }
         replace_file(path, json.dumps(results, indent=1) + "\n")  # after each, since the next may be cut off
         replace_file(folder / "results.md", markdown(results))
-    show(results, console)
-    pending = [name for name in chosen if name not in results]
-    if pending:
-        console.print(f"no time left for: {', '.join(pending)}; the same command goes on with them")
-    console.print(f"written to {path} and results.md")
+    print(markdown(results))
+    if pending := [name for name in chosen if name not in results]:
+        print(f"no time left for: {', '.join(pending)}; the same command goes on with them")
+    print(f"written to {path} and results.md")
     return int(any(failed(found["rows"]) for found in results.values()))
 
 
@@ -102,24 +99,11 @@ def failed(rows: list[Row]) -> bool:
     return any(row["passed"] is False for row in rows)
 
 
-def verdict(row: Row) -> str:
-    return {True: "passed", False: "FAILED", None: ""}[row["passed"]]
-
-
-def show(results: dict[str, Any], console: Console) -> None:
-    table = Table("check", "measured", "value", "bar", "", box=None, pad_edge=False)
-    for name, check in CHECKS.items():
-        for i, row in enumerate(results.get(name, {"rows": []})["rows"]):
-            table.add_row("" if i else name, row["what"], row["value"], row["bar"], verdict(row))
-        if name not in results:
-            table.add_row(name, check.question, "pending", "", "")
-    console.print(table)
-
-
 def markdown(results: dict[str, Any]) -> str:
     """The table for docs/gpu.md."""
+    verdicts = {True: "passed", False: "FAILED", None: ""}
     lines = ["| check | measured | value | bar | |", "|---|---|---|---|---|"]
     for name in CHECKS:
         for row in results.get(name, {"rows": []})["rows"]:
-            lines.append(f"| {name} | {row['what']} | {row['value']} | {row['bar']} | {verdict(row)} |")
+            lines.append(f"| {name} | {row['what']} | {row['value']} | {row['bar']} | {verdicts[row['passed']]} |")
     return "\n".join(lines) + "\n"

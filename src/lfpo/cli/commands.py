@@ -146,7 +146,7 @@ def compare(rest: list[str]) -> None:
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
     check_folder(config)
-    from lfpo.compare.command import run_compare
+    from lfpo.compare.grid import run_compare
 
     run_compare(config)
 

@@ -37,5 +37,4 @@ def run_demo(config: LFPOConfig) -> None:
 
 def print_before_after(run: Run, console: Console) -> None:
     """Print a table of held-out results at the start and the end of a run."""
-    pairs = evaluation_pairs(run.read_metrics())
-    console.print(evaluation_table([{"name": n, "first": a, "last": b} for n, a, b in pairs], console.width < 60))
+    console.print(evaluation_table(evaluation_pairs(run.read_metrics()), console.width < 60))

@@ -71,17 +71,14 @@ class CompareConfig:
                 raise ValueError(f"objective {label!r} has no 'name'")
             if label == BASE or "/" in label:
                 raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
-            self._check_keys(f"objective {label!r}: config", knobs.get("config", {}))
-        self._check_keys("overrides", self.overrides)
+        own = {f"objective {label!r}: config": knobs.get("config", {}) for label, knobs in self.objectives.items()}
+        for where, keys in {**own, "overrides": self.overrides}.items():
+            for key in filter(keys.__contains__, DECIDED):
+                raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
         self.first = self.first or next(iter(self.objectives))
         if self.first not in self.objectives:
             near = nearest(self.first, self.objectives)
             raise ValueError(f"'first' names {self.first!r}, which is not among the objectives{near}")
-
-    @staticmethod
-    def _check_keys(where: str, keys: dict[str, Any]) -> None:
-        for key in filter(keys.__contains__, DECIDED):
-            raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
 
 
 def check_folder(config: CompareConfig) -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.base.errors import UserError
-from lfpo.eval.accuracy import scores
-from lfpo.eval.evaluate import Answer, costs, generate, grade
+from lfpo.eval.estimates import scores
+from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
 from lfpo.eval.terminal import open_console, progress, show
@@ -52,8 +52,7 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
     use_threads(config.threads)
     hashed = config.output is not None and rank == 0  # without output nothing is compared, so no file is read for it
     weights = distributed.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
-    block_length = trained_block_length(config.model)
-    jobs = [prepare(name, config, weights, block_length) for name in config.task_names]
+    jobs = [prepare(name, config, weights, trained_block_length(config.model)) for name in config.task_names]
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
     stored = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
@@ -77,7 +76,7 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
     return results
 
 
-def prepare(name: str, config: EvalConfig, weights: str | None, block_length: int | None = None) -> Job:
+def prepare(name: str, config: EvalConfig, weights: str | None, block_length: int | None) -> Job:
     """The job of one task. weights: SHA-256 of the model. block_length: the model's."""
     task = get_task(name)
     rows = task.test_rows(config.n)
@@ -85,9 +84,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         sampler = config.sampler.for_length(task.gen_length, block_length)
     except ValueError as error:
         raise UserError(f"lfpo eval: task {task.name!r}: sampler: {error}") from error
-    asked = rows
-    if config.prompt_format == "text":
-        asked = [{**row, "prompt": as_text(row["prompt"])} for row in rows]
+    asked = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
     settings = {
         "task": task.name,
         "model_sha256": weights,
@@ -139,12 +136,17 @@ def sample_and_grade(
     seconds = journal.seconds()
     records = sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of)
     answers = [Answer(**record) for record in records]
-    verdicts = grade(job.task, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
+    tokens = sum(a.length for a in answers)
+    verdicts = grade(job.task.correct_all, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
     result = {
         "task": job.task.name,
         "model": config.model,
         **scores([a.problem for a in answers], verdicts),
-        **costs(answers, seconds),
+        "mean_steps": sum(a.steps for a in answers) / len(answers),
+        "mean_nfe": sum(a.nfe for a in answers) / len(answers),
+        "mean_length": tokens / len(answers),
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "seconds_per_problem": seconds / len(answers),
         "protocol": config.protocol,
         **job.settings,
         "rollout_tokens": config.rollout_tokens,
@@ -152,15 +154,12 @@ def sample_and_grade(
         "environment": describe_environment(),
         "python": versions()["python"],
     }
+    for record, verdict in zip(records, verdicts, strict=True):
+        record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
+    files = {"completions": records}
+    if hasattr(job.task, "sample_record"):
+        files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
     if (path := job.path) is not None:
-        files = {
-            "completions": [
-                {**record, "prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
-                for record, verdict in zip(records, verdicts, strict=True)
-            ]
-        }
-        if hasattr(job.task, "sample_record"):
-            files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
         distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
         for file in partial_files(path):
             file.unlink(missing_ok=True)

@@ -1,10 +1,14 @@
-"""Means over problems or training seeds, with 95 % intervals."""
+"""Accuracy and pass@k of one model's completions, and means over problems or training seeds, with 95 % intervals."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # numpy and scipy are imported where they are used, so that a mistake in a command is told at once.
 RESAMPLES = 2000
+Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,56 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     mean = float(x.mean())
     half = float(t.ppf(0.975, n - 1) * x.std(ddof=1) / n**0.5) if n > 1 else float("nan")
     return Estimate(mean, mean - half, mean + half)
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """Wilson score interval of a proportion, 95 %; sensible at 0 and 1 and for small n."""
+    p, z = successes / n, Z
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean_interval(hits: Sequence[int], tries: Sequence[int]) -> tuple[float, float]:
+    """95 % interval of accuracy when hits[i] of the tries[i] completions of problem i are right.
+
+    Problems are independent, the completions of one problem are not. With one completion a problem this is Wilson's
+    interval, with more the normal interval of the mean over problems.
+    """
+    n = len(hits)
+    if all(t == 1 for t in tries):
+        return wilson_interval(sum(hits), n)
+    shares = [h / t for h, t in zip(hits, tries, strict=True)]
+    if len(set(shares)) == 1:  # no variance to estimate from: as if with one completion a problem
+        return wilson_interval(round(sum(shares)), n)
+    mean, half = sum(shares) / n, Z * statistics.stdev(shares) / math.sqrt(n)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate that one of k samples is right, from c right ones among n (arXiv 2107.03374, section 2.1)."""
+    return 1.0 if n - c < k else 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> dict[str, Any]:
+    """n, n_samples, accuracy, interval, pass_at_k and not_judged from the verdict of each completion.
+
+    problems: the problem of each completion. A verdict of None (the completion cannot be judged on this machine) counts
+    neither as right nor as wrong; if all are None, accuracy and interval are None. Accuracy is the mean over problems
+    of the share of right completions; pass_at_k is over the problems with at least k judged completions.
+    """
+    judged: dict[int, list[bool]] = {p: [] for p in problems}
+    for problem, verdict in zip(problems, verdicts, strict=True):
+        if verdict is not None:
+            judged[problem].append(verdict)
+    tried = [(sum(v), len(v)) for v in judged.values() if v]
+    n_samples = len(problems) // max(1, len(judged))
+    estimates = {k: [pass_at_k(t, h, k) for h, t in tried if t >= k] for k in (2, 4, 8, 16, 32, 64, 128)}
+    return {
+        "n": len(judged),
+        "n_samples": n_samples,
+        "accuracy": sum(h / t for h, t in tried) / len(tried) if tried else None,
+        "interval": mean_interval(*zip(*tried, strict=True)) if tried else None,
+        "pass_at_k": {k: sum(found) / len(found) for k, found in estimates.items() if found and k <= n_samples},
+        "not_judged": sum(v is None for v in verdicts),
+    }

@@ -6,7 +6,7 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.rng import key
-from lfpo.eval.accuracy import scores
+from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import Row
@@ -15,6 +15,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
 
 Verdict = bool | None
+CorrectAll = Callable[[Sequence[Row], Sequence[str]], Sequence[Verdict]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """accuracy: mean over problems, with its 95 % interval (see lfpo.eval.accuracy.scores). mean_steps, mean_nfe: of a
+    """accuracy: mean over problems, with its 95 % interval (see lfpo.eval.estimates.scores). mean_steps, mean_nfe: of a
     completion. completions, correct: text and verdict for each problem; row b of trajectory is completion b."""
 
     accuracy: float | None
@@ -50,7 +51,7 @@ def evaluate(
     model: MaskedDiffusionLM,
     tokenizer: Any,
     rows: Sequence[Row],
-    correct_all: Callable[[Sequence[Row], Sequence[str]], Sequence[Verdict]],
+    correct_all: CorrectAll,
     sampler: SamplerConfig,
     *,
     seed: int = 0,
@@ -58,26 +59,24 @@ def evaluate(
 ) -> EvalResult:
     """Sample a completion of each row and verify it. sampler.gen_length must be set.
 
-    engine: samples from `model`.
+    engine: samples from `model`. finished: called with this rank's answers as they are complete, a few at a time.
     correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
     Each rank samples and verifies its share of the rows; all ranks return the whole result. The noise of row i is keyed
     by (seed, i).
-    finished: called with this rank's answers as soon as they are complete, a few at a time.
     """
     distributed.start()
     mine = distributed.share(len(rows))
     own: list[Trajectory] = []
     if mine:
-        pairs = [(i, 0) for i in mine]
-        sampled = generate(engine, model, tokenizer, rows, pairs, sampler, seed=seed, finished=finished)
-        own.append(sampled.to("cpu"))
+        wanted = [(i, 0) for i in mine]
+        own = [generate(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished).to("cpu")]
     else:
         engine.idle()
     texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
-    parts = distributed.gather((own, texts, list(correct_all([rows[i] for i in mine], texts))))
-    completions = [text for part in parts for text in part[1]]
-    verdicts = [verdict for part in parts for verdict in part[2]]
-    trajectory = join([t for part in parts for t in part[0]], model.pad_id)
+    parts = distributed.gather((own, texts))
+    completions = [text for _, texts in parts for text in texts]
+    verdicts = grade(correct_all, rows, completions)
+    trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
     found = scores(range(len(rows)), verdicts)
     return EvalResult(
         **{name: found[name] for name in ("accuracy", "interval", "not_judged")},
@@ -125,22 +124,9 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
     return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
 
 
-def grade(task: Any, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
+def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
     """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
     share."""
     mine = distributed.share(len(rows))
-    own_rows, own = [rows[i] for i in mine], [completions[i] for i in mine]
-    verdicts = list(task.correct_all(own_rows, own)) if own else []
+    verdicts = list(correct_all([rows[i] for i in mine], [completions[i] for i in mine])) if mine else []
     return [verdict for part in distributed.gather(verdicts) for verdict in part]
-
-
-def costs(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """Mean steps, forwards and length, and the speed, of completions that took `seconds` of wall time in total."""
-    n, tokens = len(answers), sum(a.length for a in answers)
-    return {
-        "mean_steps": sum(a.steps for a in answers) / n,
-        "mean_nfe": sum(a.nfe for a in answers) / n,
-        "mean_length": tokens / n,
-        "tokens_per_second": tokens / max(seconds, 1e-9),
-        "seconds_per_problem": seconds / n,
-    }

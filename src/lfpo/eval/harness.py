@@ -168,8 +168,7 @@ class LfpoLM(LM):
             index = [i for i, item in enumerate(asked) if item[1] == sampler]
             rows = [{"prompt": asked[i][0]} for i in index]
             prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
-            numbers = [asked[i][3] for i in index]
-            trajectory = self.engine.sample(Request(prompts, numbers, sampler))
+            trajectory = self.engine.sample(Request(prompts, [asked[i][3] for i in index], sampler))
             found = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
             for i, text in zip(index, found, strict=True):
                 for stop in asked[i][2]:
@@ -178,9 +177,8 @@ class LfpoLM(LM):
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        return likelihood_bounds(
-            self.model, pairs, mc_num=self.mc_num, cfg_scale=self.cfg_scale, tokens=self.rollout_tokens
-        )
+        how: dict[str, Any] = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
+        return likelihood_bounds(self.model, pairs, **how)
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
@@ -192,8 +190,7 @@ class LfpoLM(LM):
         for length in sorted({len(pair.answer) for pair in pairs}):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
             sampler = SamplerConfig(gen_length=length, cfg_scale=self.cfg_scale)
-            prompts, seeds = [pairs[i].prompt for i in index], [0] * len(index)
-            trajectory = self.engine.sample(Request(prompts, seeds, sampler))
+            trajectory = self.engine.sample(Request([pairs[i].prompt for i in index], [0] * len(index), sampler))
             for i, found in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = found[:length] == pairs[i].answer
         return equal

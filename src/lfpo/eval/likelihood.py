@@ -94,12 +94,9 @@ def block_maskings(pair: Pair, mc_num: int, block_length: int | None) -> tuple[t
     ends = [*range(block - len(pair.prompt) % block, length, block), length]
     found = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
     copies = max(len(weights) for _, weights in found)
-    masked = [F.pad(each, (0, 0, 0, copies - len(each))) for each, _ in found]
-    weights = [
-        F.pad(each, (0, copies - len(each)))[:, None].expand(part.shape)
-        for part, (_, each) in zip(masked, found, strict=True)
-    ]
-    return torch.cat(masked, dim=1), torch.cat(weights, dim=1)
+    padded = [F.pad(masked, (0, 0, 0, copies - len(masked))) for masked, _ in found]
+    weights = [F.pad(each, (0, copies - len(each)))[:, None].expand(-1, masked.shape[1]) for masked, each in found]
+    return torch.cat(padded, dim=1), torch.cat(weights, dim=1)
 
 
 @torch.no_grad()
@@ -114,16 +111,17 @@ def likelihood_bounds(
     """
     was_training = model.training
     model.eval()
-    plans = [block_maskings(pair, mc_num, model.block_length) for pair in pairs]
-    copies = [(i, m) for i, (masked, _) in enumerate(plans) for m in range(len(masked))]
+    copies = [
+        (i, masked, weights)
+        for i, pair in enumerate(pairs)
+        for masked, weights in zip(*block_maskings(pair, mc_num, model.block_length), strict=True)
+    ]
     total = torch.zeros(len(pairs), dtype=torch.float64)
     lengths = model.training_structure.tokens(torch.tensor([_width(model, pair) for pair in pairs])).tolist()
-    for pack in pack_by_tokens([lengths[i] for i, _ in copies], tokens):
-        chosen = [copies[k] for k in pack]
-        masked = [plans[i][0][m] for i, m in chosen]
-        weights = [plans[i][1][m] for i, m in chosen]
-        summed = _weighted_logp(model, [pairs[i] for i, _ in chosen], masked, weights, cfg_scale)
-        total.index_add_(0, torch.tensor([i for i, _ in chosen]), summed)
+    for pack in pack_by_tokens([lengths[i] for i, *_ in copies], tokens):
+        index, masked, weights = zip(*(copies[k] for k in pack), strict=True)
+        summed = _weighted_logp(model, [pairs[i] for i in index], masked, weights, cfg_scale)
+        total.index_add_(0, torch.tensor(index), summed)
     model.train(was_training)
     return total.tolist()
 
@@ -146,14 +144,13 @@ def _weighted_logp(
 
     masked: bool, weights: float64, both of each row's answer tokens.
     """
-    widths = [_width(model, r) for r in rows]
-    clean = torch.full((len(rows), max(widths)), model.mask_id)
+    clean = torch.full((len(rows), max(_width(model, row) for row in rows)), model.mask_id)
     attention = torch.zeros_like(clean)
     prompt, target = torch.zeros_like(clean, dtype=torch.bool), torch.zeros_like(clean, dtype=torch.bool)
     for b, row in enumerate(rows):
         start, end = len(row.prompt), len(row.prompt) + len(row.answer)
         clean[b, :end] = torch.tensor(row.prompt + row.answer)
-        attention[b, : widths[b]] = 1
+        attention[b, : _width(model, row)] = 1
         prompt[b, :start] = True
         target[b, start:end] = masked[b]
     clean, attention, prompt, target = (x.to(model.device) for x in (clean, attention, prompt, target))

@@ -34,15 +34,12 @@ class Journal:
 
     def load(self) -> list[Record]:
         """The records of a stopped evaluation that any rank finds, each once. Collective."""
-        found, spent = [], 0.0
-        for file in partial_files(self.result):
-            records = read_partial(file)[1]
-            spent = max(spent, sum(r.pop("seconds") for r in records))
-            found += records
+        found = [read_partial(file)[1] for file in partial_files(self.result)]
+        spent = max((sum(r.pop("seconds") for r in records) for records in found), default=0.0)
         parts = distributed.gather((found, spent))
         self._last = time.perf_counter()
         self._started = self._last - max(seconds for _, seconds in parts)
-        unique = {pair_of(r): r for records, _ in parts for r in records}
+        unique = {pair_of(r): r for files, _ in parts for records in files for r in records}
         return [unique[k] for k in sorted(unique)]
 
     def add(self, records: Sequence[Record]) -> None:
@@ -53,17 +50,13 @@ class Journal:
             return
         lines = [{**r, "seconds": spent if i == 0 else 0.0} for i, r in enumerate(records)]
         with writing(self.file, "; it keeps earlier answers: free disk space, then run the same command again"):
-            self._open(self.file)
+            if not self.file.exists():
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(self.file, json.dumps({"settings": self.settings}) + "\n")
+            elif not (content := self.file.read_bytes()).endswith(b"\n"):  # cut off an unfinished last line
+                self.file.write_bytes(content[: content.rfind(b"\n") + 1])
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(json_lines(lines))
-
-    def _open(self, file: Path) -> None:
-        """Create the file, or cut off an unfinished last line."""
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(file, json.dumps({"settings": self.settings}) + "\n")
-        elif not (content := file.read_bytes()).endswith(b"\n"):
-            file.write_bytes(content[: content.rfind(b"\n") + 1])
 
     def seconds(self) -> float:
         """Wall time of the slowest rank, earlier runs included, pauses between runs excluded. Collective."""
@@ -138,11 +131,8 @@ def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> 
 
 def file_sha256(folder: Path) -> str:
     """SHA-256 of the files of a checkpoint folder that decide its output: weights, configuration, tokenizer."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix == ".safetensors" or file.name in DECIDING:
-            digest.update(f"{file.name}\n{_content_sha256(file)}\n".encode())
-    return digest.hexdigest()
+    files = [f for f in sorted(folder.iterdir()) if f.suffix == ".safetensors" or f.name in DECIDING]
+    return hashlib.sha256("".join(f"{f.name}\n{_content_sha256(f)}\n" for f in files).encode()).hexdigest()
 
 
 def _content_sha256(file: Path) -> str:

@@ -25,11 +25,8 @@ def open_console(quiet: bool) -> Console:
 
 @contextmanager
 def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere. Yields what to call with the number of items
-    that are done since the last call.
-
-    total: number of items; unit: their name.
-    """
+    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere. Yields a function to call with the number
+    of items that are done since the last call. unit: the items' name."""
     done, started = 0, time.perf_counter()
     printed = started
     bar = rich.progress.Progress(
@@ -65,16 +62,15 @@ def show(results: Sequence[Result], console: Console) -> None:
     lines = [cells(r) for r in results]
     for name, mean in group_means(results).items():
         lines.append({"task": f"{name} (mean)", "accuracy (95 %)": f"{100 * mean:.1f}%"})
-    columns = list(dict.fromkeys(c for line in lines for c in line))
     if console.width < NARROW:
         for line in lines:
             console.print(Text("  ".join(f"{k} {v}" if k != "task" else v for k, v in line.items())))
         return
     table = Table(title=Text(results[0]["model"]), title_justify="left")
-    for column in columns:
+    for column in dict.fromkeys(c for line in lines for c in line):
         table.add_column(column, justify="left" if column == "task" else "right", overflow="fold")
     for line in lines:
-        table.add_row(*(Text(line.get(column, "")) for column in columns))
+        table.add_row(*(Text(line.get(str(column.header), "")) for column in table.columns))
     console.print(table)
 
 

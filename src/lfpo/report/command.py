@@ -19,9 +19,8 @@ FLAGS = ("--text", "--figures", "--help", "-h")
 def run_report(rest: list[str]) -> None:
     """Run `lfpo report` with these arguments."""
     flags = {a for a in rest if a.startswith("-")}
-    for flag in flags:
-        if flag not in FLAGS:
-            raise UserError(f"lfpo report: unknown option {flag!r}{nearest(flag, FLAGS)}")
+    for flag in flags.difference(FLAGS):
+        raise UserError(f"lfpo report: unknown option {flag!r}{nearest(flag, FLAGS)}")
     if flags & {"--help", "-h"}:
         print(USAGE)
         return

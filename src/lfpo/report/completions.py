@@ -1,20 +1,29 @@
-"""Which completions a page carries: those of the first and last evaluation, and a sample of the rollouts' groups."""
+"""Which completions a page carries, as the player and the table show them, and counts over many of them."""
 
 import json
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lfpo.base.batching import evenly_spaced
 from lfpo.base.errors import UserError
-from lfpo.report.counts import reveal_maps, reward_histograms
-from lfpo.report.replay import playable, table_row
+from lfpo.rewards.answers import prompt_text
 
+Record = dict[str, Any]  # a line of `rollouts/` or `eval/`
 T = TypeVar("T")
 
 FILES = 24  # iterations whose rollouts are read for a page
 ROWS = 240  # rollouts on it, in whole groups
 PLAYED = 16  # prompts of rollouts in the player, where a run has no evaluation
 BUDGET = 3_000_000  # most characters of JSON for the table's rollouts, and as many for the evaluations' completions
+BINS = 20  # of a histogram
+CELLS = (64, 32)  # most positions and most steps of a reveal map
+MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygments takes 9 s for a million
+# Pygments token types and the classes of page.css that colour them.
+INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
 def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple[dict[str, Any], str]:
@@ -26,19 +35,18 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
     files = numbered(folder, "eval", last)
     if not files:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    by_sampler: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    found: dict[str, dict[int, list[Record]]] = {}
+    by_sampler: dict[str, dict[int, list[Record]]] = {}
     for step, path in dict.fromkeys([files[0], files[-1]]):
         for record in read_records(path):
             if "completion" in record:  # of other problems it holds verdicts only
-                sampler = record["sampler"]
-                entries = found.setdefault(sampler, {}).setdefault(record["problem"], [])
+                entries = found.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
-                by_sampler.setdefault(sampler, {}).setdefault(step, []).append(record)
+                by_sampler.setdefault(record["sampler"], {}).setdefault(step, []).append(record)
     pairs = {s: [entries for _, entries in sorted(p.items())] for s, p in found.items()}
-    total = sum(len(p) for p in pairs.values())
-    kept = {s: _within(p, BUDGET // max(1, len(pairs))) for s, p in pairs.items()}
-    left_out = total - sum(len(p) for p in kept.values())
+    kept = {s: _within(p, BUDGET // len(pairs)) for s, p in pairs.items()}
+    total = sum(map(len, pairs.values()))
+    left_out = total - sum(map(len, kept.values()))
     note = f"{left_out} of {total} kept problems are left out to keep this page small" if left_out else ""
     maps = [{"sampler": s, "panels": reveal_maps(list(m.items()))} for s, m in by_sampler.items()]
     return {"problems": kept, "maps": maps}, note
@@ -106,15 +114,11 @@ def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:
     """(N, path) of each `name/step-N.jsonl` with N <= last, ascending."""
-    found = []
-    for path in folder.glob(f"{name}/step-*.jsonl"):
-        number = path.stem.removeprefix("step-")
-        if number.isdecimal() and int(number) <= last:
-            found.append((int(number), path))
-    return sorted(found)
+    found = [(path.stem.removeprefix("step-"), path) for path in folder.glob(f"{name}/step-*.jsonl")]
+    return sorted((int(number), path) for number, path in found if number.isdecimal() and int(number) <= last)
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[Record]:
     """The objects of a JSONL file; of an episode's turns only the last, whose prompt is the conversation before it.
     Raises UserError with the number of the first line that is not JSON."""
     records = []
@@ -132,3 +136,150 @@ def _within(items: list[T], budget: int) -> list[T]:
     """As many items, evenly spread, as fit into `budget` characters of JSON."""
     size = len(json.dumps(items))
     return items if size <= budget else evenly_spaced(items, max(1, int(len(items) * budget / size * 0.9)))
+
+
+def playable(record: Record, config: dict[str, Any]) -> dict[str, Any]:
+    """A completion in the player: its tokens, reveal steps, Sudoku grid or syntax colours.
+
+    edits: for each edited position the tokens that it held, each as [step, text, confidence].
+    Runs that did not keep token texts give the whole `completion` in place of `tokens`, `reveal` and `confidence`.
+    """
+    shown = {"prompt": prompt_text(record["prompt"]), "steps": record["scheduled_steps"], "nfe": record["nfe"]}
+    if record.get("correct") is not None:
+        shown["correct"] = record["correct"]
+    if "tokens" not in record:
+        return {**shown, "completion": record["completion"]}
+    length = len(record["tokens"])
+    shown |= {
+        "tokens": record["tokens"],
+        "reveal": record["reveal_step"][:length],
+        "confidence": [round(c, 3) for c in record["confidence"][:length]],
+    }
+    held = {int(i): tokens for i, tokens in record.get("edits", {}).items() if int(i) < length}
+    text = "".join(record["tokens"])
+    if "sudoku" in str(config.get("task")) and (grid := sudoku_grid(shown["prompt"], text)):
+        shown["grid"] = grid
+        for i, tokens in held.items():  # a grid shows a digit from the step on that wrote it for the last time
+            shown["reveal"][i], _, _, shown["confidence"][i] = tokens[-1]
+        return shown
+    if held:
+        shown["edits"] = {i: [[step, piece, sure] for step, _, piece, sure in tokens] for i, tokens in held.items()}
+    if ink := highlight(text):
+        shown["ink"] = ink
+    return shown
+
+
+def table_row(record: Record, config: dict[str, Any]) -> dict[str, Any]:
+    """A rollout in the table of completions."""
+    more = {name: record[name] for name in ("completion", "rewards", "reward")}
+    return {**playable(record, config), **more, "r": round(record["r"], 4)}
+
+
+def sudoku_grid(prompt: str, completion: str) -> dict[str, Any] | None:
+    """The puzzle in a prompt, blanks as ".", and where the completion writes its grid; None without a complete grid.
+
+    at: index of the grid's first character in the completion.
+    """
+    for cells in (16, 81):
+        puzzles = re.findall(rf"(?<!\w)[0-9A-P_.]{{{cells}}}(?!\w)", prompt)
+        grids = list(re.finditer(rf"(?<!\d)[1-9]{{{cells}}}(?!\d)", completion))
+        if puzzles and grids:
+            return {"puzzle": re.sub(r"[^1-9]", ".", puzzles[-1]), "at": grids[-1].start()}
+    return None
+
+
+def highlight(completion: str) -> list[list[Any]] | None:
+    """Runs [class of page.css, number of characters] that cover a completion with Python code; None without code.
+
+    None also for a completion longer than MAX_COLOURED. Code is a fenced block, or a completion that starts with def,
+    class, import or from.
+    """
+    if len(completion) > MAX_COLOURED:
+        return None
+    fence = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", completion, re.DOTALL)
+    if fence is None and not re.match(r"\s*(?:def|class|import|from) \w", completion):
+        return None
+    from pygments.lexers.python import PythonLexer
+
+    start, code = (fence.start(1), fence.group(1)) if fence else (0, completion)
+    runs: list[list[Any]] = [["", start]] if start else []
+    # get_tokens would strip and normalise the code, and characters would move.
+    for _, kind, value in PythonLexer().get_tokens_unprocessed(code):
+        name = str(kind).removeprefix("Token.")
+        ink = next((short for prefix, short in INK.items() if f"{prefix}." in f"{name.replace('Literal.', '')}."), "")
+        if runs and runs[-1][0] == ink:
+            runs[-1][1] += len(value)
+        else:
+            runs.append([ink, len(value)])
+    return runs
+
+
+def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[dict[str, Any]]:
+    """Reveal maps of the records of several iterations, (iteration, its records), all with the same positions and
+    steps."""
+    every = [r for _, records in parts for r in records]
+    length = max((len(r["reveal_step"]) for r in every), default=0)
+    steps = max((s for r in every for s in r["reveal_step"]), default=-1) + 1
+    return [{"step": step, **reveal_map(records, length, steps)} for step, records in parts] if length and steps else []
+
+
+def reveal_map(records: list[Record], length: int, steps: int) -> dict[str, Any]:
+    """How often each of `length` positions was revealed at each of `steps` steps, positions and steps binned.
+
+    cells: [x, y, share] with x the bin of the position and y that of the step. The share is over the records whose
+    completion reaches the position, so each column x sums to 1. reveals: number of steps that revealed anything, mean
+    over records.
+    """
+    width, height = min(length, CELLS[0]), min(steps, CELLS[1])
+    counts, column = Counter[tuple[int, int]](), Counter[int]()
+    for record in records:
+        end = len(record["tokens"]) if "tokens" in record else length
+        for position, step in enumerate(record["reveal_step"][:end]):
+            if step >= 0:
+                x, y = position * width // length, step * height // steps
+                counts[x, y] += 1
+                column[x] += 1
+    used = [len({s for s in r["reveal_step"] if s >= 0}) for r in records]
+    return {
+        "n": len(records),
+        "positions": length,
+        "steps": steps,
+        "width": width,
+        "height": height,
+        "cells": [[x, y, round(n / column[x], 3)] for (x, y), n in sorted(counts.items())],
+        "reveals": round(sum(used) / len(used), 2),
+    }
+
+
+def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str, Any]:
+    """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group.
+
+    agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
+    """
+    size, rewards = config["num_generations"], [r["reward"] for r in records]
+    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
+    ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
+    found: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    if records and set(rewards) <= {0.0, 1.0}:
+        right = [sum(group) for group in groups]
+        shares = {"all right": right.count(size), "all wrong": right.count(0.0)}
+        shares["mixed"] = len(right) - sum(shares.values())
+        found["agreement"] = {name: n / len(right) for name, n in shares.items()}
+    return found
+
+
+def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:
+    """low, high and counts of BINS equal bins, or of one bin where all values are equal. Ignores NaN and infinities.
+
+    ends: the range to cover. If a value lies outside it, the range is that of the values.
+    """
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return {"low": 0.0, "high": 0.0, "counts": []}
+    low, high = min(finite), max(finite)
+    if ends and ends[0] <= low and high <= ends[1]:
+        low, high = ends
+    bins = BINS if high > low else 1
+    counts = Counter(min(bins - 1, int((v - low) / ((high - low) or 1) * bins)) for v in finite)
+    return {"low": round(low, 4), "high": round(high, 4), "counts": [counts[i] for i in range(bins)]}

@@ -1,7 +1,6 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,22 @@ from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run, data_of
 
+Metrics = dict[str, Any]  # a line of metrics.jsonl, or one evaluation in it
+
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
 def page_data(run: Run) -> dict[str, Any]:
-    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json."""
-    return comparison_data(run.dir) if (run.dir / "results.json").exists() else run_data(run)
-
-
-def comparison_data(folder: Path) -> dict[str, Any]:
-    """The data of a comparison's page. Raises UserError when results.json lacks what lfpo compare writes."""
-    results = read_json(folder / "results.json")
+    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json. Raises UserError
+    where files lack what these commands write."""
+    path = run.dir / "results.json"
+    if not path.exists():
+        return run_data(run)
+    results = read_json(path)
     if missing := [key for key in COMPARED if key not in results]:
-        what = f"{folder / 'results.json'}: lacks {', '.join(missing)}"
-        raise UserError(f"{what}; run `lfpo compare` again, which trains nothing twice")
-    return {"kind": "comparison", "name": folder.resolve().name, **{key: results[key] for key in COMPARED}}
+        raise UserError(f"{path}: lacks {', '.join(missing)}; run `lfpo compare` again, which trains nothing twice")
+    return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def run_data(run: Run) -> dict[str, Any]:
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
-    values = columns(metrics)
+    values, spent = columns(metrics), times(metrics)
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -70,14 +69,10 @@ def run_data(run: Run) -> dict[str, Any]:
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [
-            {"name": n, "first": a, "last": b, "change": paired_change(run.dir, n, a, b)}
-            for n, a, b in evaluation_pairs(metrics)
-        ],
-        "times": (spent := times(metrics)),
+        "evaluations": [{**pair, "change": paired_change(run.dir, **pair)} for pair in evaluation_pairs(metrics)],
+        "times": spent,
         "percents": percents(spent),
-        "samplers": {"rollouts": _settings(config["sampler"])}
-        | {name: _settings(s) for name, s in config["eval_samplers"].items()},
+        "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
         "config": yaml_text(config),
         "samples": samples,
         "held_out": held_out,
@@ -86,8 +81,8 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str, float], dict[str, float]]]:
-    """(sampler name, first evaluation, last evaluation) for each eval sampler of a run."""
+def evaluation_pairs(metrics: list[Metrics]) -> list[dict[str, Any]]:
+    """name, first and last evaluation of each eval sampler of a run."""
     pairs = []
     for name in sorted({k.split("/")[1] for m in metrics for k in m if k.startswith("eval/")}):
         prefix = f"eval/{name}/"
@@ -96,25 +91,21 @@ def evaluation_pairs(metrics: list[dict[str, Any]]) -> list[tuple[str, dict[str,
             for m in metrics
             if f"{prefix}nfe" in m
         ]
-        pairs.append((name, rows[0], rows[-1]))
+        pairs.append({"name": name, "first": rows[0], "last": rows[-1]})
     return pairs
 
 
-def paired_change(
-    folder: Path, sampler: str, first: dict[str, float], last: dict[str, float]
-) -> dict[str, float] | None:
+def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
     """Accuracy of the last evaluation minus that of the first, with its 95 % bootstrap interval over problems, and how
-    many problems it gained and lost. None unless both evaluations kept the verdicts of all problems."""
-    before, after = (verdicts(folder, int(e["step"])).get(sampler, []) for e in (first, last))
+    many problems it gained and lost. None unless both evaluations kept verdicts, and of as many problems."""
+    before, after = (verdicts(folder, int(e["step"])).get(name, []) for e in (first, last))
     if first["step"] == last["step"] or not before or len(before) != len(after):
         return None
-    if any(abs(sum(v) / len(v) - e.get("accuracy", -1)) > 1e-6 for v, e in ((before, first), (after, last))):
-        return None  # an older run, which kept the verdicts of the first problems only
     gains = [b - a for a, b in zip(before, after, strict=True)]
     return {**asdict(over_problems(gains)), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
 
 
-def times(metrics: list[dict[str, Any]]) -> dict[str, float]:
+def times(metrics: list[Metrics]) -> dict[str, float]:
     """Seconds of each part of the run. `rest` is what training took besides (saving, loading, the display)."""
     found = {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES}
     training = found["rollout"] + found["reward"] + found["update"]
@@ -132,7 +123,7 @@ def percents(seconds: dict[str, float]) -> dict[str, int]:
     return found | {name: found[name] + 1 for name in by_remainder[: 100 - sum(found.values())]}
 
 
-def columns(metrics: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     """The values of metrics.jsonl by key, with five significant digits; None where a line has no finite number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
@@ -144,8 +135,8 @@ def _short(value: float | None) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.5g}")
 
 
-def _latest(metrics: Iterable[dict[str, Any]], key: str) -> float:
-    return next((m[key] for m in reversed(list(metrics)) if m.get(key) is not None), 0.0)
+def _latest(metrics: list[Metrics], key: str) -> float:
+    return next((m[key] for m in reversed(metrics) if m.get(key) is not None), 0.0)
 
 
 def _settings(sampler: dict[str, Any]) -> dict[str, Any]:

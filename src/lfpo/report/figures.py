@@ -20,7 +20,7 @@ def write_figures(run: Run) -> list[Path]:
     matplotlib.use("Agg")
     style: Any = {"svg.hashsalt": "lfpo", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9, "axes.grid": True}
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
-    style |= {"legend.fontsize": 8, "figure.autolayout": True}
+    style |= {"legend.fontsize": 8, "figure.autolayout": True, "figure.figsize": (5, 3.2)}
     data, written = page_data(run), []
     with plt.rc_context(style):
         for name, figure in [("comparison", _comparison(data))] if data["kind"] == "comparison" else _run_figures(data):
@@ -56,7 +56,7 @@ def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:
 
 def _chart(chart: Chart, data: dict[str, Any]) -> Any:
     """A chart of the page, over iterations; shares in percent."""
-    figure, axis = plt.subplots(figsize=(5, 3.2))
+    figure, axis = plt.subplots()
     scale = 100 if chart.unit == SHARE else 1
     lines = shown(chart, data["metrics"])
     for line in lines:
@@ -76,7 +76,7 @@ def _chart(chart: Chart, data: dict[str, Any]) -> Any:
 
 def _convergence(data: dict[str, Any]) -> Any:
     """Training reward and held-out accuracy with its interval, over iterations."""
-    figure, axis = plt.subplots(figsize=(5, 3.2))
+    figure, axis = plt.subplots()
     steps, reward = _series(data, "reward")
     axis.plot(steps, reward, color="#888888", lw=1, label="training reward")
     for i, evaluation in enumerate(data["evaluations"]):
@@ -94,7 +94,7 @@ def _convergence(data: dict[str, Any]) -> Any:
 
 def _steps_accuracy(data: dict[str, Any]) -> Any:
     """Accuracy against NFE of each sampler, one point an evaluation; a ring marks the first."""
-    figure, axis = plt.subplots(figsize=(5, 3.2))
+    figure, axis = plt.subplots()
     for i, evaluation in enumerate(e for e in data["evaluations"] if "accuracy" in e["last"]):
         name, colour = evaluation["name"], COLOURS[i % len(COLOURS)]
         _, accuracy, nfe, low, high = _series(data, *(f"eval/{name}/{k}" for k in ("accuracy", "nfe", "low", "high")))

@@ -17,10 +17,7 @@ SCRIPTS = ("dom", "charts", "pane", "picture", "gif", "player", "heatmap", "grou
 
 
 def write_report(run: Run) -> Path:
-    """Write `report.html` into the folder of a run or a comparison and return its path.
-
-    Raises UserError when the folder holds neither.
-    """
+    """Write `report.html` into the folder of a run or a comparison; returns its path. Raises UserError for another."""
     path = run.dir / "report.html"
     text = page(page_data(run))
     with writing(path):

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.data import page_data
@@ -16,19 +16,15 @@ def print_report(run: Run, console: Console | None = None) -> None:
     """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
     console = console or Console()
     data = page_data(run)
-    if data["kind"] == "run":
-        _print_run(data, console)
+    if data["kind"] == "comparison":
+        made = data["table"]
+        headers = [Column(name, justify="right" if i else "left") for i, name in enumerate(made["columns"])]
+        table = Table(*headers, title=data["title"], caption=made["caption"], title_justify="left")
+        for row in made["rows"]:
+            table.add_row(*row)
+        console.print(table)
         return
-    made = data["table"]
-    table = Table(title=data["title"], caption=made["caption"], title_justify="left")
-    for i, name in enumerate(made["columns"]):
-        table.add_column(name, justify="right" if i else "left")
-    for row in made["rows"]:
-        table.add_row(*row)
-    console.print(table)
 
-
-def _print_run(data: dict[str, Any], console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
@@ -41,9 +37,7 @@ def _print_run(data: dict[str, Any], console: Console) -> None:
     if data["evaluations"]:
         say("")
         console.print(evaluation_table(data["evaluations"], narrow))
-    say("")
-    for line in metric_lines(data["metrics"], console.width, narrow):
-        say(line)
+    say("\n".join(["", *metric_lines(data["metrics"], console.width, narrow)]))
     for e in data["evaluations"]:
         if change := e["change"]:
             mean, low, high = (100 * change[key] for key in ("mean", "low", "high"))
@@ -83,20 +77,16 @@ def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: boo
 def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) -> Table:
     """Held-out results at the start and the end of a run; a narrow table leaves out interval and steps."""
     scored = all("accuracy" in e["last"] for e in evaluations)
-    table = Table(title="Held out, before and after", title_justify="left", show_edge=False)
-    table.add_column("sampler")
+    table = Table("sampler", title="Held out, before and after", title_justify="left", show_edge=False)
     table.add_column("iteration", justify="right", header_style="", no_wrap=True)
-    table.add_column("accuracy" if scored else "reward", justify="right")
-    if not narrow:
-        table.add_column("95 % interval", justify="right")
-        table.add_column("steps", justify="right")
-    table.add_column("NFE", justify="right")
+    for name in ("accuracy" if scored else "reward", *([] if narrow else ["95 % interval", "steps"]), "NFE"):
+        table.add_column(name, justify="right")
     for e in evaluations:
         for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
             value = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
             interval = f"{100 * values['low']:.1f} to {100 * values['high']:.1f}" if "low" in values else ""
             wide = [] if narrow else [interval, f"{values['steps']:.1f}"]
-            name = e["name"] if values is e["first"] or e["first"]["step"] == e["last"]["step"] else ""
+            name = e["name"] if values["step"] == e["first"]["step"] else ""
             table.add_row(name, str(values["step"]), value, *wide, f"{values['nfe']:.1f}")
     return table
 

@@ -45,45 +45,40 @@ class WatchConfig:
 
 def run_watch(config: WatchConfig) -> None:
     """Serve until interrupted."""
-    server = make_server(config)
-    with server:
+    with Server(config) as server:
         print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()
 
 
 class Server(ThreadingHTTPServer):
-    """run: the run shown. token: what requests must carry, None at loopback. address: the URL to open."""
+    """Bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port.
+
+    token: what requests must carry, None at loopback. address: the URL to open.
+    """
 
     daemon_threads = True
-    run: Run
-    token: str | None
-    address: str
+
+    def __init__(self, config: WatchConfig) -> None:
+        self.run = Run(Path(config.run).expanduser())
+        if not (self.run.dir / "config.yaml").exists():
+            raise UserError(
+                f"{self.run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
+            )
+        try:
+            super().__init__((config.host, config.port), Handler)
+        except OSError as error:
+            raise UserError(
+                f"lfpo watch: could not listen at {config.host} port {config.port} ({error.strerror or error}); "
+                "give another --host or --port (0: a free one)"
+            ) from error
+        self.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)
+        asked = f"?token={self.token}" if self.token else ""
+        self.address = f"http://{config.host}:{self.server_address[1]}/{asked}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for a browser that has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
-
-
-def make_server(config: WatchConfig) -> Server:
-    """A server bound to its port; serve_forever() starts it. Raises UserError for a wrong folder, host or port."""
-    run = Run(Path(config.run).expanduser())
-    if not (run.dir / "config.yaml").exists():
-        raise UserError(
-            f"{run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
-        )
-    try:
-        server = Server((config.host, config.port), Handler)
-    except OSError as error:
-        raise UserError(
-            f"lfpo watch: could not listen at {config.host} port {config.port} ({error.strerror or error}); "
-            "give another --host or --port (0: a free one)"
-        ) from error
-    server.run = run
-    server.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)
-    asked = f"?token={server.token}" if server.token else ""
-    server.address = f"http://{config.host}:{server.server_address[1]}/{asked}"
-    return server
 
 
 def is_loopback(host: str) -> bool:
@@ -118,18 +113,15 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", **AGAIN)
             return
-        if url.path == "/":
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(data), ETag=tag)
-        else:
-            self._answer(HTTPStatus.OK, "application/json", embedded(data), ETag=tag)
+        made = ("text/html; charset=utf-8", page(data)) if url.path == "/" else ("application/json", embedded(data))
+        self._answer(HTTPStatus.OK, *made, ETag=tag)
 
     def _allowed(self, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
 
         The check of the host stops DNS rebinding: a website whose name resolves to 127.0.0.1.
         """
-        token = self.server.token
-        if token is not None:
+        if (token := self.server.token) is not None:
             allowed = hmac.compare_digest(query.get("token", [""])[0].encode(), token.encode())
             reason = "the address needs ?token=..., as lfpo watch printed it\n"
         else:
@@ -143,8 +135,7 @@ class Handler(BaseHTTPRequestHandler):
         """more: headers beside HEADERS."""
         body = text.encode()
         self.send_response(status)
-        about = {"Content-Type": kind, "Content-Length": str(len(body))}
-        for name, value in {**HEADERS, **about, **more}.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

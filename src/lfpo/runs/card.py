@@ -47,16 +47,6 @@ for _ in range(length):
 print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
 ```"""
 
-TRANSFORMERS_USE = """These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
-
-- {attention}
-- {shift}
-- `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
-  one at each step.
-
-{sampler}
-"""
-
 
 def transformers_use(architecture: str, shift: bool, block_length: int | None) -> str:
     """The card's section on the use of weights in transformers' layout."""
@@ -67,7 +57,15 @@ def transformers_use(architecture: str, shift: bool, block_length: int | None) -
     shifted = "The logits at position i predict token i (`logit_shift: 0`)."
     if shift:
         shifted = "The logits at position i predict token i + 1, so the sampler shifts them by one (`logit_shift: 1`)."
-    return TRANSFORMERS_USE.format(architecture=architecture, attention=attention, shift=shifted, sampler=SAMPLER)
+    return f"""These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
+
+- {attention}
+- {shifted}
+- `generate()` does not apply: a masked diffusion model fills in mask tokens. The text below fills in the most confident
+  one at each step.
+
+{SAMPLER}
+"""
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +73,14 @@ def published(config: dict[str, Any]) -> dict[str, Any]:
     out."""
     base = config.get("model")
     base = Path(base).name if base and Path(base).expanduser().exists() else base
-    return {key: _without_folders(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
+
+    def shortened(value: Any) -> Any:
+        """Absolute paths cut, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""
+        if isinstance(value, list):
+            return [shortened(item) for item in value]
+        return re.sub(r"(^|[@=])[/~][^,]*/", r"\1", value) if isinstance(value, str) else value
+
+    return {key: shortened(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
 
 
 def _header(library: str, *tags: str, base: str | None = None) -> str:
@@ -102,8 +107,7 @@ def model_card(
     """README.md for the weights of a run: Markdown under the metadata that model hubs read.
 
     config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files.
-    step: the iteration of the weights (None: the last). library: what the hub says loads them. Local paths are cut to
-    their last part, since the card is published with the weights.
+    step: the iteration of the weights (None: the last). library: what the hub says loads them.
     """
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
     config = published(config)
@@ -130,21 +134,21 @@ def model_card(
 """
 
 
-def _without_folders(value: Any) -> Any:
-    """Absolute paths cut to their last part, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""
-    if isinstance(value, list):
-        return [_without_folders(item) for item in value]
-    return re.sub(r"(^|[@=])[/~][^,]*/", r"\1", value) if isinstance(value, str) else value
-
-
 def _results(metrics: list[dict[str, Any]]) -> str:
     """The first and the last evaluation that has accuracies, as a table; empty where there is none."""
     evaluations = [m for m in metrics if any(re.fullmatch("eval/.*/accuracy", key) for key in m)]
     if not evaluations:
         return ""
     first, last = evaluations[0], evaluations[-1]
+
+    def percent(row: dict[str, Any], sampler: str) -> str:
+        if f"eval/{sampler}/accuracy" not in row:
+            return "-"  # a sampler that was added on resuming has no first evaluation
+        value, low, high = (100 * row[f"eval/{sampler}/{key}"] for key in ("accuracy", "low", "high"))
+        return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+
     rows = [
-        f"| `{name}` | {_percent(first, name)} | {_percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
+        f"| `{name}` | {percent(first, name)} | {percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
         for name in re.findall("eval/(.*)/accuracy", "\n".join(last))
     ]
     return f"""## Held-out results
@@ -155,11 +159,3 @@ Accuracy with its 95 % interval at step {first["step"]} and step {last["step"]},
 | --- | ---: | ---: | ---: |
 {"".join(rows)}
 """
-
-
-def _percent(row: dict[str, Any], sampler: str) -> str:
-    """Accuracy and interval; a sampler that was added on resuming has no first evaluation."""
-    if f"eval/{sampler}/accuracy" not in row:
-        return "-"
-    value, low, high = (100 * row[f"eval/{sampler}/{key}"] for key in ("accuracy", "low", "high"))
-    return f"{value:.1f} % ({low:.1f} to {high:.1f})"

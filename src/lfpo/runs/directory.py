@@ -25,22 +25,16 @@ RESUME = "; saved checkpoints are intact: free disk space or check permissions, 
 class Run:
     """An open run directory.
 
-    silent: writes nothing, for ranks other than 0. listeners: called with each logged object. row_listeners: called
-        with the name and rows of each file of rows.
+    silent: writes nothing, for ranks other than 0. listeners: called with the name of a file and the rows added to it.
     """
 
     dir: Path
     silent: bool = False
-    listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    row_listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
+    listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
 
     @property
     def metrics_file(self) -> Path:
         return self.dir / "metrics.jsonl"
-
-    @property
-    def notes_file(self) -> Path:
-        return self.dir / "notes.jsonl"
 
     def log(self, values: dict[str, Any]) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
@@ -48,11 +42,11 @@ class Run:
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
         self._append(self.metrics_file, finite)
         for listen in self.listeners:
-            listen(values)
+            listen(self.metrics_file.name, [values])
 
     def add_note(self, step: int, rule: str, text: str) -> None:
         """Append one JSON object to notes.jsonl: what a rule of lfpo.runs.health said after an iteration."""
-        self._append(self.notes_file, {"step": step, "rule": rule, "text": text})
+        self._append(self.dir / "notes.jsonl", {"step": step, "rule": rule, "text": text})
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
         if not self.silent:
@@ -67,7 +61,7 @@ class Run:
         with writing(path, RESUME):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json_lines(rows))
-        for listen in self.row_listeners:
+        for listen in self.listeners:
             listen(name, rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -76,7 +70,7 @@ class Run:
 
     def read_notes(self) -> list[dict[str, Any]]:
         """All complete lines of notes.jsonl; [] where no rule of lfpo.runs.health has spoken."""
-        return self._read(self.notes_file)
+        return self._read(self.dir / "notes.jsonl")
 
     def _read(self, file: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -94,9 +88,9 @@ class Run:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop metrics and notes after `step`: they are about to be computed again."""
-        for file in (self.metrics_file, self.notes_file):
-            if file.exists():
-                self.write_rows(file.name, [r for r in self._read(file) if r["step"] <= step])
+        for name in ("metrics.jsonl", "notes.jsonl"):
+            if (self.dir / name).exists():
+                self.write_rows(name, [r for r in self._read(self.dir / name) if r["step"] <= step])
 
 
 # Keys that a resumed run must not change: a checkpoint goes on with the same model, prompts and completion length. Of
@@ -112,7 +106,9 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
         if not marker.exists():
             if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
                 raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
-            _check_parent(path)
+            parent = next(p for p in path.absolute().parents if p.exists())
+            if not parent.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{os.path.relpath(parent)} is a file")
             return
         if not resume:
             raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
@@ -129,19 +125,9 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
                 f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
                 f"`lfpo {kind} {marker} --resume`"
             )
-    _check_defaults(path, before.get("objective", {}), now.get("objective", {}))
-
-
-def _check_parent(path: Path) -> None:
-    """Raise NotADirectoryError where a file stands in the way of a new folder."""
-    if (parent := next(p for p in path.absolute().parents if p.exists())) and not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{os.path.relpath(parent)} is a file")
-
-
-def _check_defaults(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise UserError where a run that began with earlier defaults of lfpo would go on with today's."""
-    earlier = {key: value for key, value in LFPO.EARLIER.items() if key not in before}
-    if before.get("name") == "lfpo" and earlier and all(now.get(key) == getattr(LFPO, key) for key in earlier):
+    began, goes_on = before.get("objective", {}), now.get("objective", {})
+    earlier = {key: value for key, value in LFPO.EARLIER.items() if key not in began}
+    if began.get("name") == "lfpo" and earlier and all(goes_on.get(key) == getattr(LFPO, key) for key in earlier):
         raise UserError(
             f"{path}: the run began when lfpo had other defaults; to continue it add --objective "
             f"'{{name: lfpo, {', '.join(f'{key}: {value}' for key, value in earlier.items())}}}'"

@@ -13,14 +13,14 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lfpo.base.progress import Progress, duration
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
-QUIET = 10.0  # seconds between two plain lines without an evaluation
+QUIET = 10.0  # seconds between two plain lines, but for evaluations and the first and the last iteration
 PHASE_LINES = 60.0  # seconds between two plain lines that tell the phase
 
 # Columns of the live table: header, metrics key, format, least width of a terminal that shows it.
@@ -48,25 +48,20 @@ class Output(Console):
 class Display:
     """Shows metrics as they come, and the phase in between. Use as a context manager around training.
 
-    total: number of iterations. console: standard output by default. quiet: without a terminal, least seconds between
-    two lines of metrics; the first and last iteration and evaluations are always printed. every: seconds between two
-    lines that tell the phase. progress: the phase to show. evaluates_after(step): whether an evaluation follows an
-    iteration, for the time that is left.
+    total: number of iterations. console: standard output by default. progress: the phase to show.
+    evaluates_after(step): whether an evaluation follows an iteration, for the time that is left.
     """
 
     def __init__(
         self,
         total: int,
         console: Console | None = None,
-        quiet: float = QUIET,
-        every: float = PHASE_LINES,
         progress: Progress | None = None,
         evaluates_after: Callable[[int], bool] = lambda step: False,
     ):
         # rich would wrap lines at 80 columns in a pipe or file.
         self.console = console or Output(width=None if sys.stdout.isatty() else 200)
-        self.total, self.quiet, self.every = total, quiet, every
-        self.phase, self.evaluates_after = progress or Progress(), evaluates_after
+        self.total, self.phase, self.evaluates_after = total, progress or Progress(), evaluates_after
         self.began = self.updated = time.monotonic()
         self.step, self.printed = 0, -math.inf
         self.seconds: list[float] = []  # of each iteration, without its evaluation
@@ -116,7 +111,7 @@ class Display:
             self.recent = [*self.recent, metrics][-RECENT:]
         if self.live:
             self.live.refresh()
-        elif evaluated or metrics["step"] in (1, self.total) or now - self.printed >= self.quiet:
+        elif evaluated or metrics["step"] in (1, self.total) or now - self.printed >= QUIET:
             self.printed = now
             left = self.left()
             self.note(one_line(metrics, self.total) + ("" if left is None else f"  {duration(left)} left"))
@@ -139,19 +134,17 @@ class Display:
         return "  ".join(part for part in parts if part)
 
     def _tell_phases(self) -> None:
-        """Print the phase every `every` seconds, until the run ends."""
-        while not self.ended.wait(self.every):
+        """Print the phase from time to time, until the run ends."""
+        while not self.ended.wait(PHASE_LINES):
             if self.phase.phase:
                 self.note(self.phase_line())
 
     def _panel(self) -> Group:
-        parts: list[Any] = [self._bars()]
-        if self.recent:
-            parts += [_iterations(self.recent, self.console.width), self._reward_line()]
+        parts: list[Any] = [_iterations(self.recent, self.console.width), self._reward_line()] if self.recent else []
         held_out = Table.grid(padding=(0, 2))
         for name, (first, last) in self.evaluations.items():
             held_out.add_row(name, f"[bold]{_score(last)}[/]", "" if last is first else f"[dim]was {_score(first)}[/]")
-        return Group(*parts, held_out)
+        return Group(self._bars(), *parts, held_out)
 
     def _bars(self) -> Table:
         """A bar of the run, and one of the phase."""
@@ -159,9 +152,7 @@ class Display:
         size = max(8, min(60, width - 52))
         left, times = self.left(), duration(time.monotonic() - self.began)
         times += f", {duration(left)} left" if left is not None and width >= 60 else ""
-        bars, phase = Table.grid(padding=(0, 1)), self.phase
-        for _ in range(3):
-            bars.add_column(no_wrap=True)
+        bars, phase = Table.grid(*(Column(no_wrap=True) for _ in range(3)), padding=(0, 1)), self.phase
         run = ProgressBar(self.total, self.step, width=size)
         bars.add_row("training" if width >= 60 else "", run, f"{self.step}/{self.total}  {times}")
         if phase.phase:
@@ -181,10 +172,9 @@ class Display:
 
 def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
     """The last iterations, newest at the bottom; a narrow terminal shows fewer columns."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [c for c in COLUMNS if width >= c[3]]
-    for name, *_ in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+    headers = [Column(name, justify="right", no_wrap=True) for name, *_ in shown]
+    table = Table(*headers, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for i, m in enumerate(rows):
         values = [format(m[key], form) if m.get(key) is not None else "" for _, key, form, _ in shown]
         table.add_row(*values, style="bold" if i == len(rows) - 1 else "dim")

@@ -42,8 +42,7 @@ class Health:
 
 
 def no_reward(history: Sequence[Metrics]) -> str:
-    """Every reward function returned None for every rollout, in the first iteration or in three in a row. (One that
-    raised is counted apart, by the trainer.)"""
+    """Every reward function returned None for every rollout, in the first iteration or in three in a row."""
     nothing = [not any(key.startswith("rewards/") for key in m) for m in history if "reward" in m]
     if not nothing or not all(nothing[-3:]) or (len(nothing) < 3 and not nothing[0]):
         return ""

@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from lfpo.base.errors import UserError
@@ -45,31 +46,30 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
     """
     trackers: list[Any] = []
 
-    def log(values: Mapping[str, Any]) -> None:
-        numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and k != "step"}
+    def send(file: str, rows: list[dict[str, Any]]) -> None:
         for tracker in trackers:
-            tracker.log(numbers, step=values["step"])
-
-    def show(file: str, rows: list[dict[str, Any]]) -> None:
-        folder, _, step = file.removesuffix(".jsonl").rpartition("/step-")
-        if folder == "rollouts":
-            for tracker in trackers:
-                _log_table(tracker, rows, int(step))
+            if file == run.metrics_file.name:
+                numbers = {k: v for k, v in rows[0].items() if isinstance(v, int | float) and k != "step"}
+                tracker.log(numbers, step=rows[0]["step"])
+            elif file.startswith("rollouts/"):
+                _log_table(tracker, rows, int(Path(file).stem.removeprefix("step-")))
 
     with ExitStack() as stack:
         for name in [] if run.silent else names:
             trackers.append(_start(name, run, config, done))
             stack.callback(trackers[-1].finish)
-        for listeners, listener in ((run.listeners, log), (run.row_listeners, show)):
-            listeners.append(listener)  # type: ignore[arg-type]
-            stack.callback(listeners.remove, listener)  # type: ignore[arg-type]
+        run.listeners.append(send)
+        stack.callback(run.listeners.remove, send)
         yield
 
 
 def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
     columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
-    values = [[step, _text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
+    values = [[step, r["prompt"], r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
+    for row in values:
+        if not isinstance(row[1], str):  # messages
+            row[1] = "\n".join(f"{message['role']}: {message['content']}" for message in row[1])
     if tracker.name == "wandb":
         tracker.log_table("completions", columns=columns, data=values, step=step)
     elif tracker.name == "trackio":
@@ -82,31 +82,23 @@ def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
         tracker.writer.add_text("completions", text, step)
 
 
-def _text(prompt: Any) -> str:
-    """A prompt, or its messages, as text."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-
-
 def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
     check_installed([name])
     from accelerate import PartialState, tracking
 
     PartialState()  # accelerate's logger, which its trackers use, raises without it
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name
+    project = os.environ.get(f"{name.upper()}_PROJECT", "lfpo")
     tracker: Any
     if name == "tensorboard":
         tracker = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1)
-        tracker.start()
-        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
-        return tracker
-    if name == "wandb":
-        project = os.environ.get("WANDB_PROJECT", "lfpo")
+    elif name == "wandb":
         tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
     else:
-        project = os.environ.get("TRACKIO_PROJECT", "lfpo")
         tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
     tracker.start()
-    tracker.store_init_configuration(dict(config))
+    if name == "tensorboard":
+        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+    else:
+        tracker.store_init_configuration(dict(config))
     return tracker

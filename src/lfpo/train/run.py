@@ -20,11 +20,10 @@ from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.context import CannotGoOn, Context
+from lfpo.runs.context import CannotGoOn, Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
-from lfpo.runs.stopping import Stopped, StopRequests
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import Part, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
