@@ -157,9 +157,9 @@ def test_what_a_class_of_transformers_lacks_is_refused(
 
 def test_a_transformers_that_routes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = golden("llada2_0", tmp_path / "m")
-    monkeypatch.setattr("lfpo.models.llada2.VERSION", "5.5.4")
+    monkeypatch.setattr("lfpo.models.families.VERSION", "5.5.4")
     fails(lambda: load_model(source), "transformers 5.5.4", "5.6 or later")
-    monkeypatch.setattr("lfpo.models.llada2.VERSION", "5.10.0.dev0")
+    monkeypatch.setattr("lfpo.models.families.VERSION", "5.10.0.dev0")
     load_model(source)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from lfpo.models.adapters import base_layer, stacked_factors
 from lfpo.models.attention import product_dtype
 
 NAME = "lfpo_experts"
@@ -81,6 +80,19 @@ def _adapted(module: Any, name: str, rows_SD: torch.Tensor, ends_E: torch.Tensor
             high_SO = grouped_product(low_SR, b_EOR.to(dtype).contiguous(), ends_E)
             out_SO = (out_SO + wrapper.scaling[adapter] * high_SO).to(rows_SD.dtype)
     return out_SO
+
+
+def base_layer(module: Any) -> Any:
+    """The layer that peft has wrapped; `module` itself where it has wrapped none."""
+    return base_layer(module.base_layer) if hasattr(module, "base_layer") else module
+
+
+def stacked_factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [E, r, inputs] and B [E, outputs, r] of the experts' matrices [E, outputs, inputs]. peft (0.20 and later) holds
+    A as [E r, inputs] and B as [outputs, r E]."""
+    a, b = wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight
+    experts, rank = wrapper.num_experts, wrapper.r[adapter]
+    return a.view(experts, rank, -1), b.view(-1, rank, experts).permute(2, 0, 1)
 
 
 def without_sums(backbone: Any) -> None:

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone
-from lfpo.models.family import Family
+from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings

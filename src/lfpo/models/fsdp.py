@@ -20,9 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import sum_number, whole
-from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged_adapter, narrow_matrices
 from lfpo.models.tensor_files import local, split_like
 

@@ -16,32 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone, saved_buffers
-from lfpo.models.dllm import DLLM_QWEN3
-from lfpo.models.dream import DREAM
-from lfpo.models.family import Family
+from lfpo.models.families import family_of
+from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
-from lfpo.models.illada import ILLADA
-from lfpo.models.llada import LLADA
-from lfpo.models.llada2 import LLADA2
-from lfpo.models.llada_moe import LLADA_MOE
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged
-from lfpo.models.sdar import SDAR, SDAR_MOE
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
 from lfpo.models.weights import checkpoint_shapes, part_of, pieces_of_each, place_weights, tensor_files
-
-FAMILIES: dict[str, Family] = {
-    "llada": LLADA,
-    "llada_moe": LLADA_MOE,
-    "llada2": LLADA2,
-    "dream": DREAM,
-    "sdar": SDAR,
-    "sdar_moe": SDAR_MOE,
-    "dllm_qwen3": DLLM_QWEN3,
-    "illada": ILLADA,
-}
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
@@ -89,20 +71,6 @@ def resolve(name: str | Path) -> Path:
             f"model {text!r}: no such folder, and the download from the hub failed ({reason}); download the model on "
             "another machine and give its folder"
         ) from error
-
-
-def family_of(config: dict[str, Any], where: object) -> Family:
-    """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
-    there are any. Raises UserError, beginning with `where`, for another."""
-    model_type = config.get("model_type")
-    found = [family for family in FAMILIES.values() if model_type in family.model_types]
-    if len(found) > 1:
-        experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
-        found = [family for family in found if bool(family.stacked) == experts]
-    if found:
-        return found[0]
-    known = sorted({t for family in FAMILIES.values() for t in family.model_types})
-    raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
 
 
 def described(source: Path) -> tuple[Family, dict[str, Any]]:

@@ -3,14 +3,19 @@
 The base policy is the model with both adapters off. The reference's EMA averages the factors A and B, and a product of
 averages is not the average of products: with ema_decay above 0, theta_old is close to the EMA of the full weights, not
 equal to it.
+
+peft wraps a linear layer once, and the experts of a layer once for each parameter that is adapted, one wrapper inside
+the other.
 """
+
+from __future__ import annotations
 
 import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -20,12 +25,13 @@ from torch.distributed.tensor import DTensor
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import write_json
 from lfpo.base.rng import generator
-from lfpo.models import MaskedDiffusionLM
-from lfpo.models.adapters import switch_adapter
-from lfpo.models.experts import MATRICES, routers, without_sums
+from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
+
+if TYPE_CHECKING:
+    from lfpo.models.masked_lm import MaskedDiffusionLM
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "lora_dropout", "peft_type"}
@@ -104,6 +110,31 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
 
 
 @contextlib.contextmanager
+def use_adapter(backbone: nn.Module, adapter: str) -> Iterator[None]:
+    """Run the block with `adapter` (BASE: without any), then switch back to CURRENT, which is trainable again."""
+    switch_adapter(backbone, adapter)
+    try:
+        yield
+    finally:
+        switch_adapter(backbone, CURRENT)
+
+
+def switch_adapter(backbone: nn.Module, adapter: str) -> None:
+    """Activate `adapter` in every LoRA layer that has one of this name, and no adapter in the others.
+
+    Of all adapters only CURRENT requires gradients.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for layer in backbone.modules():
+        if isinstance(layer, LoraLayer):
+            found = adapter in layer.lora_A
+            layer.enable_adapters(found)
+            if found:
+                layer.set_adapter(adapter, inference_mode=adapter != CURRENT)
+
+
+@contextlib.contextmanager
 def _plain_weights(backbone: nn.Module) -> Iterator[None]:
     """In the block, weights split over ranks are plain tensors of their whole shape that take no memory: from a DTensor
     peft would read the shape of this rank's part."""
@@ -171,6 +202,24 @@ def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:
     """Parameter names (without the adapter's name) and factors of a policy's adapter, in a fixed order."""
     mark = f".{policy.adapter}."
     return [(n.replace(mark, "."), p) for n, p in policy.backbone.named_parameters() if "lora_" in n and mark in n]
+
+
+def wrapper_of(module: Any, name: str) -> Any | None:
+    """The LoRA layer that adapts the parameter `name` of a wrapped layer; None if there is none."""
+    while hasattr(module, "base_layer"):
+        if getattr(module, "parameter_name", "weight") == name:
+            return module
+        module = module.base_layer
+    return None
+
+
+def added(wrapper: Any, adapter: str) -> torch.Tensor:
+    """What an adapter adds to the parameter that `wrapper` adapts, in the dtype of its factors."""
+    if not hasattr(wrapper, "num_experts"):
+        delta: torch.Tensor = wrapper.get_delta_weight(adapter)
+        return delta
+    a_ERD, b_EOR = stacked_factors(wrapper, adapter)
+    return wrapper.scaling[adapter] * (b_EOR @ a_ERD)
 
 
 def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:

@@ -13,13 +13,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError
-from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import Packed, key_mask
-from lfpo.models.backbone import placed_buffers, saved_buffers
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
+from lfpo.models.lora import use_adapter
 from lfpo.models.roles import CURRENT
 from lfpo.models.structure import FULL, Structure
 
@@ -85,10 +84,12 @@ class MaskedDiffusionLM(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
-        kept = [(m, name, b) for _, m, name, b in placed_buffers(self.backbone)]
+        kept = saved_buffers(self.backbone)
         super().to(*args, **kwargs)
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer.to(module._buffers[name].device)  # type: ignore[union-attr]
+        for name, buffer in kept:
+            path, _, own = name.rpartition(".")
+            module = self.backbone.get_submodule(path)
+            setattr(module, own, buffer.to(getattr(module, own).device))
         return self
 
     @property
@@ -312,6 +313,17 @@ class MaskedDiffusionLM(nn.Module):
         copied = copy.copy(self)
         copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
+
+
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [
+        (f"{path}.{name}", buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
 
 
 def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from lfpo.base.distributed import whole
-from lfpo.models.adapters import added, base_layer, wrapper_of
-from lfpo.models.experts import routers
+from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
+from lfpo.models.lora import added, wrapper_of
 from lfpo.models.masked_lm import MaskedDiffusionLM
 
 

@@ -15,11 +15,10 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.models.backbone import saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.tensor_files import local, own_rows
 
 
