@@ -1,10 +1,11 @@
-"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key.
+"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key, and their help.
 
 Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key. The keys of a field typed `dict` are
 not checked here (an objective checks its own knobs).
 """
 
 import dataclasses
+import inspect
 import re
 import types
 import typing
@@ -23,10 +24,7 @@ PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to 
 
 def recipe_names(*, parts: bool = False) -> list[str]:
     """Names of the shipped recipes for whole runs, such as paper/llada-8b-gsm8k, sorted; with `parts` also those of the
-    parts.
-
-    A whole run may also be named by its last component alone.
-    """
+    parts. A whole run may also be named by its last component alone."""
     names = (p.relative_to(RECIPES).with_suffix("").as_posix() for p in RECIPES.rglob("*.yaml"))
     return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
 
@@ -193,9 +191,7 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     `REMOVED = {"name": (value, "was removed; ...")}`, which are left out where they have the value without effect.
     Raises UserError, naming the key, for an unknown or missing key and a wrong value.
     """
-    aliases: dict[str, str] = getattr(cls, "ALIASES", {})
-    refused: dict[str, str] = getattr(cls, "REFUSED", {})
-    removed: dict[str, tuple[Any, str]] = getattr(cls, "REMOVED", {})
+    aliases, refused, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REFUSED", "REMOVED"))
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -303,6 +299,66 @@ def _wrong(value: Any, hint: Any, where: str) -> UserError:
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
     return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")
+
+
+def read_arguments(
+    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
+
+    about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
+    """
+    if {"-h", "--help"} & set(rest):
+        print(about)
+        raise SystemExit(0)
+    values: dict[str, Any] = {}
+    if takes_file and rest and not rest[0].startswith("--"):
+        values, rest = load_config(rest[0], command), rest[1:]
+    return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
+
+
+def configure(
+    cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
+) -> tuple[Any, set[str]]:
+    """A command's configuration from its arguments, and those of its flags that were given.
+
+    takes_file: whether the first argument may be a configuration file or recipe. command: the name in messages.
+    flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
+    Prints the help and exits for -h and --help. Raises UserError for a wrong key or value.
+    """
+    about = describe(cls, command, takes_file, flags)
+    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
+    given = {name: overrides.pop(name) for name in flags if name in overrides}
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(f"--{name} takes no value, found {value!r}")
+    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}
+
+
+def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] = ()) -> str:
+    """The help of a command: the docstring of its dataclass, then one line for each key."""
+    switches = "".join(f" [--{name}]" for name in flags)
+    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]{switches}", ""]
+    lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
+    for field in dataclasses.fields(cls):
+        default = _default(field)
+        if default is dataclasses.MISSING:
+            default = "(required)"
+        if dataclasses.is_dataclass(default):
+            lines += [f"  --{field.name}.{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)]
+        else:
+            lines.append(f"  --{field.name} {_short(default)}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    """A default value for the help text; of nested settings only those that differ from their class's defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = type(value)()
+        value = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+    return str(value)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

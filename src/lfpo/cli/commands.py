@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.config import build, load_config, merge, parse_overrides, text_keys
+from lfpo.base.config import build, configure, describe, merge, read_arguments
 from lfpo.base.errors import UserError
-from lfpo.base.options import configure, describe
 
 if TYPE_CHECKING:
     from lfpo.rollout.sampler import SamplerConfig
@@ -105,8 +104,9 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
-    _help(rest, describe(EvalConfig, "eval", takes_file=False))
-    config = configure(parse_overrides(rest, text_keys(EvalConfig)))
+    about = describe(EvalConfig, "eval", takes_file=False)
+    _, given = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
+    config = configure(given)
     check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
@@ -129,9 +129,8 @@ def lm_eval(rest: list[str]) -> None:
 def compare(rest: list[str]) -> None:
     from lfpo.compare.settings import CompareConfig, check_folder, pick_objectives
 
-    _help(rest, describe(CompareConfig, "compare", takes_file=True))
-    values, rest = (load_config(rest[0], "compare"), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
-    overrides = parse_overrides(rest, text_keys(CompareConfig))
+    about = describe(CompareConfig, "compare", takes_file=True)
+    values, overrides = read_arguments(rest, "compare", about, CompareConfig)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
@@ -198,12 +197,12 @@ def plan(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
-    _help(rest, describe(PlanConfig, "plan", takes_file=True))
-    recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
-    given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
-    config, args = configure(load_config(recipe, "train") if recipe else {}, given)
+    about = describe(PlanConfig, "plan", takes_file=True)
+    values, given = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
+    config, args = configure(values, given)
     from lfpo.train.plan.command import run_plan
 
+    recipe = rest[0] if rest and not rest[0].startswith("--") else None
     run_plan(config, args, recipe=recipe, given=given)
 
 
