@@ -29,10 +29,8 @@ def is_expert(name: str) -> bool:
 
 
 def active_weights(backbone: Any, name: str, count: int) -> float:
-    """How many weights of a parameter a token uses: of the experts' matrices those of the chosen experts.
-
-    name: of the parameter, without an adapter. count: all its weights.
-    """
+    """How many of the `count` weights of a parameter a token uses: of the experts' matrices those of the chosen experts.
+    name: without an adapter."""
     if not is_expert(name):
         return count
     return count * backbone.config.num_experts_per_tok / backbone.config.num_local_experts
@@ -53,10 +51,9 @@ def _route(router: Any, hidden: torch.Tensor) -> Any:
 def grouped_experts(
     module: Any, hidden_TD: torch.Tensor, expert_TK: torch.Tensor, weight_TK: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of each token's K experts, weighted, [T, D] in the dtype of `hidden_TD`.
+    """The sum of each token's K experts, weighted (weight_TK: float32), [T, D] in the dtype of `hidden_TD`.
 
     module: transformers' experts with the parameters gate_up_proj [E, 2 I, D] and down_proj [E, D, I].
-    expert_TK: int64. weight_TK: float32.
     """
     (tokens, chosen), experts = expert_TK.shape, len(module.down_proj)
     expert_S, order_S = expert_TK.flatten().sort(stable=True)  # S = T K pairs, those of an expert together

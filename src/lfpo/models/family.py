@@ -22,23 +22,18 @@ from lfpo.models.experts import without_autocast
 class Family:
     """One family of masked diffusion language models over one of transformers' own architectures.
 
-    name: shown in messages and metadata.
     model_types: values of `model_type` in config.json that select this family.
-    architecture: name of the transformers class, e.g. "LlamaForCausalLM".
-    hf_config: turns the family's config.json into that class's configuration. Raises KeyError for a missing field.
+    architecture: name of the transformers class. hf_config: turns config.json into that class's configuration.
     rename: (checkpoint prefix, transformers prefix) of parameter names; "N" stands for the layer number. A prefix
-        matches whole dotted parts, and the first match is used. Loading renames from left to right, saving from right
-        to left.
+        matches whole dotted parts, and the first match is used.
     fused: (checkpoint prefix, transformers prefixes) of a checkpoint tensor that holds the rows of several parameters,
         in this order.
     stacked: (transformers name, checkpoint names) of a parameter that holds a matrix for each expert: in the checkpoint
         expert "E" has tensors of its own, whose rows follow each other in this order.
     shift: True where logits at position i predict token i + 1 (models adapted from an autoregressive one).
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
-    tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
-        tokenizer.json (None: tokenizer.json is required).
-    turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it and config.json names
-        another one (None: EOS is as config.json says).
+    tokenizer_class: transformers' class for checkpoints without tokenizer.json, whose own class is remote code.
+    turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it.
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
         this family does). block_default: its value where the field is missing; None stands for full attention.
     named_block: (part of a checkpoint's name, fields of config.json) for a published checkpoint whose config.json lacks
@@ -63,10 +58,8 @@ class Family:
     template_prefix: str = ""
 
     def block_length(self, config: dict[str, Any]) -> int | None:
-        """Tokens of a block: a token attends to its own block and to those before it. None: full attention.
-
-        config: the family's config.json. Raises UserError for a block length that is not a positive whole number.
-        """
+        """Tokens of a block: a token attends to its own block and to those before it. None: full attention. Raises
+        UserError for a block length that is not a positive whole number."""
         if self.block_key is None:
             return None
         found = config.get(self.block_key)
@@ -95,10 +88,8 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
-    inv_freq buffer holds real values, on the CPU).
-
-    Raises UserError, beginning with `where`, for a missing field or a wrong value.
-    """
+    inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a field that is missing
+    or wrong."""
     try:
         hf_config = family.hf_config(config)
         hf_config.is_causal = False  # read by transformers when it builds the mask from padding
