@@ -29,8 +29,8 @@ def is_expert(name: str) -> bool:
 
 
 def active_weights(backbone: Any, name: str, count: int) -> float:
-    """How many of the `count` weights of a parameter a token uses: of the experts' matrices those of the chosen experts.
-    name: without an adapter."""
+    """How many of the `count` weights of a parameter (its name without an adapter) a token uses: of the experts'
+    matrices those of the chosen experts."""
     if not is_expert(name):
         return count
     return count * backbone.config.num_experts_per_tok / backbone.config.num_local_experts

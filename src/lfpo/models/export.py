@@ -28,8 +28,8 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def export_transformers(source: Path, folder: Path, *, consume: bool = False) -> None:
-    """Write the checkpoint `source` (a family's own layout) into the existing `folder` in transformers' layout, one file
-    of weights after the other; tensors keep their dtype.
+    """Write the checkpoint `source` (a family's own layout) into the existing `folder` in transformers' layout, one
+    file of weights after the other; tensors keep their dtype.
 
     consume: delete each file of `source` once it is written anew. Raises UserError as `load_model` does.
     """
@@ -65,8 +65,8 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.
-        "mask_token_id": ids["mask"],
-        "eos_token_id": ids["eos"],
+        "mask_token_id": ids["mask_id"],
+        "eos_token_id": ids["eos_id"],
     }
     write_json(folder / "config.json", settings)
     _save_tokenizer(source, folder)

@@ -88,8 +88,7 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
-    inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a field that is missing
-    or wrong."""
+    inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
     try:
         hf_config = family.hf_config(config)
         hf_config.is_causal = False  # read by transformers when it builds the mask from padding

@@ -42,8 +42,8 @@ class KeyValueCache:
     _fresh: dict[int, Pair] | None = None
 
     def fit(self, rows: int, length: int) -> None:
-        """Hold B = `rows` rows of L = `length` tokens from now on. Rows are added or dropped at the end, columns at the
-        left; added ones hold arbitrary finite numbers."""
+        """Hold B rows of L tokens from now on. Rows are added or dropped at the end, columns at the left; added ones
+        hold arbitrary finite numbers."""
         if (rows, length + 1) == self._size:
             return
         room, wide = self._room, columns_for(length)

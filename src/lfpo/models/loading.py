@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
@@ -51,10 +50,8 @@ def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
 
 
 def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once).
-
-    Raises UserError where there is no such folder or hub repository, or where it holds the model in `model/`.
-    """
+    """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once). Raises
+    UserError where there is no such folder or hub repository, or where it holds the model in `model/`."""
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
     check_model_name(name)
@@ -114,7 +111,8 @@ def load_model(
     files = tensor_files(backbone, family, source)
     tie(backbone)
     backbone.model.rotary_emb.to(device)
-    model = _finish(backbone, family, config, source)
+    ids = token_ids(config, backbone.config.vocab_size, source)
+    model = MaskedDiffusionLM(backbone, family, config, source=source, **ids)
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)
@@ -152,26 +150,12 @@ def init_model(
             else:
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
-    return _finish(backbone, family, config, None, tokenizer)
+    ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
+    return MaskedDiffusionLM(backbone, family, config, **ids)
 
 
-def _finish(
-    backbone: nn.Module, family: Family, config: dict[str, Any], source: Path | None, tokenizer: Any = None
-) -> MaskedDiffusionLM:
-    ids = token_ids(config, backbone.config.vocab_size, source, tokenizer)  # type: ignore[union-attr,arg-type]
-    return MaskedDiffusionLM(
-        backbone,
-        family,
-        config,
-        mask_id=ids["mask"],
-        eos_id=ids["eos"],
-        pad_id=ids["pad"],
-        source=source,
-    )
-
-
-def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, int]:
-    """The ids of the mask, eos and pad tokens, from the configuration or else from the tokenizer."""
+def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, Any]:
+    """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if None in ids.values():
@@ -189,7 +173,7 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
         if not isinstance(value, int) or not 0 <= value < vocab_size:
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
-    return ids
+    return {f"{name}_id": value for name, value in ids.items()}
 
 
 def _turn_end(config: dict[str, Any], source: Path, tokenizer: Any) -> int | None:
@@ -203,19 +187,16 @@ def _turn_end(config: dict[str, Any], source: Path, tokenizer: Any) -> int | Non
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a checkpoint: a transformers fast tokenizer with its mask token set. Remote code is not run.
-
-    name: as in `load_model`. Raises UserError for missing or corrupt tokenizer files, and for one without a mask token.
-    """
+    """The tokenizer of a checkpoint (`name` as in `load_model`), with its mask token set; remote code is not run.
+    Raises UserError for missing or corrupt tokenizer files, and for one without a mask token."""
     import transformers
 
     source = resolve(name)
     family, config = described(source)
-    class_name = "PreTrainedTokenizerFast"
-    if not (source / "tokenizer.json").exists():
-        if family.tokenizer_class is None or not (source / "vocab.json").exists():
-            raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
-        class_name = family.tokenizer_class
+    own = (source / "tokenizer.json").exists()
+    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
+    if class_name is None or not (own or (source / "vocab.json").exists()):
+        raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
     try:
         tokenizer = getattr(transformers, class_name).from_pretrained(source)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
@@ -239,9 +220,8 @@ def load_tokenizer(name: str | Path) -> Any:
 
 def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a checkpoint with the family's own key names, config.json and tokenizer files; `load_model` reads it back.
-    A collective: every rank calls it and writes its share of the tensors.
+    A collective: every rank writes its share of the tensors. tokenizer: None for the files of the loaded checkpoint.
 
-    tokenizer: saved when given; otherwise the tokenizer files of the loaded checkpoint are copied.
     Raises OSError or SafetensorError where a file cannot be written.
     """
     folder = Path(folder)
@@ -273,8 +253,7 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            # The tokenizers library raises a bare Exception for a failed write.
-            raise OSError(f"{folder}: {error}") from error
+            raise OSError(f"{folder}: {error}") from error  # a failed write, for which tokenizers has no class
     elif model.source is not None and model.source.resolve() != folder.resolve():
         for pattern in _COMPANIONS:
             for file in model.source.glob(pattern):

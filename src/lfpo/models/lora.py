@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "lora_dropout", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
-FIRST_WITH_EXPERTS = (0, 20)  # version of peft
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
@@ -67,10 +66,9 @@ def settings_of(peft_config: Any) -> LoraSettings:
 
 def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -> MaskedDiffusionLM:
     """Add the adapters CURRENT and OLD to `model`, freeze its own weights, and return the reference policy (OLD), which
-    shares the backbone. Factors are float32, only CURRENT's are trainable.
+    shares the backbone. Factors are float32, only CURRENT's are trainable. Raises UserError as `target_names`.
 
     A is uniform within 1 / sqrt(inputs), as in peft, drawn from `seed`; B is zero, so outputs do not change.
-    Raises UserError for a target name that matches no layer, and where peft is missing.
     """
     reference = inject(model, settings)
     for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
@@ -82,11 +80,8 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
 
 
 def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
-    """`attach` without the initial values of the factors, which are float32; also works on the meta device."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UserError("lora needs the package peft: pip install peft") from error
+    """`attach` without the initial values of the factors; also works on the meta device."""
+    from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
         r=settings.r,
@@ -157,7 +152,7 @@ def _expert_matrices(model: MaskedDiffusionLM) -> list[str]:
         raise UserError("lora experts: true: this model has no experts; leave it out")
     from peft import __version__ as version
 
-    if tuple(int(part) for part in version.split(".")[:2]) < FIRST_WITH_EXPERTS:
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 20):
         raise UserError(f"lora experts: true needs peft 0.20 or later, and {version} is installed: pip install -U peft")
     return list(MATRICES)
 

@@ -41,11 +41,10 @@ class MaskedDiffusionLM(nn.Module):
     """
 
     head_precision: str = "auto"
-    block_length: int | None = None
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Any,
         family: Family,
         config: dict[str, Any],
         *,
@@ -55,15 +54,12 @@ class MaskedDiffusionLM(nn.Module):
         source: Path | None = None,
     ):
         super().__init__()
-        self.backbone: Any = backbone
-        self.family = family
-        self.config = config
+        self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
-        self.source = source
         self.adapter: str | None = None
         self.autocast = False
-        # Where FSDP splits the weights: this model unsplit and without weights (see lfpo.models.fsdp), in a tuple, so
+        # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
         self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
@@ -130,12 +126,10 @@ class MaskedDiffusionLM(nn.Module):
     ) -> torch.Tensor:
         """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
 
-        input_ids_BL: int64. attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on the
-            left, on the right or on both sides: masked keys are not attended, and positions are counted from each row's
-            first real token.
+        attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on both sides: it is not
+            attended to, and positions are counted from each row's first real token.
         cache: takes all keys and values (see KeyValueCache.fill).
-        structure: which tokens attend to which (see lfpo.models.structure). In the doubled layout L counts the tokens
-            of both halves.
+        structure: which tokens attend to which. In the doubled layout L counts the tokens of both halves.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
@@ -163,10 +157,8 @@ class MaskedDiffusionLM(nn.Module):
         *,
         structure: Structure,
     ) -> torch.Tensor:
-        """Final hidden states [B, L, D] of noised tokens, in a forward of 2 L tokens for the doubled layout.
-
-        clean_BL: the same rows without noise, read in the doubled layout only (see Structure).
-        """
+        """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
+        rows without noise, read in the doubled layout only."""
         if not structure.doubled:
             return self.hidden(noised_BL, attention_mask_BL, structure=structure)
         both = torch.cat([noised_BL, clean_BL], dim=1)
@@ -204,15 +196,12 @@ class MaskedDiffusionLM(nn.Module):
         """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
 
         Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
-        give meaningless states and change only the cache's scratch column. start_B [B], int64, must be at least 1: with
-        the logit shift the token before the window is run too, because it holds the first prediction.
-        compiled: as in `hidden`.
+        give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
+        logit shift the token before the window is run too, because it holds the first prediction.
         """
-        length = input_ids_BL.shape[1]
-        first = start_B - int(self.family.shift)
-        columns = first[:, None] + torch.arange(width + int(self.family.shift), device=first.device)
-        columns = columns.clamp(max=length)  # the scratch column
-        cache.columns = columns
+        shift = int(self.family.shift)
+        columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
+        cache.columns = columns = columns.clamp(max=input_ids_BL.shape[1])  # the scratch column
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
         if compiled and self.device.type == "cuda":
             cache.mark_static()
@@ -256,11 +245,8 @@ class MaskedDiffusionLM(nn.Module):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The head's weights [V, D]; no family has a bias there.
-
-        If they are split over ranks they are gathered by the first use in a pass, a collective, and held until
-        `release_head` (see lfpo.models.fsdp.one_pass).
-        """
+        """The head's weights [V, D]; no family has a bias there. If they are split over ranks they are gathered by the
+        first use in a pass, a collective, and held until `release_head` (see lfpo.models.fsdp.one_pass)."""
         weight = self.backbone.lm_head.weight
         if not isinstance(weight, DTensor):
             return weight
@@ -289,9 +275,8 @@ class MaskedDiffusionLM(nn.Module):
         return other
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The backbone's parameters and the buffers that checkpoints hold, without adapters, by their names without
-        adapters. Parameters split by FSDP are DTensors; 4-bit parameters are meta tensors of their original shape, in
-        `dtype`."""
+        """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
+        DTensors; 4-bit ones are meta tensors of their original shape, in `dtype`."""
         saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
         return {
             re.sub(r"(\.base_layer)+\.", ".", name): p
@@ -302,8 +287,7 @@ class MaskedDiffusionLM(nn.Module):
         }
 
     def checkpoint_layers(self) -> None:
-        """Turn on gradient checkpointing: a forward keeps each layer's input only, and the backward pass runs the layer
-        again."""
+        """Turn on gradient checkpointing: a forward keeps each layer's input, and the backward pass runs it again."""
         # The method's name depends on the version of transformers.
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -1,25 +1,30 @@
 """Tensors as safetensors files, written by all ranks in parallel; no rank holds more than one file at a time.
 
 A tensor split by FSDP is gathered on its own, for the rank that writes its file. The files have Hugging Face's layout
-(one file, or several shard files with an index), so other tools and any number of ranks can read them.
+(one file, or several shard files with an index), so other tools and any number of ranks can read them. `check_memory`
+and `check_disk` ask whether there is room, before weights are loaded or written.
 """
 
 import functools
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
+from lfpo.base.errors import UserError
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 FORMAT = {"format": "pt"}  # metadata that some readers require
+GIB = 2**30
 
 
 def write_shards(
@@ -43,19 +48,16 @@ def write_shards(
             for name in file:
                 tensor = whole(name)
                 if writer == rank:
-                    mine[name] = _with_own_storage(tensor.detach().contiguous().cpu())
+                    tensor = tensor.detach().contiguous().cpu()
+                    # FSDP gathers into views of a padded buffer, which safetensors refuses to save.
+                    mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
         path = folder / names[first + rank] if first + rank < len(files) else None
-        distributed.each_writes(functools.partial(_write, mine, path))
+        distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
     if len(files) > 1:
         where = {name: path for path, file in zip(names, files, strict=True) for name in file}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         distributed.by_first(lambda: (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8"))
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path | None) -> None:
-    if path is not None:
-        save_tensors(tensors, path)
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -69,10 +71,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in order, split into at least one file of at most `limit` bytes each (a larger tensor has its own file).
-
-    sizes: bytes of each tensor.
-    """
+    """Names in order, split into at least one file of at most `limit` bytes each (a larger tensor has its own file)."""
     files: list[list[str]] = [[]]
     room = limit
     for name, size in sizes.items():
@@ -82,11 +81,6 @@ def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         files[-1].append(name)
         room -= size
     return files
-
-
-def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy if the tensor is a view: FSDP gathers into views of a padded buffer, which safetensors refuses to save."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def tensor_paths(folder: Path) -> dict[str, Path]:
@@ -110,8 +104,8 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def split_like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """This rank's rows as a DTensor split like `parameter`, and on its device unless that is the meta device; unchanged
-    if `parameter` is not split."""
+    """This rank's rows as a DTensor split like `parameter`, on its device unless that is meta; unchanged if `parameter`
+    is not split."""
     if not isinstance(parameter, DTensor):
         return rows
     return DTensor.from_local(
@@ -139,3 +133,38 @@ def own_rows(parameter: torch.Tensor) -> slice:
     size = math.ceil(parameter.shape[0] / parameter.device_mesh.size(dim))
     start = min(parameter.device_mesh.get_local_rank(dim) * size, parameter.shape[0])
     return slice(start, start + size)
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of a checkpoint's weights in `dtype`, from the headers of its files."""
+    numbers = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return numbers * dtype.itemsize
+
+
+def check_memory(folder: Path, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Raise UserError where the weights of a checkpoint in `dtype` are larger than the device's free memory."""
+    try:
+        needed = weight_bytes(folder, dtype)
+    except (OSError, SafetensorError):
+        return  # load_model says what is wrong with the file
+    on_gpu = torch.device(device).type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    if needed > free:
+        advice = "choose a smaller model" if dtype == torch.bfloat16 else "give --dtype bfloat16, which halves them"
+        raise UserError(
+            f"{folder}: its weights take {needed / GIB:.1f} GiB in {str(dtype).removeprefix('torch.')}, and "
+            f"{free / GIB:.1f} GiB of memory are free on this {'GPU' if on_gpu else 'machine'}; {advice}"
+        )
+
+
+def check_disk(folder: Path, needed: int) -> None:
+    """Raise UserError where the disk of `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{folder}: the model takes {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on this disk; free "
+            "disk space, or write to another disk"
+        )

@@ -46,7 +46,14 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
     """
     found: list[Piece] = []
     for name, shape in shapes.items():
-        found += _expert_pieces(family, name, shape) or [_piece(family, name, shapes)]
+        before: list[str] = []  # parameters whose rows precede this one's in its tensor
+        for _, parts in family.fused:
+            for i, part in enumerate(parts):
+                if replace_prefix(name, [(part, "")]) != name:
+                    before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
+        start = sum(shapes[other][0] for other in before)
+        whole = Piece(family.to_checkpoint(name), start, shape[0], name)
+        found += _expert_pieces(family, name, shape) or [whole]
     return found
 
 
@@ -58,16 +65,6 @@ def pieces_of_each(
     for piece in pieces(family, shapes):
         found.setdefault(getattr(piece, kind), []).append(piece)
     return found
-
-
-def _piece(family: Family, name: str, shapes: Mapping[str, Sequence[int]]) -> Piece:
-    before: list[str] = []
-    for _, parts in family.fused:
-        for i, part in enumerate(parts):
-            if replace_prefix(name, [(part, "")]) != name:
-                before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
-    start = sum(shapes[other][0] for other in before)
-    return Piece(family.to_checkpoint(name), start, shapes[name][0], name)
 
 
 def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piece]:
@@ -100,11 +97,9 @@ def part_of(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.Tensor] | None:
-    """What a rank that holds some rows of a parameter reads of a piece: the rows of the checkpoint's tensor, and the
-    view of `own` that they are copied to. None if it holds none of them.
-
-    held: the rows (of a stacked parameter: the experts) that the rank holds. own: these rows.
-    """
+    """What a rank that holds the rows `held` (of a stacked parameter: the experts) of a parameter reads of a piece: the
+    rows of the checkpoint's tensor, and the view of `own`, these rows, that they are copied to. None if it holds none
+    of them."""
     first, last = held.start or 0, (held.start or 0) + len(own)
     if piece.expert is not None:
         if not first <= piece.expert < last:
