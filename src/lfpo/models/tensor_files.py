@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -37,25 +38,27 @@ def write_shards(
         collective. Where a rank cannot write its file, all ranks stop (see distributed.each_writes).
     """
     rank, world = distributed.rank(), distributed.world()
-    sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-    files = pack_files(sizes, min(FILE_BYTES, math.ceil(sum(sizes.values()) / world)))
-    names = [f"{stem}.safetensors"]
-    if len(files) > 1:
-        names = [f"{stem}-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.numel() * tensor.element_size(),
+        filename_pattern=stem + "{suffix}.safetensors",
+        max_shard_size=min(FILE_BYTES, math.ceil(total / world)),
+    )
+    files = list(split.filename_to_tensors.items()) or [(f"{stem}.safetensors", [])]
     for first in range(0, len(files), world):
         mine: dict[str, torch.Tensor] = {}
-        for writer, file in enumerate(files[first : first + world]):
-            for name in file:
+        for writer, (_, names) in enumerate(files[first : first + world]):
+            for name in names:
                 tensor = whole(name)
                 if writer == rank:
                     tensor = tensor.detach().contiguous().cpu()
                     # FSDP gathers into views of a padded buffer, which safetensors refuses to save.
                     mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-        path = folder / names[first + rank] if first + rank < len(files) else None
+        path = folder / files[first + rank][0] if first + rank < len(files) else None
         distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
     if len(files) > 1:
-        where = {name: path for path, file in zip(names, files, strict=True) for name in file}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         distributed.by_first(lambda: (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8"))
 
@@ -68,19 +71,6 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file(tensors, partial, FORMAT)
     partial.chmod(mode)
     partial.replace(path)
-
-
-def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in order, split into at least one file of at most `limit` bytes each (a larger tensor has its own file)."""
-    files: list[list[str]] = [[]]
-    room = limit
-    for name, size in sizes.items():
-        if size > room and files[-1]:
-            files.append([])
-            room = limit
-        files[-1].append(name)
-        room -= size
-    return files
 
 
 def tensor_paths(folder: Path) -> dict[str, Path]:
