@@ -45,11 +45,10 @@ def load_config(path: str, command: str) -> dict[str, Any]:
 
 
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping from a file, or from a shipped recipe given by name.
+    """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
-    the including file. including: the chain of files whose includes led to this one.
-    Raises UserError for a missing or unreadable file, and for one that includes itself.
+    the including file. Raises UserError for a missing or unreadable file, and for one that includes itself.
     """
     file = _find(Path(path), including[-1].parent if including else Path())
     if file in including:
@@ -92,9 +91,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
@@ -130,10 +127,10 @@ def _typed(text: str) -> Any:
 
 def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
     """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
-    of the keys in `texts` are kept as they are typed (`null` means none there too).
+    of the keys in `texts` are kept as they are typed (`null` means none there too). A later value replaces an earlier
+    one, `--a '{c: 1}'` all that `--a.b` gave.
 
-    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`. A
-    later value replaces an earlier one, `--a '{c: 1}'` all that `--a.b` gave.
+    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
     """
     result: dict[str, Any] = {}
     rest = list(arguments)
@@ -182,14 +179,14 @@ def flattened(values: dict[str, Any], whole: Collection[str] = (), prefix: str =
 
 
 def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
-    """An instance of dataclass `cls` from a mapping, with every key and type checked.
+    """An instance of dataclass `cls` from a mapping. Raises UserError, naming the key, for an unknown or missing key
+    and a value of another type or range.
 
-    where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults).
-    A nested dataclass takes missing keys from the default of its field. `cls` may list aliases of its fields,
-    `ALIASES = {"other_name": "field"}`; names, or "name: value", that it does not take,
-    `REFUSED = {"name": "is ... (why, and what to do)"}`; and names that it took once,
-    `REMOVED = {"name": (value, "was removed; ...")}`, which are left out where they have the value without effect.
-    Raises UserError, naming the key, for an unknown or missing key and a wrong value.
+    where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults);
+    for a nested dataclass, the default of its field. `cls` may have
+    `ALIASES = {"other_name": "field"}`;
+    `REFUSED = {"name": "is ... (why, and what to do)"}`, names, or "name: value", that it does not take;
+    `REMOVED = {"name": (value, "was removed; ...")}`, names that it took once, left out where they have the value.
     """
     aliases, refused, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REFUSED", "REMOVED"))
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
@@ -225,10 +222,8 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
 
 
 def check_types(config: Any) -> None:
-    """Convert the fields of a dataclass instance to their types, as `build` does, in place.
-
-    For classes that are made by their own constructor too, where nothing else checks the types. Raises UserError.
-    """
+    """Convert the fields of a dataclass instance to their types, as `build` does, in place: for classes that are made
+    by their own constructor too. Raises UserError."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = _convert(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
@@ -284,14 +279,8 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
     return [value]
 
 
-_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    dict: "key: value pairs",
-    list: "a list",
-}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_NAMES |= {dict: "key: value pairs", list: "a list"}
 
 
 def _wrong(value: Any, hint: Any, where: str) -> UserError:
@@ -320,11 +309,10 @@ def read_arguments(
 def configure(
     cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
 ) -> tuple[Any, set[str]]:
-    """A command's configuration from its arguments, and those of its flags that were given.
+    """A command's configuration from its arguments (see `read_arguments`), and those of its flags that were given.
 
-    takes_file: whether the first argument may be a configuration file or recipe. command: the name in messages.
     flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
-    Prints the help and exits for -h and --help. Raises UserError for a wrong key or value.
+    Raises UserError for a wrong key or value.
     """
     about = describe(cls, command, takes_file, flags)
     values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)

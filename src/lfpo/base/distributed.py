@@ -43,9 +43,7 @@ _heart: Heartbeat | None = None
 
 def start() -> None:
     """Join the process group that torchrun's environment variables describe; without them, or once joined, do nothing.
-
-    Raises ProcessLost when a rank does not come.
-    """
+    Raises ProcessLost when a rank does not come."""
     global _heart
     # torchrun's group of one is a group too, so that one GPU can run what many do.
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not {"WORLD_SIZE", "RANK", "MASTER_ADDR"} <= set(os.environ)
@@ -128,8 +126,7 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     """While open, this rank ends when another is lost, and says which one and where it was (see lfpo.base.heartbeat).
 
     rank_timeout: seconds without a sign of life after which a rank is lost; this process then exits with code 75.
-    progress_timeout: seconds that a collective waits for a rank. 0: no limit.
-    Raises ProcessLost when a collective fails because a rank has ended or did not come.
+    progress_timeout: seconds that a collective waits for a rank, and then raises ProcessLost. 0: no limit.
     """
     start()
     heart = _heart

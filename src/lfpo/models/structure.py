@@ -20,12 +20,11 @@ Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 class Structure:
     """How the tokens of a row attend to each other. Padding is never attended to.
 
-    block_length: of blocks that count from each row's first real token (None: there are no blocks, and every token
-        attends to all). A token attends to its own block and to those before it.
+    block_length: a token attends to its own block and to those before it, counted from each row's first real token
+        (None: every token attends to all).
     doubled: a row is [noised; clean], two halves of equal length with the same padding, both at the same positions. A
-        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it; a
-        clean token attends to clean tokens only. So each noised block has the states that it has alone after a clean
-        prefix.
+        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it, a
+        clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
     """
 
     block_length: int | None = None

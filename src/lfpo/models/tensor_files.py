@@ -32,10 +32,9 @@ def write_shards(
     tensors: Mapping[str, torch.Tensor], whole: Callable[[str], torch.Tensor], folder: Path, stem: str
 ) -> None:
     """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
-    ranks see. A collective: every rank calls it with the same arguments.
+    ranks see. A collective; where a rank cannot write its file, all ranks stop (see distributed.each_writes).
 
-    tensors: names and shapes of what to write; values may be split. whole(name): the whole tensor on any device; a
-        collective. Where a rank cannot write its file, all ranks stop (see distributed.each_writes).
+    tensors: names and shapes of what to write. whole(name): the whole tensor on any device; a collective.
     """
     rank, world = distributed.rank(), distributed.world()
     total = sum(t.numel() * t.element_size() for t in tensors.values())

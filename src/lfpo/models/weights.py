@@ -24,11 +24,9 @@ from lfpo.models.tensor_files import local, own_rows
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that a checkpoint tensor and a parameter share.
+    """The `rows` rows that a checkpoint's tensor `key` has from row `start`, and the parameter `name` from `offset`.
 
-    key: the tensor in the checkpoint. start: its first row. rows: their number. name: the parameter.
     expert: which matrix of a parameter that stacks the experts' matrices (None: the parameter is one matrix or vector).
-    offset: the first row in the parameter, or in that matrix of it.
     """
 
     key: str
@@ -194,8 +192,8 @@ def state_shapes(backbone: Any) -> dict[str, torch.Size]:
 def place_weights(
     model: MaskedDiffusionLM, files: dict[str, Path], dtype: torch.dtype, device: Any, four_bit: torch.dtype | None
 ) -> None:
-    """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: what
-    `tensor_files` returned. The other arguments are those of `load_model`."""
+    """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: as
+    `tensor_files` returns them. The other arguments are those of `load_model`."""
     backbone = model.backbone
     quantized = [] if four_bit is None else linear_weights(backbone)
     old, state = backbone.state_dict(), dict[str, torch.Tensor]()
@@ -214,10 +212,7 @@ def place_weights(
 
 def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
-    parameters this rank's rows. They keep their dtypes.
-
-    Raises UserError as `load_model` does.
-    """
+    parameters this rank's rows. They keep their dtypes. Raises UserError as `load_model` does."""
     own = model.backbone.state_dict()
     with _reader(tensor_files(model.backbone, model.family, source)) as read:
         for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
