@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import lfpo.models.tensor_files
@@ -69,10 +65,8 @@ def write_checkpoint(layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     vocab = {token: i for i, token in enumerate(tiny.byte_alphabet())}
     named = {i: token for token, i in SPECIAL[layout].items()}
     vocab |= {named.get(i, f"<{i}>"): i for i in range(256, config["vocab_size"])}
-    tokenizer = Tokenizer(BPE(vocab, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=tiny.byte_level(vocab),
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=list(SPECIAL[layout]),
