@@ -207,14 +207,13 @@ def plan(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    _help(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True)
+    _takes_none(rest, "usage: lfpo recipes\n\nList the shipped recipes.")
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
 
 
 def demo(rest: list[str]) -> None:
-    _help(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's.")
     from lfpo.cli.settings import demo_config
     from lfpo.train.inputs import check_run
 
@@ -227,19 +226,17 @@ def demo(rest: list[str]) -> None:
 
 def doctor(rest: list[str]) -> None:
     about = "Show versions, devices and sandbox rungs, and check that lfpo works."
-    _help(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True)
+    _takes_none(rest, f"usage: lfpo doctor\n\n{about}")
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-def _help(rest: list[str], text: str, *, takes_none: bool = False) -> None:
-    """Print a command's help and exit, if it was asked for. takes_none: refuse any other argument."""
-    if {"-h", "--help"} & set(rest):
-        print(text)
-        raise SystemExit(0)
-    if takes_none and rest:
-        raise UserError(f"{text.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
+def _takes_none(rest: list[str], about: str) -> None:
+    """Print the help of a command without keys and exit, if it was asked for; refuse any other argument."""
+    if rest and not {"-h", "--help"} & set(rest):
+        raise UserError(f"{about.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
+    read_arguments(rest, "", about, takes_file=False)
 
 
 _ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)

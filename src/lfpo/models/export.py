@@ -20,7 +20,7 @@ from lfpo.models.loading import described, load_model, load_tokenizer, save_mode
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import Piece, pieces_of_each, state_shapes, tensor_files
+from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,8 +42,13 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     for path in dict.fromkeys(files.values()):
         named: dict[str, torch.Tensor] = {}
         for key, tensor in load_file(path).items():
-            if key in files:
-                named |= _in_transformers(tensor, parts[key])
+            if key not in files:
+                continue
+            if parts[key][0].expert is not None:  # transformers' checkpoints name experts as our families' do
+                named[key] = tensor
+            else:
+                for part in parts[key]:
+                    named[part.name] = tensor[part.start : part.start + part.rows].contiguous()
         save_tensors(named, folder / path.name)
         if consume:
             path.unlink()
@@ -70,14 +75,6 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     }
     write_json(folder / "config.json", settings)
     _save_tokenizer(source, folder)
-
-
-def _in_transformers(tensor: torch.Tensor, parts: list[Piece]) -> dict[str, torch.Tensor]:
-    """A tensor of a checkpoint under its names in transformers' checkpoints, where each expert has tensors of its own,
-    under the names that our families use too."""
-    if parts[0].expert is not None:
-        return {parts[0].key: tensor}
-    return {part.name: tensor[part.start : part.start + part.rows].contiguous() for part in parts}
 
 
 def _save_tokenizer(source: Path, folder: Path) -> None:

@@ -22,7 +22,7 @@ from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
-from lfpo.models.weights import checkpoint_shapes, part_of, pieces_of_each, place_weights, tensor_files
+from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
@@ -233,7 +233,10 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     value_of = functools.lru_cache(maxsize=1)(functools.partial(merged, model))
 
     def value(key: str) -> torch.Tensor:
-        parts = [part_of(value_of(piece.name), piece) for piece in found[key]]
+        parts = []
+        for piece in found[key]:
+            matrix = value_of(piece.name) if piece.expert is None else value_of(piece.name)[piece.expert]
+            parts.append(matrix[piece.offset : piece.offset + piece.rows])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)

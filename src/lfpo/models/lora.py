@@ -104,21 +104,9 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
     return reference
 
 
-@contextlib.contextmanager
-def use_adapter(backbone: nn.Module, adapter: str) -> Iterator[None]:
-    """Run the block with `adapter` (BASE: without any), then switch back to CURRENT, which is trainable again."""
-    switch_adapter(backbone, adapter)
-    try:
-        yield
-    finally:
-        switch_adapter(backbone, CURRENT)
-
-
 def switch_adapter(backbone: nn.Module, adapter: str) -> None:
-    """Activate `adapter` in every LoRA layer that has one of this name, and no adapter in the others.
-
-    Of all adapters only CURRENT requires gradients.
-    """
+    """Activate `adapter` (BASE: none) in every LoRA layer that has one of this name, and no adapter in the others. Of
+    all adapters only CURRENT requires gradients."""
     from peft.tuners.lora import LoraLayer
 
     for layer in backbone.modules():
@@ -199,22 +187,16 @@ def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:
     return [(n.replace(mark, "."), p) for n, p in policy.backbone.named_parameters() if "lora_" in n and mark in n]
 
 
-def wrapper_of(module: Any, name: str) -> Any | None:
-    """The LoRA layer that adapts the parameter `name` of a wrapped layer; None if there is none."""
-    while hasattr(module, "base_layer"):
-        if getattr(module, "parameter_name", "weight") == name:
-            return module
+def added(module: Any, name: str, adapter: str) -> torch.Tensor | None:
+    """What an adapter adds to the parameter `name` of a layer, in the dtype of its factors; None if none adapts it."""
+    while hasattr(module, "base_layer") and getattr(module, "parameter_name", "weight") != name:
         module = module.base_layer
-    return None
-
-
-def added(wrapper: Any, adapter: str) -> torch.Tensor:
-    """What an adapter adds to the parameter that `wrapper` adapts, in the dtype of its factors."""
-    if not hasattr(wrapper, "num_experts"):
-        delta: torch.Tensor = wrapper.get_delta_weight(adapter)
-        return delta
-    a_ERD, b_EOR = stacked_factors(wrapper, adapter)
-    return wrapper.scaling[adapter] * (b_EOR @ a_ERD)
+    if not hasattr(module, "base_layer"):
+        return None
+    if not hasattr(module, "num_experts"):
+        return module.get_delta_weight(adapter)
+    a_ERD, b_EOR = stacked_factors(module, adapter)
+    return module.scaling[adapter] * (b_EOR @ a_ERD)
 
 
 def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:

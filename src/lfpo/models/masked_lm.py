@@ -18,7 +18,7 @@ from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
-from lfpo.models.lora import use_adapter
+from lfpo.models.lora import switch_adapter
 from lfpo.models.roles import CURRENT
 from lfpo.models.structure import FULL, Structure
 
@@ -216,11 +216,16 @@ class MaskedDiffusionLM(nn.Module):
 
     def _body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
-        adapter = None if self.adapter == CURRENT else self.adapter
-        chosen = contextlib.nullcontext() if adapter is None else use_adapter(self.backbone, adapter)
-        with chosen, in_bfloat16(self.device.type, self.autocast):
-            body = self._compiled_body() if compiled else self.backbone.model
-            found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        other = None if self.adapter == CURRENT else self.adapter
+        if other is not None:
+            switch_adapter(self.backbone, other)
+        try:
+            with in_bfloat16(self.device.type, self.autocast):
+                body = self._compiled_body() if compiled else self.backbone.model
+                found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        finally:
+            if other is not None:
+                switch_adapter(self.backbone, CURRENT)
         return found
 
     def _compiled_body(self) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 from lfpo.base.distributed import whole
 from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
-from lfpo.models.lora import added, wrapper_of
+from lfpo.models.lora import added
 from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
@@ -126,12 +126,8 @@ def merged(policy: MaskedDiffusionLM, name: str) -> torch.Tensor:
     module_name, _, kind = name.rpartition(".")
     module = policy.backbone.get_submodule(module_name)
     weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
-    wrapper = wrapper_of(module, kind)
-    if wrapper is None:
-        return weight
-    assert policy.adapter is not None
-    delta = added(wrapper, policy.adapter).detach()  # float32, as the factors
-    return (weight.to(delta.dtype) + delta).to(weight.dtype)
+    delta = None if policy.adapter is None else added(module, kind, policy.adapter)  # float32, as the factors
+    return weight if delta is None else (weight.to(delta.dtype) + delta.detach()).to(weight.dtype)
 
 
 def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:

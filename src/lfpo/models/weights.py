@@ -88,12 +88,6 @@ def checkpoint_shapes(found: Sequence[Piece], shapes: Mapping[str, Sequence[int]
     return result
 
 
-def part_of(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """A piece's rows of a whole parameter, as a view."""
-    matrix = parameter if piece.expert is None else parameter[piece.expert]
-    return matrix[piece.offset : piece.offset + piece.rows]
-
-
 def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.Tensor] | None:
     """What a rank that holds the rows `held` (of a stacked parameter: the experts) of a parameter reads of a piece: the
     rows of the checkpoint's tensor, and the view of `own`, these rows, that they are copied to. None if it holds none
