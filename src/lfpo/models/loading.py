@@ -164,8 +164,12 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
         for name, value in ids.items():
             if value is None:
                 ids[name] = getattr(tokenizer, f"{name}_token_id", None)
-    if source is not None:
-        ids["eos"] = _turn_end(config, source, tokenizer) or ids["eos"]
+    turn_end = None if source is None else family_of(config, where).turn_end
+    if source is not None and turn_end is not None and (source / "generation_config.json").exists():
+        listed = read_json(source / "generation_config.json").get("eos_token_id")
+        found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
+        if found in (listed if isinstance(listed, list) else [listed]):
+            ids["eos"] = found
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
@@ -174,16 +178,6 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
         if not isinstance(value, int) or not 0 <= value < vocab_size:
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     return {f"{name}_id": value for name, value in ids.items()}
-
-
-def _turn_end(config: dict[str, Any], source: Path, tokenizer: Any) -> int | None:
-    """The id of the family's `turn_end` if the checkpoint's generation_config.json lists it."""
-    text, file = family_of(config, source / "config.json").turn_end, source / "generation_config.json"
-    if text is None or not file.exists():
-        return None
-    listed = read_json(file).get("eos_token_id")
-    found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(text)
-    return found if found in (listed if isinstance(listed, list) else [listed]) and found is not None else None
 
 
 def load_tokenizer(name: str | Path) -> Any:

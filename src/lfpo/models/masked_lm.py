@@ -41,6 +41,7 @@ class MaskedDiffusionLM(nn.Module):
     """
 
     head_precision: str = "auto"
+    block_length: int | None = None
 
     def __init__(
         self,
