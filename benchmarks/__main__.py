@@ -3,8 +3,8 @@
 import importlib
 import sys
 
+from lfpo.base.config import configure
 from lfpo.base.errors import UserError
-from lfpo.base.options import configure
 
 USAGE = """usage: python -m benchmarks NAME [--key value ...]
 

@@ -56,8 +56,8 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     import torch
 
     from lfpo.models import load_tokenizer
+    from lfpo.models.families import family_of
     from lfpo.models.layouts import LAYOUTS, with_layers
-    from lfpo.models.loading import family_of
     from lfpo.models.tensor_files import write_shards
     from lfpo.models.weights import checkpoint_shapes, pieces, state_shapes
     from lfpo.train.plan.model import skeleton

@@ -61,14 +61,12 @@ def main() -> None:
     for name in SPECIAL:
         with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
             model, io = load_model(golden(name, Path(scratch) / name)), golden_io(name)
-        found = {}
-        for kind in ("full", "block", "double"):
-            if f"{kind}.ids" in io:
-                mask = io[f"{kind}.mask"][None, None] if kind != "full" else None
-                with torch.no_grad():
-                    hidden = model.backbone.model(
-                        io[f"{kind}.ids"], mask, position_ids=io.get(f"{kind}.position_ids"), use_cache=False
-                    ).last_hidden_state
+            found = {}
+            for kind in ("full", "block", "double"):
+                if f"{kind}.ids" in io:
+                    mask = io[f"{kind}.mask"][None, None] if kind != "full" else None
+                    inputs = {"attention_mask": mask, "position_ids": io.get(f"{kind}.position_ids")}
+                    hidden = model.backbone.model(io[f"{kind}.ids"], use_cache=False, **inputs).last_hidden_state
                     found[kind] = (model.head(hidden) - io[f"{kind}.logits"]).abs().max().item()
         print(name.ljust(10), "  ".join(f"{kind} {error:.1e}" for kind, error in found.items()))
 

@@ -149,36 +149,12 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_wrong_models(fails: Callable[..., str], tmp_path: Path):
-    assert "no such folder" in fails(*train_arguments(tmp_path, model=str(tmp_path / "none")))
-    broken = tiny.write_llada(tmp_path / "broken")
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert "model.safetensors" in fails(*train_arguments(tmp_path, model=str(broken)))
-    maskless = tiny.write_llada(tmp_path / "maskless", special=("<|startoftext|>", "<|endoftext|>", "<|eot_id|>"))
-    assert "mask token" in fails(*train_arguments(tmp_path, model=str(maskless)))
-
-
 def test_keep_going_trains_although_a_reward_raises_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rewards = "[reward_samples.raises,reward_samples.even_tokens]"
     assert main(train_arguments(tmp_path, reward_funcs=rewards, keep_going="true")) == 0
     assert "'raises' failed on its first call" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["rewards/raises/failed"] for row in lines if "reward" in row] == [1.0]
-
-
-def test_wrong_lengths_and_folders(fails: Callable[..., str], tmp_path: Path):
-    changes = {"sampler.gen_length": "10", "sampler.block_length": "4"}
-    assert "block_length 4 does not divide gen_length 10" in fails(*train_arguments(tmp_path, **changes))
-    assert "does not divide gen_length 4" in fails(*train_arguments(tmp_path, **{"sampler.block_length": "3"}))
-    assert main(train_arguments(tmp_path)) == 0
-    assert "holds another run" in fails(*train_arguments(tmp_path))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("precious")
-    assert "not empty" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "full")))
-    assert "no metrics.jsonl" in fails("report", str(tmp_path / "full"))
-    (tmp_path / "file").write_text("x")
-    assert "could not be" in fails(*train_arguments(tmp_path, output_dir=str(tmp_path / "file" / "run")))
 
 
 def test_a_mistake_found_before_anything_was_logged_leaves_the_folder_free(fails: Callable[..., str], tmp_path: Path):
@@ -197,21 +173,6 @@ def test_sampling_in_bfloat16_takes_half_the_memory(
     for command in (("sample", "--task", "sudoku"), ("eval", "--task", "sudoku", "--n", "1")):
         assert "give --dtype bfloat16" in fails(*command)
         assert main([*command, "--dtype", "bfloat16"]) == 0
-
-
-def test_samplers_that_do_not_go_together(fails: Callable[..., str]):
-    evaluate, sample = ("eval", "--task", "sudoku", "--n", "1"), ("sample", "--task", "sudoku")
-    for command in (evaluate, sample):
-        named = "sampler: cache does not go with cfg_scale"
-        assert named in fails(*command, "--sampler.cache", "prefix", "--sampler.cfg_scale", "1")
-        # That there is one block only the task's length tells.
-        assert "set block_length" in fails(*command, "--sampler.cache", "dual")
-        assert "cache_refresh needs cache" in fails(*command, "--sampler.cache_refresh", "2")
-        assert "alg and threshold" in fails(*command, "--sampler.alg", "origin", "--sampler.threshold", "0.9")
-        assert "leave 'steps' out" in fails(*command, "--sampler.factor", "1", "--sampler.steps", "4")
-        assert "top_p 2.0 must be" in fails(*command, "--sampler.top_p", "2")
-        assert "did you mean 'entropy'" in fails(*command, "--sampler.alg", "entropi")
-        assert "did you mean 'cache_refresh'" in fails(*command, "--sampler.cache_refres", "2")
 
 
 @pytest.mark.parametrize(

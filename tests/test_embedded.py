@@ -1,31 +1,42 @@
-"""The embedded base model as it is shipped."""
+"""The embedded models as they are shipped."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from lfpo.base.config import load_yaml
+from lfpo.base.files import read_json
+from lfpo.cli.command_line import main
 from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
-from lfpo.models.loading import EMBEDDED
+from lfpo.models.loading import EMBEDDED, SHIPPED
+from lfpo.models.structure import Structure
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
+from test_distributed import metrics
+from tiny import random_ids
 
 
-def test_it_is_small_and_in_lladas_layout():
+def test_it_is_small_and_has_the_architecture_its_recipe_says():
     assert sum(f.stat().st_size for f in EMBEDDED.iterdir()) < 8e6
-    config = json.loads((EMBEDDED / "config.json").read_text())
-    assert config["model_type"] == "llada"
     assert not [f for f in EMBEDDED.iterdir() if f.suffix not in {".json", ".safetensors", ".jinja"}]
-
-
-def test_it_has_the_architecture_its_recipe_says():
-    config = json.loads((EMBEDDED / "config.json").read_text())
-    init = load_yaml("embedded-pretrain")["init"]
+    config, init = read_json(EMBEDDED / "config.json"), load_yaml("embedded-pretrain")["init"]
+    assert config["model_type"] == "llada"
     assert {k: config[k] for k in init if k != "vocab_size"} == {k: v for k, v in init.items() if k != "vocab_size"}
+
+
+def test_the_other_is_the_same_with_the_blocks_that_its_recipe_says():
+    recipe, folder = load_yaml("embedded-block"), SHIPPED["embedded-block"]
+    assert read_json(folder / "config.json") == {**read_json(EMBEDDED / "config.json"), "block_length": 8}
+    assert recipe["model"] == "embedded" and recipe["block_length"] == 8
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (EMBEDDED / name).read_bytes()
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
 
 
 @pytest.mark.parametrize("name", list(TASKS))
@@ -38,16 +49,23 @@ def test_its_tokenizer_keeps_every_text(name: str):
     assert tokenizer.decode(tokenizer.encode(odd, add_special_tokens=False)) == odd
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS])
-def test_it_is_flawed_but_not_hopeless(name: str):
+@pytest.mark.parametrize(
+    ("shipped", "name", "most"),
+    [
+        *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
+        ("embedded-block", "sudoku", 0.85),
+        pytest.param("embedded-block", "choice", 0.85, marks=pytest.mark.long),
+    ],
+)
+def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
     """A small sample of what `lfpo eval` measures: sampled accuracy is neither near 0 nor near 1."""
-    task = get_task(name)
+    task, model, tokenizer = get_task(name), load_model(shipped), load_tokenizer(shipped)
     rows = [task.row("test", i) for i in range(40)]
-    sampler = SamplerConfig(temperature=1.0, remasking="random").for_length(task.gen_length)
-    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    remasking: Any = "low_confidence" if model.block_length else "random"
+    sampler = SamplerConfig(temperature=1.0, remasking=remasking).for_length(task.gen_length, model.block_length)
     result = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
     assert result.accuracy is not None and result.interval is not None
-    assert 0.05 < result.accuracy < 0.75
+    assert 0.05 < result.accuracy < most
     assert result.interval[0] < result.accuracy < result.interval[1]
 
 
@@ -82,3 +100,23 @@ def test_a_users_task_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     task = get_task("shout:TASK")
     assert task.reward_functions[0](["a"], ["x"], answer=["x"]) == [1.0]
+
+
+@torch.no_grad()
+def test_plain_transformers_loads_its_export_with_the_callers_mask(tmp_path: Path):
+    assert main(["export", "embedded-block", "--layout", "transformers", "--output", str(tmp_path / "out")]) == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model, ids = load_model("embedded-block"), random_ids(2, 20)
+    block = torch.arange(20) // theirs.config.block_length
+    seen = (block[:, None] >= block).expand(2, 1, -1, -1)
+    ours = model.head(model.hidden(ids, structure=Structure(8)))
+    torch.testing.assert_close(theirs(ids, seen).logits, ours, rtol=0, atol=1e-4)
+    assert (theirs(ids).logits - ours).abs().max() > 1e-2  # without it, attention is full
+
+
+@pytest.mark.long
+def test_a_run_of_the_demo_recipe(tmp_path: Path):
+    folder = tmp_path / "run"
+    given = ["--model", "embedded-block", "--max_steps", "1", "--eval_size", "4", "--output_dir", str(folder)]
+    assert main(["train", "demo", *given]) == 0
+    assert metrics(folder)[-1]["grad_norm"] > 0

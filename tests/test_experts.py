@@ -1,5 +1,6 @@
 """Mixtures of experts: products, precision, adapters, split weights, measures, and what they cost."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from golden_families import golden, golden_io
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
-from lfpo.models import MaskedDiffusionLM, load_model, save_model
+from lfpo.models import load_model, save_model
 from lfpo.models.experts import grouped_experts, routers
 from lfpo.models.export import export_adapter
 from lfpo.models.four_bit import quantize
@@ -48,15 +49,12 @@ class Experts(torch.nn.Module):
 
 def by_token(module: Experts, hidden: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The same, one token and expert at a time."""
-    rows = []
-    for t in range(len(hidden)):
-        parts = []
-        for k in range(expert.shape[1]):
-            e = int(expert[t, k])
-            gate, up = (module.gate_up_proj[e] @ hidden[t]).chunk(2)
-            parts.append(weight[t, k] * (module.down_proj[e] @ (F.silu(gate) * up)))
-        rows.append(torch.stack(parts).sum(0))
-    return torch.stack(rows)
+    out = torch.zeros_like(hidden)
+    for t, k in itertools.product(*map(range, expert.shape)):
+        gate, up = (module.gate_up_proj[expert[t, k]] @ hidden[t]).chunk(2)
+        part = weight[t, k] * (module.down_proj[expert[t, k]] @ (F.silu(gate) * up))
+        out = out.index_add(0, torch.tensor([t]), part[None])
+    return out
 
 
 @pytest.mark.parametrize(
@@ -116,23 +114,14 @@ def test_the_published_router(tmp_path: Path) -> None:
     torch.testing.assert_close(layer.mlp(io["router.hidden"]), io["router.low_output"], rtol=0, atol=1e-4)
 
 
-def training(
-    model: MaskedDiffusionLM, lora: LoraSettings | None
-) -> tuple[dict[str, MaskedDiffusionLM], dict[str, Any]]:
-    """Policies after one backward pass of LFPO, and what it measured."""
-    old = attach(model, lora) if lora else model.frozen_copy()
-    trajectory = rollout(old, PROMPTS, SAMPLER, SEEDS)
-    signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
-    objective, policies = make_objective({"name": "lfpo", "timesteps": 3}), {CURRENT: model, OLD: old}
-    views = objective.views(trajectory, signal, SEEDS, 0)
-    _, measures = accumulate_gradients(objective, policies, views, signal, update_tokens=40)
-    return policies, measures
-
-
 @pytest.mark.parametrize("lora", [None, LORA, ON_EXPERTS])
 def test_a_mixture_of_experts_trains(lora: LoraSettings | None, tmp_path: Path) -> None:
     model = load_model(golden("lladamoe", tmp_path / "m"))
-    policies, measures = training(model, lora)
+    old = attach(model, lora) if lora else model.frozen_copy()
+    signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
+    objective = make_objective({"name": "lfpo", "timesteps": 3})
+    views = objective.views(rollout(old, PROMPTS, SAMPLER, SEEDS), signal, SEEDS, 0)
+    _, measures = accumulate_gradients(objective, {CURRENT: model, OLD: old}, views, signal, update_tokens=40)
     total, count = measures["router/entropy"].tolist()
     assert 0 < total / count < 1
     total, count = measures["router/max_load"].tolist()
@@ -141,12 +130,12 @@ def test_a_mixture_of_experts_trains(lora: LoraSettings | None, tmp_path: Path) 
     assert all(p.grad is not None for p in trained.values())
     assert all(p.grad.abs().max() > 0 for name, p in trained.items() if "lora_A" not in name)  # B is still zero
     assert any("experts" in name for name in trained) is (lora != LORA)
-    before = policies[OLD].weights()["model.layers.0.mlp.experts.down_proj"].clone()
+    before = old.weights()["model.layers.0.mlp.experts.down_proj"].clone()
     with torch.no_grad():
         for p in trained.values():
             p.add_(1.0)
-    ema_update(policies[OLD], model, 0.5)
-    after = policies[OLD].weights()["model.layers.0.mlp.experts.down_proj"]
+    ema_update(old, model, 0.5)
+    after = old.weights()["model.layers.0.mlp.experts.down_proj"]
     torch.testing.assert_close(after, before if lora else before + 0.5)
 
 
@@ -184,6 +173,8 @@ def test_adapters_go_onto_the_attention_unless_asked(tmp_path: Path) -> None:
     assert all(".mlp.experts." in name for name, p in other.named_parameters() if p.requires_grad)
     with pytest.raises(UserError, match="this model has no experts"):
         attach(load_model("embedded"), ON_EXPERTS)
+    with pytest.raises(UserError, match=r"load_in_4bit: .* experts"):
+        quantize(other.backbone, torch.device("cpu"), torch.float32)
 
 
 @torch.no_grad()
@@ -215,12 +206,6 @@ def test_adapters_on_experts(name: str, tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="no form under the family's own names"):
         export_adapter(tmp_path / "adapter", model.family, "base", tmp_path / "out", own_names=True)
-
-
-def test_experts_are_not_quantised(tmp_path: Path) -> None:
-    model = load_model(golden("lladamoe", tmp_path / "m"))
-    with pytest.raises(UserError, match=r"load_in_4bit: .* experts"):
-        quantize(model.backbone, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.long

@@ -15,10 +15,9 @@ from lfpo.models.lora import attach, factors, load_adapter
 from lfpo.models.roles import BASE
 from lfpo.models.settings import LoraSettings
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import forward_flops
 from lfpo.train.rl import LFPOTrainer
-from small_runs import choice_config
+from small_runs import choice_config, whole_and_resumed
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 IDS = tiny.random_ids(2, 7, seed=3)
@@ -96,19 +95,16 @@ def wide(llada: Path, tmp_path: Path) -> Path:
     return tmp_path / "wide"
 
 
-def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
-    lora = {"r": 2, "lora_alpha": 4, "target_modules": "as-published"}
-    return choice_config(folder, model, **{"lora": lora, "load_in_4bit": True, **settings})
+FOUR_BIT: dict[str, Any] = {
+    "lora": {"r": 2, "lora_alpha": 4, "target_modules": "as-published"},
+    "load_in_4bit": True,
+}
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Path, tmp_path: Path):
-    settings: dict[str, Any] = {"dtype": dtype, "objective": {"name": "coupled_grpo"}, "gradient_checkpointing": True}
-    whole = LFPOTrainer(args=config(tmp_path / "whole", wide, max_steps=2, **settings))
-    whole.train()
-    LFPOTrainer(args=config(tmp_path / "parts", wide, max_steps=1, **settings)).train()
-    resumed = LFPOTrainer(args=config(tmp_path / "parts", wide, max_steps=2, **settings))
-    resumed.train(resume=True)
+    more: dict[str, Any] = {"dtype": dtype, "objective": {"name": "coupled_grpo"}, "gradient_checkpointing": True}
+    whole, resumed = whole_and_resumed(tmp_path, wide, 2, **FOUR_BIT, **more)
     for (_, a), (_, b) in zip(factors(whole.model), factors(resumed.model), strict=True):
         assert torch.equal(a, b)
     width = getattr(torch, dtype)
@@ -122,18 +118,18 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
     checkpoint = latest_checkpoint(tmp_path / "whole")
     assert checkpoint is not None
     original = load_model(wide)
-    attach(original, LoraSettings(r=2, lora_alpha=4, target_modules="as-published"))
+    attach(original, LoraSettings(r=2, target_modules="as-published"))
     load_adapter(original, checkpoint / "model")  # the adapter also loads onto the original weights
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(original), factors(whole.model), strict=True))
 
 
 def test_where_it_cannot_work(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UserError, match=r"layer 0.self_attn.q_proj has rows of 32 numbers"):
-        LFPOTrainer(args=config(tmp_path, llada))
-    with pytest.raises(UserError, match="'load_in_4bit' needs 'lora'"):
-        config(tmp_path, llada, lora=None)
-    with pytest.raises(UserError, match="'load_in_4bit' does not work with 'fsdp'"):
-        config(tmp_path, llada, fsdp=True)
+    def fails(said: str, **settings: Any) -> None:
+        with pytest.raises(UserError, match=said):
+            LFPOTrainer(args=choice_config(tmp_path, llada, **{**FOUR_BIT, **settings}))
+
+    fails(r"layer 0.self_attn.q_proj has rows of 32 numbers")
+    fails("'load_in_4bit' needs 'lora'", lora=None)
+    fails("'load_in_4bit' does not work with 'fsdp'", fsdp=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(UserError, match="load_in_4bit needs the package bitsandbytes: pip install bitsandbytes"):
-        LFPOTrainer(args=config(tmp_path, llada))
+    fails("load_in_4bit needs the package bitsandbytes: pip install bitsandbytes")

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lfpo.base.options import configure
+from lfpo.base.config import configure
 from lfpo.train.config import LFPOConfig
 
 ROOT = Path(__file__).parents[1]

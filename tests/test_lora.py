@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 
 from golden_families import golden
 from lfpo.base.errors import UserError
@@ -16,7 +16,7 @@ from lfpo.train.algorithm import ema_update, own_parameters
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, choice_config
+from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -28,6 +28,12 @@ def moved(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
     for _, p in factors(model):
         p.data.add_(torch.randn(p.shape, generator=rng) * 0.3)
     return model
+
+
+def adapted(checkpoint: Path, dtype: torch.dtype = torch.float32) -> MaskedDiffusionLM:
+    model = load_model(checkpoint, dtype=dtype)
+    attach(model, SMALL)
+    return moved(model)
 
 
 def test_three_policies_share_one_backbone(checkpoint: Path):
@@ -61,9 +67,7 @@ def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkp
 
 
 def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path, tmp_path: Path):
-    model = load_model(checkpoint)
-    attach(model, SMALL)
-    moved(model)
+    model = adapted(checkpoint)
     save_model(model, tmp_path / "merged")
     merged = load_model(tmp_path / "merged")
     assert merged.state_dict().keys() == load_model(checkpoint).state_dict().keys()
@@ -72,9 +76,7 @@ def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path,
 
 
 def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Path, tmp_path: Path):
-    model = load_model(llada, dtype=torch.bfloat16)
-    attach(model, SMALL)
-    moved(model)
+    model = adapted(llada, torch.bfloat16)
     save_model(model, tmp_path / "run")
     save_adapter(model, tmp_path / "adapter")
     merge_adapter(llada, tmp_path / "adapter", tmp_path / "merged", torch.bfloat16)
@@ -83,18 +85,13 @@ def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Pa
 
 
 def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path):
-    model = load_model(llada)
-    attach(model, SMALL)
-    moved(model)
+    model = adapted(llada)
     save_adapter(model, tmp_path / "adapter")
-    from peft import PeftModel
-
     loaded = PeftModel.from_pretrained(load_model(llada).backbone, str(tmp_path / "adapter"))
     with torch.no_grad():
         # peft's model has the plain backbone inside, which is bidirectional already.
         torch.testing.assert_close(loaded(input_ids=IDS).logits, model(IDS), atol=1e-5, rtol=1e-5)
-    other = load_model(llada)
-    attach(other, SMALL)
+    other = adapted(llada)
     load_adapter(other, tmp_path / "adapter")
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(model), factors(other), strict=True))
     wider = load_model(llada)
@@ -111,12 +108,10 @@ def test_target_names_are_those_that_exist(llada: Path, dream: Path):
     assert target_names(first, "as-published") == ["k_proj", "q_proj", "up_proj", "v_proj"]
     assert target_names(second, "as-published") == every
     assert target_names(first, ["attn_out", "q_proj", "ff_proj"]) == ["gate_proj", "o_proj", "q_proj"]
-    with pytest.raises(UserError, match=r"'o_prj' is not a linear layer of this model.*o_proj"):
-        target_names(first, ["q_proj", "o_prj"])
-    with pytest.raises(UserError, match="'all'"):
-        target_names(first, "all")
-    with pytest.raises(UserError, match="empty"):
-        target_names(first, [])
+    wrong: list[tuple[Any, str]] = [(["q_proj", "o_prj"], r"'o_prj' is not a linear layer of this model.*o_proj")]
+    for targets, said in [*wrong, ("all", "'all'"), ([], "empty")]:
+        with pytest.raises(UserError, match=said):
+            target_names(first, targets)
 
 
 def test_a_peft_config_says_the_same_as_the_settings():
@@ -144,13 +139,9 @@ def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
 )
 def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, experts: bool, llada: Path, tmp_path: Path):
     llada = golden("lladamoe", tmp_path / "moe") if experts else llada
-    settings: dict[str, Any] = {"objective": {"name": objective}, "ema_decay": 0.5}
-    settings["lora"] = {"r": 2, "lora_alpha": 4, "experts": experts}
-    whole = LFPOTrainer(args=config(tmp_path / "whole", llada, max_steps=2, **settings))
-    whole.train()
-    LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=1, **settings)).train()
-    resumed = LFPOTrainer(args=config(tmp_path / "parts", llada, max_steps=2, **settings))
-    resumed.train(resume=True)
+    lora = {"r": 2, "lora_alpha": 4, "experts": experts}
+    more: dict[str, Any] = {"objective": {"name": objective}, "ema_decay": 0.5}
+    whole, resumed = whole_and_resumed(tmp_path, llada, 2, lora=lora, **more)
     for policy, other in ((whole.model, resumed.model), (whole.reference, resumed.reference)):
         assert all(torch.equal(a, b) for a, b in zip(own_parameters(policy), own_parameters(other), strict=True))
     start = load_model(llada)
@@ -171,16 +162,8 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
 def test_training_with_merged_rollouts_is_the_same(llada: Path, tmp_path: Path):
     rows = []
     for merge in (False, True):
-        args = config(
-            tmp_path / str(merge),
-            llada,
-            max_steps=2,
-            eval_steps=1,
-            merge_lora=merge,
-            ema_decay=0.5,
-            objective=AS_PUBLISHED,
-        )
-        trainer = LFPOTrainer(args=args)
+        more: dict[str, Any] = {"eval_steps": 1, "merge_lora": merge, "ema_decay": 0.5, "objective": AS_PUBLISHED}
+        trainer = LFPOTrainer(args=config(tmp_path / str(merge), llada, max_steps=2, **more))
         trainer.train()
         found = trainer.run.read_metrics()
         rows.append([{k: v for k, v in row.items() if not k.startswith("time/")} for row in found])

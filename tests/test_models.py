@@ -1,14 +1,22 @@
+"""Checkpoints of every family: logits, ids, tokenizers, saving, and what is refused."""
+
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
+from golden_families import golden, golden_io, golden_sampler
 from lfpo.base.errors import UserError
+from lfpo.cli import main
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
+from lfpo.runs.card import SAMPLER
 from tiny import (
     LLADA_CONFIG,
     LLADA_SPECIAL,
@@ -17,22 +25,26 @@ from tiny import (
     read_weights,
     reference_logits,
     rotate,
+    save_weights,
     write_dream,
     write_llada,
 )
 
 
-def fails(call, *names: str) -> None:
+def fails(call: Callable[[], object], *names: str) -> None:
     """The call raises a one-line UserError that contains every name."""
     with pytest.raises(UserError) as caught:
         call()
-    text = str(caught.value)
-    assert "\n" not in text
+    assert "\n" not in str(caught.value)
     for name in names:
-        assert name in text, text
+        assert name in str(caught.value)
 
 
-# Logits
+def same_weights(folder: Path, other: Path) -> None:
+    """Two checkpoints hold the same tensors under the same names."""
+    before, after = read_weights(folder), read_weights(other)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -40,9 +52,8 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 1}])
-def test_llada_equals_an_independent_forward(changes: dict[str, Any], tmp_path: Path) -> None:
-    folder, ids = write_llada(tmp_path / "llada", **changes), random_ids(3, 21)
+def test_llada_equals_an_independent_forward(tmp_path: Path) -> None:
+    folder, ids = write_llada(tmp_path / "llada", n_kv_heads=1), random_ids(3, 21)
     close(load_model(folder)(ids), reference_logits(folder, ids))
 
 
@@ -162,9 +173,7 @@ def test_saving_keeps_names_tensors_and_config(checkpoint: Path, tmp_path: Path,
     model = load_model(checkpoint)
     saved = tmp_path / "saved"
     save_model(model, saved, load_tokenizer(checkpoint) if with_tokenizer else None)
-    before, after = read_weights(checkpoint), read_weights(saved)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[k], after[k]) for k in before)
+    same_weights(checkpoint, saved)
     assert json.loads((saved / "config.json").read_text()) == json.loads((checkpoint / "config.json").read_text())
     ids = random_ids(2, 9)
     assert torch.equal(load_model(saved)(ids), model(ids))
@@ -174,16 +183,11 @@ def test_saving_keeps_names_tensors_and_config(checkpoint: Path, tmp_path: Path,
 
 
 @torch.no_grad()
-def test_shards_give_the_same_model_and_files_the_index_does_not_name_are_not_read(
-    llada: Path, llada_sharded: Path, tmp_path: Path
-) -> None:
+def test_files_that_the_index_does_not_name_are_not_read(llada: Path, llada_sharded: Path) -> None:
     assert len(list(llada_sharded.glob("*.safetensors"))) == 3
     save_file({"adapter": torch.zeros(1)}, llada_sharded / "adapter.safetensors")
     ids = random_ids(2, 9)
-    model = load_model(llada_sharded)
-    assert torch.equal(model(ids), load_model(llada)(ids))
-    save_model(model, tmp_path / "saved")
-    assert torch.equal(load_model(tmp_path / "saved")(ids), model(ids))
+    assert torch.equal(load_model(llada_sharded)(ids), load_model(llada)(ids))
 
 
 # Fresh models
@@ -194,11 +198,7 @@ def test_init_is_decided_by_its_seed() -> None:
     assert all(torch.equal(one[k], same[k]) for k in one)
     assert any(not torch.equal(one[k], other[k]) for k in one)
     assert one["backbone.lm_head.weight"].std() == pytest.approx(0.02, rel=0.1)
-
-
-def test_init_names_a_missing_field() -> None:
-    config = {k: v for k, v in LLADA_CONFIG.items() if k != "n_layers"}
-    fails(lambda: init_model(config, seed=0), "init config", "n_layers")
+    fails(lambda: init_model({"model_type": "llada"}, seed=0), "init config", "d_model")
 
 
 # Errors
@@ -216,46 +216,11 @@ def test_corrupt_config(llada: Path, text: str) -> None:
     fails(lambda: load_model(llada), str(llada / "config.json"), "JSON")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "names"),
-    [
-        ("model_type", "gpt2", ("'gpt2'", "llada", "Dream")),
-        ("block_type", "sequential", ("sequential",)),
-        ("mask_token_id", 126336, ("126336",)),
-        ("d_model", ..., ("d_model",)),  # missing
-    ],
-)
-def test_a_config_that_is_not_supported(llada: Path, key: str, value: Any, names: tuple[str, ...]) -> None:
-    config = json.loads((llada / "config.json").read_text())
-    config = {k: v for k, v in {**config, key: value}.items() if v is not ...}
-    (llada / "config.json").write_text(json.dumps(config))
-    fails(lambda: load_model(llada), *names)
-
-
 @pytest.mark.parametrize("keep", [0, 4, 100, 20_000])
 def test_truncated_weights(checkpoint: Path, keep: int) -> None:
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     fails(lambda: load_model(checkpoint), str(file))
-
-
-UP = "model.transformer.blocks.1.up_proj.weight"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({UP: None}, UP),
-        ({UP.replace(".1.", ".7."): torch.zeros(2)}, "blocks.7"),
-        ({UP: torch.zeros(5, 5)}, "[5, 5]"),
-    ],
-    ids=["missing", "extra", "shape"],
-)
-def test_tensors_that_do_not_match_the_config(llada: Path, changes: dict[str, Any], said: str) -> None:
-    file = llada / "model.safetensors"
-    weights = {name: tensor for name, tensor in {**load_file(file), **changes}.items() if tensor is not None}
-    save_file(weights, file)
-    fails(lambda: load_model(llada), str(llada), said)
 
 
 def test_a_missing_shard(llada_sharded: Path) -> None:
@@ -283,3 +248,160 @@ def test_a_tokenizer_without_a_mask_token(tmp_path: Path) -> None:
 def test_a_corrupt_tokenizer(llada: Path, text: str) -> None:
     (llada / "tokenizer.json").write_text(text)
     fails(lambda: load_tokenizer(llada), str(llada))
+
+
+# Published layouts of block-diffusion models and mixtures of experts
+
+BLOCKS = {"llada": None, "lladamoe": None, "llada2_0": 32, "llada2_1": 32, "sdar": 4, "sdar_moe": 4}
+FAMILIES = list(BLOCKS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_the_published_code_and_saving_keeps_its_tensors(name: str, tmp_path: Path) -> None:
+    model, io = load_model(golden(name, tmp_path / name)), golden_io(name)
+    torch.testing.assert_close(model(io["full.ids"]), io["full.logits"], rtol=0, atol=1e-4)
+    assert io["full.logits"].abs().max() > 10
+    save_model(model, tmp_path / "saved")
+    same_weights(tmp_path / name, tmp_path / "saved")
+    tokenizer = load_tokenizer(tmp_path / name)
+    assert (model.block_length, model.mask_id) == (BLOCKS[name], tokenizer.mask_token_id)
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "llada"])
+def test_plain_transformers_loads_an_export(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the caller's own mask where the model attends block by block."""
+    source, io = golden(name, tmp_path / name), golden_io(name)
+    folder = tmp_path / "exported"
+    assert main(["export", str(source), "--layout", "transformers", "--output", str(folder)]) == 0
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == load_model(source).family.architecture
+    torch.testing.assert_close(model(io["full.ids"]).logits, io["full.logits"], rtol=0, atol=1e-4)
+    card = (folder / "README.md").read_text()
+    assert SAMPLER in card
+    if BLOCKS[name] is None:
+        return
+    mask = io["block.mask"][None, None]
+    torch.testing.assert_close(model(io["block.ids"], mask).logits, io["block.logits"], rtol=0, atol=1e-4)
+    if name == "sdar":
+        assert model.config.block_length == 4
+        run = golden_sampler(name)["runs"][0]
+        prompt, tokens = run["prompt"], run["tokens"]
+        code = SAMPLER.removeprefix("```python\n").removesuffix("\n```").replace("PATH_TO_THIS_FOLDER", str(folder))
+        code = code.replace('"YOUR PROMPT"', repr(bytes(prompt).decode())).replace("64", str(len(tokens) - len(prompt)))
+        capsys.readouterr()
+        exec(code, {})
+        assert capsys.readouterr().out == load_tokenizer(source).decode(tokens[len(prompt) :]) + "\n"
+
+
+def test_the_experts_bias_is_never_rounded_nor_trained(tmp_path: Path) -> None:
+    source = golden("llada2_0", tmp_path / "m")
+    model = load_model(source, dtype=torch.bfloat16)
+    key = "model.layers.1.mlp.gate.expert_bias"
+    own = read_weights(source)[key]
+    assert not torch.equal(own, own.bfloat16().float())
+    assert not any("bias" in name for name, _ in model.named_parameters())
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+    for saved in (model, model.frozen_copy(), model.to(torch.float16)):
+        save_model(saved, tmp_path / "saved")
+        assert torch.equal(read_weights(tmp_path / "saved")[key], own)
+
+
+@torch.no_grad()
+def test_checkpoints_in_several_files(tmp_path: Path) -> None:
+    """An expert's tensors, and the experts of a layer, may be in different files."""
+    source = golden("llada2_0", tmp_path / "one")
+    many = golden("llada2_0", tmp_path / "many")
+    weights = read_weights(source)
+    for file in many.glob("model.safetensors*"):
+        file.unlink()
+    save_weights(many, weights, shards=3)
+    ids = golden_io("llada2_0")["full.ids"]
+    assert torch.equal(load_model(many)(ids), load_model(source)(ids))
+    assert main(["export", str(many), "--layout", "transformers", "--output", str(tmp_path / "exported")]) == 0
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    torch.testing.assert_close(model(ids).logits, load_model(source)(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.layers.1.mlp.experts.2.up_proj.weight", None),
+        ("model.layers.1.mlp.gate.expert_bias", None),
+        ("model.layers.0.attention.query_key_value.weight", torch.zeros(5, 5)),
+        ("model.layers.7.attention.dense.weight", torch.zeros(2)),
+    ],
+    ids=["expert", "buffer", "shape", "extra"],
+)
+def test_a_wrong_tensor_is_named_as_in_the_file(key: str, value: torch.Tensor | None, tmp_path: Path) -> None:
+    source = golden("llada2_0", tmp_path / "m")
+    save_weights(source, {name: w for name, w in {**read_weights(source), key: value}.items() if w is not None})
+    fails(lambda: load_model(source), str(source), key)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("lladamoe", {"clip_qkv": 8.0}, ("clip_qkv 8.0",)),
+        ("lladamoe", {"shared_expert_intermediate_size": 24}, ("shared_expert_intermediate_size 24",)),
+        ("lladamoe", {"moe_router_enable_expert_bias": True}, ("moe_router_enable_expert_bias True",)),
+        ("lladamoe", {"num_experts": None}, ("num_experts", "missing")),
+        ("lladamoe", {"expert_intermediate_size": None}, ("expert_intermediate_size", "missing")),
+        ("llada", {"num_experts": 4}, ("qk_layernorm",)),
+        ("llada2_0", {"score_function": "softmax"}, ("score_function 'softmax'", "'sigmoid'")),
+        ("llada2_0", {"moe_router_enable_expert_bias": False}, ("moe_router_enable_expert_bias False",)),
+        ("sdar", {"rope_scaling": {"type": "yarn"}}, ("rope_scaling", "yarn")),
+        ("sdar_moe", {"num_experts_per_tok": None}, ("num_experts_per_tok", "missing")),
+        ("llada", {"model_type": "gpt2"}, ("'gpt2'", "llada", "Dream")),
+        ("llada", {"block_type": "sequential"}, ("sequential",)),
+        ("llada", {"mask_token_id": 126336}, ("mask_token_id 126336",)),
+        ("llada", {"d_model": None}, ("d_model", "missing")),
+    ],
+)
+def test_a_config_that_is_not_supported(
+    name: str, changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = golden(name, tmp_path / "m", **changes)
+    fails(lambda: load_model(source), str(source), *words)
+
+
+def test_a_transformers_that_routes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = golden("llada2_0", tmp_path / "m")
+    monkeypatch.setattr("lfpo.models.families.VERSION", "5.5.4")
+    fails(lambda: load_model(source), "transformers 5.5.4", "5.6 or later")
+    monkeypatch.setattr("lfpo.models.families.VERSION", "5.10.0.dev0")
+    load_model(source)
+
+
+def test_the_end_of_a_chat_turn_is_eos(tmp_path: Path) -> None:
+    """As in SDAR's files: config.json names <|endoftext|>, generation_config.json lists <|im_end|> too."""
+    source = golden("sdar", tmp_path / "m")
+    assert load_model(source).eos_id == 128
+    (source / "generation_config.json").write_text('{"eos_token_id": [129, 128]}')
+    model = load_model(source)
+    assert (model.eos_id, model.pad_id) == (129, 128)
+    save_model(model, tmp_path / "saved")
+    assert load_model(tmp_path / "saved").eos_id == 129
+    (source / "generation_config.json").write_text('{"eos_token_id": 128}')
+    assert load_model(source).eos_id == 128
+
+
+def test_a_mask_token_with_two_texts_is_taken_by_its_id(tmp_path: Path) -> None:
+    """As in SDAR's files: <MASK> in the vocabulary, <|MASK|> in tokenizer_config.json."""
+    source = golden("sdar", tmp_path / "m")
+    file = source / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|MASK|>", "<MASK>"))
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    settings |= {"mask_token": "<|MASK|>", "added_tokens_decoder": {}}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(source).mask_token_id == load_model(source).mask_id == 130
+
+
+def test_a_block_length_in_config_json(tmp_path: Path) -> None:
+    assert load_model(write_llada(tmp_path / "blocks", block_length=8)).block_length == 8
+    assert load_model(golden("sdar", tmp_path / "default", block_size=None)).block_length == 4
+    for i, wrong in enumerate((0, "8", True)):
+        folder = golden("sdar", tmp_path / str(i), block_size=wrong)
+        fails(functools.partial(load_model, folder), "config.json", "block_size", repr(wrong))

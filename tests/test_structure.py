@@ -107,24 +107,15 @@ def alone(model: MaskedDiffusionLM, noised: torch.Tensor, clean: torch.Tensor, b
     # first, block by block, each by itself after those before it.
     cache = KeyValueCache()
     model.hidden(clean[None, :BLOCK], cache=cache)
-    grow(cache, len(clean))
-    everything = torch.ones(1, len(clean), dtype=torch.long)
-    for before in range(1, block):
-        window(model, cache, clean, before, everything)
-    return window(model, cache, noised, block, everything)[0][: end - start]
-
-
-def grow(cache: KeyValueCache, length: int) -> None:
     for i, held in cache.layers.items():
-        cache.layers[i] = tuple(torch.nn.functional.pad(x[:, :, :BLOCK], (0, 0, 0, length + 1 - BLOCK)) for x in held)  # type: ignore[assignment]
-
-
-def window(
-    model: MaskedDiffusionLM, cache: KeyValueCache, ids: torch.Tensor, block: int, mask: torch.Tensor
-) -> torch.Tensor:
-    end = (block + 1) * BLOCK
-    seen = (torch.arange(mask.shape[1]) < end).long() * mask
-    return model.window_hidden(ids[None], seen, torch.tensor([block * BLOCK]), BLOCK, cache)
+        room = (0, 0, 0, len(clean) + 1 - BLOCK)
+        cache.layers[i] = tuple(torch.nn.functional.pad(x[:, :, :BLOCK], room) for x in held)  # type: ignore[assignment]
+    found = None
+    for at in range(1, block + 1):
+        ids, seen = noised if at == block else clean, (torch.arange(len(clean)) < (at + 1) * BLOCK)[None].long()
+        found = model.window_hidden(ids[None], seen, torch.tensor([at * BLOCK]), BLOCK, cache)
+    assert found is not None
+    return found[0][: end - start]
 
 
 def test_a_noised_block_has_the_states_that_it_has_alone_after_a_clean_prefix(model: MaskedDiffusionLM):

@@ -7,15 +7,7 @@ from safetensors.torch import load_file
 
 import lfpo.models.tensor_files
 from lfpo.models import load_model, save_model
-from lfpo.models.tensor_files import pack_files, read_like, tensor_paths, write_shards
-
-
-def test_packing_by_hand():
-    sizes = {"a": 4, "b": 4, "c": 9, "d": 1, "e": 3}
-    assert pack_files(sizes, 8) == [["a", "b"], ["c"], ["d", "e"]]
-    assert pack_files(sizes, 100) == [["a", "b", "c", "d", "e"]]
-    assert pack_files(sizes, 1) == [["a"], ["b"], ["c"], ["d"], ["e"]]
-    assert pack_files({}, 8) == [[]]
+from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 
 
 def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -35,6 +27,12 @@ def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pyt
     for name, tensor in tensors.items():
         assert torch.equal(read_like(found[name], name, plain), tensor)
         assert torch.equal(load_file(found[name])[name], tensor)
+
+
+def test_nothing_is_a_file_too(tmp_path: Path):
+    empty: dict[str, torch.Tensor] = {}
+    write_shards(empty, empty.__getitem__, tmp_path, "t")
+    assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"] and not tensor_paths(tmp_path)
 
 
 def test_a_model_in_many_files_loads(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,10 +12,10 @@ import torch
 
 from gpu.memory import peak
 from lfpo.models import load_model, save_model
+from lfpo.models.families import family_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT
 from lfpo.models.head import CAST_ELEMENTS, logits, product
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.loading import family_of
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch.nn import functional as F
 
 D, LAYERS, HEADS, MLP, MAX_LENGTH = 32, 2, 4, 48, 512
@@ -76,33 +80,20 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
-def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int = 256, **named: str) -> None:
-    """A byte-level tokenizer of the first `characters` bytes, without merges, then the `special` tokens.
+def byte_level(vocab: dict[str, int]) -> Tokenizer:
+    """A byte-level tokenizer without merges."""
+    tokenizer = Tokenizer(BPE(vocab, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    return tokenizer
 
-    named: bos_token and eos_token.
-    """
-    added = [{"id": characters + i, "content": token, **FLAGS} for i, token in enumerate(special)]
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {c: b for b, c in enumerate(byte_alphabet()[:characters])},
-            "merges": [],
-        },
-    }
-    _dump(folder / "tokenizer.json", tokenizer)
+
+def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int = 256, **named: str) -> None:
+    """A tokenizer of the first `characters` bytes, then the `special` tokens. named: bos_token and eos_token."""
+    tokenizer = byte_level({c: b for b, c in enumerate(byte_alphabet()[:characters])})
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "added_tokens_decoder": {str(a["id"]): {k: v for k, v in a.items() if k != "id"} for a in added},
+        "added_tokens_decoder": {str(characters + i): {"content": t, **FLAGS} for i, t in enumerate(special)},
         "clean_up_tokenization_spaces": False,
         **named,
         "mask_token": None,

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from drill.harness import Drill, Row
 from lfpo.base.checks import not_negative
-from lfpo.base.config import build, parse_overrides, to_dict
+from lfpo.base.config import build, describe, parse_overrides, to_dict
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import replace_file
-from lfpo.base.options import describe
 from lfpo.base.plugins import resolve
 
 # name -> function(Drill) -> list of Rows, in the order they are tried.

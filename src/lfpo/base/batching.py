@@ -44,9 +44,8 @@ def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
     groups: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        group = next((g for g, free in enumerate(room) if free >= sizes[index]), None)
-        if group is None:
-            group = len(groups)
+        group = next((g for g, free in enumerate(room) if free >= sizes[index]), len(groups))
+        if group == len(groups):
             groups.append([])
             room.append(budget)
         groups[group].append(index)

@@ -13,43 +13,24 @@ def check_ranges(knobs: Any) -> None:
                 check(knobs, name)
 
 
-def _check(knobs: Any, names: tuple[str, ...], holds: Callable[[Any], bool], what: str) -> None:
-    """Raise ValueError, saying what it must be, for a knob that does not hold; None passes."""
-    for name in names:
-        value = getattr(knobs, name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name} {value} must {what}")
+def _must(what: str, holds: Callable[[Any], bool]) -> Callable[..., None]:
+    """A check, (knobs, *names), that raises ValueError for a knob that does not hold; None passes."""
+
+    def check(knobs: Any, *names: str) -> None:
+        for name in names:
+            value = getattr(knobs, name)
+            if value is not None and not holds(value):
+                raise ValueError(f"{name} {value} must {what}")
+
+    return check
 
 
-def at_least_one(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a knob below 1; None passes."""
-    _check(knobs, names, lambda value: value >= 1, "be at least 1")
-
-
-def not_negative(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a negative knob; None passes."""
-    _check(knobs, names, lambda value: value >= 0, "not be negative")
-
-
-def positive(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a knob that is not above 0; None passes."""
-    _check(knobs, names, lambda value: value > 0, "be positive")
-
-
-def in_unit_interval(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a knob outside [0, 1]; None passes."""
-    _check(knobs, names, lambda value: 0 <= value <= 1, "be between 0 and 1")
-
-
-def decays(knobs: Any, *names: str) -> None:
-    """Raise ValueError for the decay of a moving average that is not in [0, 1)."""
-    _check(knobs, names, lambda value: 0 <= value < 1, "be at least 0 and below 1")
-
-
-def time_limits(knobs: Any, *names: str) -> None:
-    """Raise ValueError for a time limit that is negative; 0 means no limit."""
-    _check(knobs, names, lambda value: value >= 0, "be seconds, or 0 for no limit")
-
+at_least_one = _must("be at least 1", lambda value: value >= 1)
+not_negative = _must("not be negative", lambda value: value >= 0)
+positive = _must("be positive", lambda value: value > 0)
+in_unit_interval = _must("be between 0 and 1", lambda value: 0 <= value <= 1)
+decays = _must("be at least 0 and below 1", lambda value: 0 <= value < 1)
+time_limits = _must("be seconds, or 0 for no limit", lambda value: value >= 0)
 
 # Types of fields whose range `check_ranges` checks.
 Count = Annotated[int, at_least_one]

@@ -1,10 +1,11 @@
-"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key.
+"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key, and their help.
 
 Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key. The keys of a field typed `dict` are
 not checked here (an objective checks its own knobs).
 """
 
 import dataclasses
+import inspect
 import re
 import types
 import typing
@@ -23,10 +24,7 @@ PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to 
 
 def recipe_names(*, parts: bool = False) -> list[str]:
     """Names of the shipped recipes for whole runs, such as paper/llada-8b-gsm8k, sorted; with `parts` also those of the
-    parts.
-
-    A whole run may also be named by its last component alone.
-    """
+    parts. A whole run may also be named by its last component alone."""
     names = (p.relative_to(RECIPES).with_suffix("").as_posix() for p in RECIPES.rglob("*.yaml"))
     return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
 
@@ -47,11 +45,10 @@ def load_config(path: str, command: str) -> dict[str, Any]:
 
 
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping from a file, or from a shipped recipe given by name.
+    """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
-    the including file. including: the chain of files whose includes led to this one.
-    Raises UserError for a missing or unreadable file, and for one that includes itself.
+    the including file. Raises UserError for a missing or unreadable file, and for one that includes itself.
     """
     file = _find(Path(path), including[-1].parent if including else Path())
     if file in including:
@@ -94,9 +91,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
@@ -132,10 +127,10 @@ def _typed(text: str) -> Any:
 
 def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
     """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
-    of the keys in `texts` are kept as they are typed (`null` means none there too).
+    of the keys in `texts` are kept as they are typed (`null` means none there too). A later value replaces an earlier
+    one, `--a '{c: 1}'` all that `--a.b` gave.
 
-    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`. A
-    later value replaces an earlier one, `--a '{c: 1}'` all that `--a.b` gave.
+    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
     """
     result: dict[str, Any] = {}
     rest = list(arguments)
@@ -184,18 +179,16 @@ def flattened(values: dict[str, Any], whole: Collection[str] = (), prefix: str =
 
 
 def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
-    """An instance of dataclass `cls` from a mapping, with every key and type checked.
+    """An instance of dataclass `cls` from a mapping. Raises UserError, naming the key, for an unknown or missing key
+    and a value of another type or range.
 
-    where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults).
-    A nested dataclass takes missing keys from the default of its field. `cls` may list aliases of its fields,
-    `ALIASES = {"other_name": "field"}`; names, or "name: value", that it does not take,
-    `REFUSED = {"name": "is ... (why, and what to do)"}`; and names that it took once,
-    `REMOVED = {"name": (value, "was removed; ...")}`, which are left out where they have the value without effect.
-    Raises UserError, naming the key, for an unknown or missing key and a wrong value.
+    where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults);
+    for a nested dataclass, the default of its field. `cls` may have
+    `ALIASES = {"other_name": "field"}`;
+    `REFUSED = {"name": "is ... (why, and what to do)"}`, names, or "name: value", that it does not take;
+    `REMOVED = {"name": (value, "was removed; ...")}`, names that it took once, left out where they have the value.
     """
-    aliases: dict[str, str] = getattr(cls, "ALIASES", {})
-    refused: dict[str, str] = getattr(cls, "REFUSED", {})
-    removed: dict[str, tuple[Any, str]] = getattr(cls, "REMOVED", {})
+    aliases, refused, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REFUSED", "REMOVED"))
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -229,10 +222,8 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
 
 
 def check_types(config: Any) -> None:
-    """Convert the fields of a dataclass instance to their types, as `build` does, in place.
-
-    For classes that are made by their own constructor too, where nothing else checks the types. Raises UserError.
-    """
+    """Convert the fields of a dataclass instance to their types, as `build` does, in place: for classes that are made
+    by their own constructor too. Raises UserError."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = _convert(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
@@ -288,14 +279,8 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
     return [value]
 
 
-_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    dict: "key: value pairs",
-    list: "a list",
-}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_NAMES |= {dict: "key: value pairs", list: "a list"}
 
 
 def _wrong(value: Any, hint: Any, where: str) -> UserError:
@@ -303,6 +288,65 @@ def _wrong(value: Any, hint: Any, where: str) -> UserError:
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
     return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")
+
+
+def read_arguments(
+    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
+
+    about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
+    """
+    if {"-h", "--help"} & set(rest):
+        print(about)
+        raise SystemExit(0)
+    values: dict[str, Any] = {}
+    if takes_file and rest and not rest[0].startswith("--"):
+        values, rest = load_config(rest[0], command), rest[1:]
+    return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
+
+
+def configure(
+    cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
+) -> tuple[Any, set[str]]:
+    """A command's configuration from its arguments (see `read_arguments`), and those of its flags that were given.
+
+    flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
+    Raises UserError for a wrong key or value.
+    """
+    about = describe(cls, command, takes_file, flags)
+    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
+    given = {name: overrides.pop(name) for name in flags if name in overrides}
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(f"--{name} takes no value, found {value!r}")
+    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}
+
+
+def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] = ()) -> str:
+    """The help of a command: the docstring of its dataclass, then one line for each key."""
+    switches = "".join(f" [--{name}]" for name in flags)
+    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]{switches}", ""]
+    lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
+    for field in dataclasses.fields(cls):
+        default = _default(field)
+        if default is dataclasses.MISSING:
+            default = "(required)"
+        if dataclasses.is_dataclass(default):
+            lines += [f"  --{field.name}.{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)]
+        else:
+            lines.append(f"  --{field.name} {_short(default)}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    """A default value for the help text; of nested settings only those that differ from their class's defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = type(value)()
+        value = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+    return str(value)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

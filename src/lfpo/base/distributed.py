@@ -43,9 +43,7 @@ _heart: Heartbeat | None = None
 
 def start() -> None:
     """Join the process group that torchrun's environment variables describe; without them, or once joined, do nothing.
-
-    Raises ProcessLost when a rank does not come.
-    """
+    Raises ProcessLost when a rank does not come."""
     global _heart
     # torchrun's group of one is a group too, so that one GPU can run what many do.
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not {"WORLD_SIZE", "RANK", "MASTER_ADDR"} <= set(os.environ)
@@ -92,10 +90,8 @@ def world() -> int:
 
 
 def device() -> torch.device:
-    """This rank's GPU, made CUDA's current device, or the CPU where there is none.
-
-    Raises UserError where a machine has fewer GPUs than ranks.
-    """
+    """This rank's GPU, made CUDA's current device, or the CPU where there is none. Raises UserError where a machine has
+    fewer GPUs than ranks."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -109,11 +105,8 @@ def device() -> torch.device:
 
 
 def mesh(shards: int = 0) -> DeviceMesh:
-    """The ranks as a mesh for FSDP: [ranks], or with `shards` below their number [ranks / shards, shards], of which the
-    last dimension splits weights and the first repeats them. A collective; needs `start`.
-
-    shards: 0 for all ranks, or a divisor of their number. Neighbouring ranks share a copy of the weights.
-    """
+    """The ranks as a mesh for FSDP: [ranks], or with `shards` below their number (a divisor of it) [ranks / shards,
+    shards], of which the last dimension splits weights and the first repeats them. A collective; needs `start`."""
     kind = _collective_device().type
     if shards in (0, world()):
         return init_device_mesh(kind, (world(),))
@@ -133,8 +126,7 @@ def watched(rank_timeout: float = 300.0, progress_timeout: float = 7200.0) -> It
     """While open, this rank ends when another is lost, and says which one and where it was (see lfpo.base.heartbeat).
 
     rank_timeout: seconds without a sign of life after which a rank is lost; this process then exits with code 75.
-    progress_timeout: seconds that a collective waits for a rank. 0: no limit.
-    Raises ProcessLost when a collective fails because a rank has ended or did not come.
+    progress_timeout: seconds that a collective waits for a rank, and then raises ProcessLost. 0: no limit.
     """
     start()
     heart = _heart
@@ -180,8 +172,7 @@ def gather_to_first(value: T) -> list[T]:
 
 
 def scatter_from_first(values: list[T]) -> T:
-    """The value that rank 0 has for this rank. values: one for each rank, by rank, on rank 0; [] on the other ranks.
-    Values are pickled."""
+    """The value that rank 0 has for this rank. values: by rank, on rank 0; [] on the other ranks."""
     if not dist.is_initialized():
         return values[0]
     _count()
@@ -197,16 +188,14 @@ def share(n: int) -> list[int]:
 
 def together(action: Callable[[], T]) -> list[T]:
     """What `action` returned on each rank, by rank. A UserError on one rank is raised on all: none is left waiting."""
-    outcome: tuple[Any, str]
     try:
-        outcome = action(), ""
+        outcomes = gather((action(), ""))
     except UserError as error:
-        outcome = None, str(error)
-    outcomes = gather(outcome)
+        outcomes = gather((None, str(error)))  # type: ignore[arg-type]
     for _, message in outcomes:
         if message:
             raise UserError(message)
-    return [value for value, _ in outcomes]  # type: ignore[misc]
+    return [value for value, _ in outcomes]
 
 
 def barrier() -> None:
@@ -259,10 +248,8 @@ def means_over_ranks(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
-    """Every rank's `x`, concatenated along dimension 0 in the order of ranks, on the device of `x`. For small tensors.
-
-    The first dimension may differ between ranks and may be 0; dtype and the other dimensions must be the same.
-    """
+    """Every rank's `x`, concatenated along dimension 0, which may differ between ranks and be 0, in the order of ranks,
+    on the device of `x`. For small tensors."""
     return torch.cat(gather(x.cpu())).to(x.device) if dist.is_initialized() else x
 
 

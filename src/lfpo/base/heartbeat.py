@@ -32,11 +32,11 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """This rank's beats and the beats it has read.
+    """This rank's beats and the beats it has read, through a store of torch.distributed that nothing else uses.
 
-    store: a store of torch.distributed that nothing else uses. timeout: seconds without a beat after which a rank is
-    lost; 0: no limit. collectives: how many this rank has joined; the caller counts them. patience: seconds that this
-    rank waits for one that has joined fewer; 0: the collective itself fails in time.
+    timeout: seconds without a beat after which a rank is lost; 0: no limit. collectives: how many this rank has joined;
+    the caller counts them. patience: seconds that this rank waits for one that has joined fewer; 0: the collective
+    itself fails in time.
     """
 
     def __init__(self, store: Any, rank: int, world: int):

@@ -9,11 +9,10 @@ from lfpo.base.errors import UserError, last_line, nearest
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | None = None) -> Any:
-    """The object of that name or dotted path.
+    """The object of a name in `known`, or of a dotted path. kind: the noun in messages.
 
-    known: name -> dotted path. kind: the noun in messages. expected: the type the object must have, if any.
     Raises UserError for an unknown name, a module or attribute that does not exist, a module of the user's that
-    cannot be imported, and an object of another type.
+    cannot be imported, and an object that is not `expected`.
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
@@ -38,10 +37,8 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | 
 
 
 def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]:
-    """The module and attribute that a name or dotted path leads to, as in `resolve`; imports nothing.
-
-    Raises UserError for a name that is neither known nor a path.
-    """
+    """The module and attribute that a name or dotted path leads to; imports nothing. Raises UserError for a name that
+    is neither known nor a path."""
     path = known.get(name, name)
     module, _, attribute = path.replace(":", ".").rpartition(".")
     if not module:

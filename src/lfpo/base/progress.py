@@ -6,8 +6,8 @@ import time
 class Progress:
     """The current phase. Training writes it, and a display reads it, at any time and from another thread.
 
-    phase: its name, empty between phases. done, total: of `unit`; total is 0 where it is not known. tokens: completion
-    tokens so far. started: time.monotonic() at its begin. resumed_at: iterations that were done before this process.
+    phase: empty between phases. done, total: of `unit`; total is 0 where it is not known. tokens: of completions so
+    far. started: time.monotonic() at its begin. resumed_at: iterations that were done before this process.
     """
 
     def __init__(self) -> None:

@@ -38,11 +38,8 @@ GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
 
 
 def uniform(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Float64 in [0, 1), a pure function of int64 seeds and counters (from 0), which broadcast to the result's shape.
-
-    SplitMix64's finaliser (Steele et al. 2014), chained over the counters. Without generator state a number depends on
-    its seed and counters only, and is the same on every device.
-    """
+    """Float64 in [0, 1), a pure function of int64 seeds and counters (from 0), which broadcast to the result's shape;
+    the same on every device. SplitMix64's finaliser (Steele et al. 2014), chained over the counters."""
     import torch
 
     x = _mix(seed)

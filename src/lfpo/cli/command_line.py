@@ -88,17 +88,13 @@ def _nobody_reads() -> bool:
     return False
 
 
-def _recipes() -> str:
-    """The recipes for whole runs, wrapped to the terminal."""
-    width = shutil.get_terminal_size().columns
-    on_a_cpu = ", ".join(name for name in recipe_names() if "/" not in name)
-    on_gpus = ", ".join(name.rpartition("/")[2] for name in recipe_names() if "/" in name)
-    return "\n".join(wrapped(text, width, "  ") for text in (f"CPU: {on_a_cpu}", f"GPUs: {on_gpus}"))
-
-
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(recipes=_recipes()))
+        width = shutil.get_terminal_size().columns
+        on_a_cpu = ", ".join(name for name in recipe_names() if "/" not in name)
+        on_gpus = ", ".join(name.rpartition("/")[2] for name in recipe_names() if "/" in name)
+        listed = (wrapped(text, width, "  ") for text in (f"CPU: {on_a_cpu}", f"GPUs: {on_gpus}"))
+        print(USAGE.format(recipes="\n".join(listed)))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"lfpo {VERSION}")

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.config import build, load_config, merge, parse_overrides, text_keys
+from lfpo.base.config import build, configure, describe, merge, read_arguments
 from lfpo.base.errors import UserError
-from lfpo.base.options import configure, describe
 
 if TYPE_CHECKING:
     from lfpo.rollout.sampler import SamplerConfig
@@ -115,8 +114,9 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.eval.settings import EvalConfig, configure
 
-    _help(rest, describe(EvalConfig, "eval", takes_file=False))
-    config = configure(parse_overrides(rest, text_keys(EvalConfig)))
+    about = describe(EvalConfig, "eval", takes_file=False)
+    _, given = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
+    config = configure(given)
     check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
     from lfpo.eval.command import run_eval
@@ -139,9 +139,8 @@ def lm_eval(rest: list[str]) -> None:
 def compare(rest: list[str]) -> None:
     from lfpo.compare.settings import CompareConfig, check_folder, pick_objectives
 
-    _help(rest, describe(CompareConfig, "compare", takes_file=True))
-    values, rest = (load_config(rest[0], "compare"), rest[1:]) if rest and not rest[0].startswith("--") else ({}, rest)
-    overrides = parse_overrides(rest, text_keys(CompareConfig))
+    about = describe(CompareConfig, "compare", takes_file=True)
+    values, overrides = read_arguments(rest, "compare", about, CompareConfig)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
@@ -208,24 +207,23 @@ def plan(rest: list[str]) -> None:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.plan.settings import PlanConfig, configure
 
-    _help(rest, describe(PlanConfig, "plan", takes_file=True))
-    recipe, rest = (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
-    given = parse_overrides(rest, text_keys(PlanConfig) | text_keys(LFPOConfig))
-    config, args = configure(load_config(recipe, "train") if recipe else {}, given)
+    about = describe(PlanConfig, "plan", takes_file=True)
+    values, given = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
+    config, args = configure(values, given)
     from lfpo.train.plan.command import run_plan
 
+    recipe = rest[0] if rest and not rest[0].startswith("--") else None
     run_plan(config, args, recipe=recipe, given=given)
 
 
 def recipes(rest: list[str]) -> None:
-    _help(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_none=True)
+    _takes_none(rest, "usage: lfpo recipes\n\nList the shipped recipes.")
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
 
 
 def demo(rest: list[str]) -> None:
-    _help(rest, "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's.")
     from lfpo.cli.settings import demo_config
     from lfpo.train.inputs import check_run
 
@@ -239,19 +237,17 @@ def demo(rest: list[str]) -> None:
 
 def doctor(rest: list[str]) -> None:
     about = "Show versions, devices and sandbox rungs, and check that lfpo works."
-    _help(rest, f"usage: lfpo doctor\n\n{about}", takes_none=True)
+    _takes_none(rest, f"usage: lfpo doctor\n\n{about}")
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
 
 
-def _help(rest: list[str], text: str, *, takes_none: bool = False) -> None:
-    """Print a command's help and exit, if it was asked for. takes_none: refuse any other argument."""
-    if {"-h", "--help"} & set(rest):
-        print(text)
-        raise SystemExit(0)
-    if takes_none and rest:
-        raise UserError(f"{text.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
+def _takes_none(rest: list[str], about: str) -> None:
+    """Print the help of a command without keys and exit, if it was asked for; refuse any other argument."""
+    if rest and not {"-h", "--help"} & set(rest):
+        raise UserError(f"{about.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
+    read_arguments(rest, "", about, takes_file=False)
 
 
 _ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)

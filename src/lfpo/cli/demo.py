@@ -5,7 +5,6 @@ from rich.console import Console
 from lfpo.report import write_report
 from lfpo.report.data import evaluation_pairs
 from lfpo.report.text import evaluation_table
-from lfpo.runs.directory import Run
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
@@ -20,7 +19,7 @@ def run_demo(config: LFPOConfig) -> None:
         "flawed demonstrations. LFPO sees only a reward of 1 or 0 for each rollout.\n"
     )
     trainer.train()
-    print_before_after(trainer.run, console)
+    console.print(evaluation_table(evaluation_pairs(trainer.run.read_metrics()), console.width < 60))
     for name, sampler in trainer.eval_samplers.items():
         if sampler == trainer.sampler:
             console.print(
@@ -33,8 +32,3 @@ def run_demo(config: LFPOConfig) -> None:
         f"Watch it solve a puzzle: lfpo sample --task sudoku --show_steps --model {trainer.run.dir}/model",
         soft_wrap=True,
     )
-
-
-def print_before_after(run: Run, console: Console) -> None:
-    """Print a table of held-out results at the start and the end of a run."""
-    console.print(evaluation_table(evaluation_pairs(run.read_metrics()), console.width < 60))

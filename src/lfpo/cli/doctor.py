@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ def run_doctor() -> None:
         version = importlib.metadata.version(name.replace("_", "-")) if present else "not installed"
         table.add_row(f"{name} ({OPTIONAL[name]})" if name in OPTIONAL else name, version)
     table.add_row("CPU", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
-    table.add_row("memory", _memory())
+    table.add_row("memory", f"{psutil.virtual_memory().total / 2**30:.0f} GiB")
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             gib = torch.cuda.get_device_properties(i).total_memory / 2**30
@@ -49,14 +50,6 @@ def run_doctor() -> None:
     table.add_row("model families", ", ".join(FAMILIES))
     table.add_row("embedded model", _try_embedded())
     Console().print(table)
-
-
-def _memory() -> str:
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not a POSIX system
-        return "unknown"
-    return f"{total / 2**30:.0f} GiB"
 
 
 def _try_embedded() -> str:

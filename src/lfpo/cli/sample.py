@@ -13,7 +13,7 @@ from lfpo.base.rng import key
 from lfpo.cli.settings import SampleConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
-from lfpo.models.room import check_memory
+from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.encoding import encode_rows, token_texts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.answers import marked_answer
@@ -33,19 +33,14 @@ def run_sample(config: SampleConfig) -> None:
     dtype = getattr(torch, config.dtype)
     check_memory(resolve(config.model), dtype, device)
     model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
-    default_length = 128
-    if config.task is not None:
-        task = get_task(config.task)
-        row = task.row("test", config.index)
-        prompt: Any = row["prompt"]
-        default_length = task.gen_length
-    else:
-        # A shell cannot easily type a line break; \n in the argument stands for one.
-        prompt = (config.prompt or "").replace("\\n", "\n")
-        if config.chat:
-            prompt = [{"role": "user", "content": prompt}]
+    task = None if config.task is None else get_task(config.task)
+    # A shell cannot easily type a line break; \n in the argument stands for one.
+    row = {"prompt": (config.prompt or "").replace("\\n", "\n")} if task is None else task.row("test", config.index)
+    prompt: Any = row["prompt"]
+    if config.chat and task is None:
+        prompt = [{"role": "user", "content": prompt}]
     try:
-        sampler = config.sampler.for_length(default_length, model.block_length)
+        sampler = config.sampler.for_length(128 if task is None else task.gen_length, model.block_length)
     except ValueError as error:
         raise UserError(f"lfpo sample: sampler: {error}") from error
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
@@ -57,7 +52,7 @@ def run_sample(config: SampleConfig) -> None:
     length = int(trajectory.lengths[0])
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
-    if config.task is not None:
+    if task is not None:
         print_verdict(row, text, task.correct_all([row], [text])[0], console)
     sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
@@ -77,12 +72,9 @@ def print_verdict(row: dict[str, Any], completion: str, correct: bool | None, co
         given = "".join(c if c in "1234" else "·" for c in row["puzzle"])
         table.add_row(_grid(given, given), _grid(filled, row["solution"]), _grid(row["solution"], row["solution"]))
         console.print(table)
-    words = {
-        True: ("right", "bold green"),
-        False: ("wrong", "bold red"),
-        None: ("this machine cannot judge it", "bold"),
-    }
-    text, style = words[correct]
+    text, style = ("right", "bold green") if correct else ("wrong", "bold red")
+    if correct is None:
+        text, style = "this machine cannot judge it", "bold"
     console.print(Text("verdict: ").append(text, style=style))
 
 

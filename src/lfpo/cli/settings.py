@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lfpo.base.checks import not_negative
-from lfpo.base.config import build, load_yaml, merge, parse_overrides, text_keys
+from lfpo.base.config import build, load_yaml, merge, read_arguments
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
 
@@ -43,6 +43,8 @@ class SampleConfig:
 
 def demo_config(arguments: list[str]) -> LFPOConfig:
     """The recipe `demo` with the keys of the command line, into a new folder under runs/."""
+    about = "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's."
+    _, given = read_arguments(arguments, "demo", about, LFPOConfig, takes_file=False)
     folder = next(name for number in itertools.count(1) if not Path(name := f"runs/demo-{number}").exists())
     values = merge(load_yaml("demo"), {"output_dir": folder})
-    return build(LFPOConfig, merge(values, parse_overrides(arguments, text_keys(LFPOConfig))), "lfpo demo")
+    return build(LFPOConfig, merge(values, given), "lfpo demo")

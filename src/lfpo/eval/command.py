@@ -18,7 +18,7 @@ from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pai
 from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
-from lfpo.models.room import check_memory
+from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is

@@ -4,12 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lfpo.models.families import FAMILIES
     from lfpo.models.family import Family
-    from lfpo.models.loading import FAMILIES, init_model, load_model, load_tokenizer, save_model
+    from lfpo.models.loading import init_model, load_model, load_tokenizer, save_model
     from lfpo.models.masked_lm import MaskedDiffusionLM
 
 # Imported on first use, because settings (lfpo.models.settings) are checked before torch is loaded.
-_WHERE = {"Family": "family", "MaskedDiffusionLM": "masked_lm"}
+_WHERE = {"FAMILIES": "families", "Family": "family", "MaskedDiffusionLM": "masked_lm"}
 __all__ = ["FAMILIES", "Family", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]
 
 

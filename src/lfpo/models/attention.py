@@ -27,10 +27,8 @@ ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a mul
 
 @dataclass(frozen=True)
 class Packed:
-    """N rows concatenated into one sequence of T tokens, without padding.
-
-    lengths: tokens of each row. starts [N + 1]: index of each row's first token, then T; int32, on the model's device.
-    """
+    """N rows concatenated into one sequence of T tokens, without padding. lengths: tokens of each row. starts [N + 1]:
+    index of each row's first token, then T; int32, on the model's device."""
 
     lengths: tuple[int, ...]
     starts: torch.Tensor
@@ -49,8 +47,7 @@ def bidirectional_attention(
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D] in
     `product_dtype`.
 
-    attention_mask: what `Structure.mask` returns, [B, 1, 1 or L, L] or a block mask; None when every token attends to
-        all.
+    attention_mask: what `Structure.mask` returns; None when every token attends to all.
     packed: the rows that the single sequence (B = 1) is made of; a token attends to its own row only.
     """
     dtype = product_dtype(value)
@@ -58,8 +55,12 @@ def bidirectional_attention(
     if packed is not None:
         return _packed_attention(query, key, value, packed, scaling), None
     if isinstance(attention_mask, BlockMask):
-        return _flex_attention(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
-    return _attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+        kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
+        grouped = query.shape[1] != key.shape[1]
+        out = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
+    else:
+        out = _attend(query, key, value, attention_mask, scaling)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def product_dtype(value: torch.Tensor) -> torch.dtype:
@@ -103,11 +104,7 @@ def backend(device: torch.device, dtype: torch.dtype, width: int, *, masked: boo
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
     """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1 or W, L] or None -> [B, H, W, D]."""
     chosen = backend(query.device, value.dtype, query.shape[-1], masked=mask is not None)
@@ -124,17 +121,6 @@ def _attend(
     with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     return out.reshape(shape)
-
-
-def _flex_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scaling: float | None
-) -> torch.Tensor:
-    """query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, H, L, D]."""
-    kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
-    out: torch.Tensor = kernel(
-        query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return out
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from lfpo.models.adapters import base_layer, stacked_factors
 from lfpo.models.attention import product_dtype
 
 NAME = "lfpo_experts"
@@ -30,10 +29,8 @@ def is_expert(name: str) -> bool:
 
 
 def active_weights(backbone: Any, name: str, count: int) -> float:
-    """How many weights of a parameter a token uses: of the experts' matrices those of the chosen experts.
-
-    name: of the parameter, without an adapter. count: all its weights.
-    """
+    """How many of the `count` weights of a parameter (its name without an adapter) a token uses: of the experts'
+    matrices those of the chosen experts."""
     if not is_expert(name):
         return count
     return count * backbone.config.num_experts_per_tok / backbone.config.num_local_experts
@@ -54,10 +51,9 @@ def _route(router: Any, hidden: torch.Tensor) -> Any:
 def grouped_experts(
     module: Any, hidden_TD: torch.Tensor, expert_TK: torch.Tensor, weight_TK: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of each token's K experts, weighted, [T, D] in the dtype of `hidden_TD`.
+    """The sum of each token's K experts, weighted (weight_TK: float32), [T, D] in the dtype of `hidden_TD`.
 
     module: transformers' experts with the parameters gate_up_proj [E, 2 I, D] and down_proj [E, D, I].
-    expert_TK: int64. weight_TK: float32.
     """
     (tokens, chosen), experts = expert_TK.shape, len(module.down_proj)
     expert_S, order_S = expert_TK.flatten().sort(stable=True)  # S = T K pairs, those of an expert together
@@ -81,6 +77,19 @@ def _adapted(module: Any, name: str, rows_SD: torch.Tensor, ends_E: torch.Tensor
             high_SO = grouped_product(low_SR, b_EOR.to(dtype).contiguous(), ends_E)
             out_SO = (out_SO + wrapper.scaling[adapter] * high_SO).to(rows_SD.dtype)
     return out_SO
+
+
+def base_layer(module: Any) -> Any:
+    """The layer that peft has wrapped; `module` itself where it has wrapped none."""
+    return base_layer(module.base_layer) if hasattr(module, "base_layer") else module
+
+
+def stacked_factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [E, r, inputs] and B [E, outputs, r] of the experts' matrices [E, outputs, inputs]. peft (0.20 and later) holds
+    A as [E r, inputs] and B as [outputs, r E]."""
+    a, b = wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight
+    experts, rank = wrapper.num_experts, wrapper.r[adapter]
+    return a.view(experts, rank, -1), b.view(-1, rank, experts).permute(2, 0, 1)
 
 
 def without_sums(backbone: Any) -> None:

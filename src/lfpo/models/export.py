@@ -15,13 +15,12 @@ from safetensors.torch import load_file
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone
-from lfpo.models.family import Family
+from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import Piece, pieces_of_each, state_shapes, tensor_files
+from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,10 +28,10 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def export_transformers(source: Path, folder: Path, *, consume: bool = False) -> None:
-    """Write the checkpoint `source` (a family's own layout) into the existing `folder` in transformers' layout.
+    """Write the checkpoint `source` (a family's own layout) into the existing `folder` in transformers' layout, one
+    file of weights after the other; tensors keep their dtype.
 
-    One file of weights is in memory at a time; tensors keep their dtype. consume: delete each file of `source` once it
-    is written anew. Raises UserError as `load_model` does.
+    consume: delete each file of `source` once it is written anew. Raises UserError as `load_model` does.
     """
     family, config = described(source)
     backbone = build_backbone(family, config, source / "config.json")
@@ -43,8 +42,13 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     for path in dict.fromkeys(files.values()):
         named: dict[str, torch.Tensor] = {}
         for key, tensor in load_file(path).items():
-            if key in files:
-                named |= _in_transformers(tensor, parts[key])
+            if key not in files:
+                continue
+            if parts[key][0].expert is not None:  # transformers' checkpoints name experts as our families' do
+                named[key] = tensor
+            else:
+                for part in parts[key]:
+                    named[part.name] = tensor[part.start : part.start + part.rows].contiguous()
         save_tensors(named, folder / path.name)
         if consume:
             path.unlink()
@@ -54,34 +58,23 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     if (source / INDEX).exists():
         index = {**read_json(source / INDEX), "weight_map": {k: path.name for k, path in sorted(names.items())}}
         write_json(folder / INDEX, index)
-    write_json(folder / "config.json", _transformers_config(source, family, config, dtype))
-    _save_tokenizer(source, folder)
-
-
-def _in_transformers(tensor: torch.Tensor, parts: list[Piece]) -> dict[str, torch.Tensor]:
-    """A tensor of a checkpoint under its names in transformers' checkpoints, where each expert has tensors of its own,
-    under the names that our families use too."""
-    if parts[0].expert is not None:
-        return {parts[0].key: tensor}
-    return {part.name: tensor[part.start : part.start + part.rows].contiguous() for part in parts}
-
-
-def _transformers_config(source: Path, family: Family, config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """config.json of the transformers layout."""
     theirs = family.hf_config(config)
-    ids = token_ids(config, theirs.vocab_size, source)
-    return {
+    ids, blocks = token_ids(config, theirs.vocab_size, source), family.block_length(config)
+    settings = {
         **theirs.to_diff_dict(),
         "architectures": [family.architecture],
         "is_causal": False,
         "logit_shift": int(family.shift),
-        **({"block_length": blocks} if (blocks := family.block_length(config)) else {}),
+        **({"block_length": blocks} if blocks else {}),
         "rope_theta": config["rope_theta"],  # also inside rope_parameters; other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.
-        **{f"{name}_token_id": ids[name] for name in ("mask", "eos")},
+        "mask_token_id": ids["mask_id"],
+        "eos_token_id": ids["eos_id"],
     }
+    write_json(folder / "config.json", settings)
+    _save_tokenizer(source, folder)
 
 
 def _save_tokenizer(source: Path, folder: Path) -> None:
@@ -106,10 +99,10 @@ def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: Any) -> None:
 
 
 def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, own_names: bool) -> None:
-    """Write a saved LoRA adapter into the existing `folder` for peft.
+    """Write a saved LoRA adapter into the existing `folder` for peft. base: the base model's name in its configuration.
 
     own_names: with the family's module names, for its published modelling code; otherwise with transformers' names, for
-    the base in transformers' layout. base: the name of the base model in the adapter's configuration.
+    the base in transformers' layout.
     """
     config = {**read_json(adapter / "adapter_config.json"), "base_model_name_or_path": base}
     if not own_names:

@@ -1,36 +1,39 @@
-"""What differs between model families, as data: configuration, key names, logit shift, special tokens."""
+"""What differs between model families, as data: configuration, key names, logit shift, special tokens. And how a
+family's model is built from a config.json."""
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import PretrainedConfig
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 
 from lfpo.base.errors import UserError
+from lfpo.models.attention import NAME as ATTENTION
+from lfpo.models.attention import FullPrecisionRope
+from lfpo.models.experts import NAME as EXPERTS
+from lfpo.models.experts import without_autocast
 
 
 @dataclass(frozen=True)
 class Family:
     """One family of masked diffusion language models over one of transformers' own architectures.
 
-    name: shown in messages and metadata.
     model_types: values of `model_type` in config.json that select this family.
-    architecture: name of the transformers class, e.g. "LlamaForCausalLM".
-    hf_config: turns the family's config.json into that class's configuration. Raises KeyError for a missing field.
+    architecture: name of the transformers class. hf_config: turns config.json into that class's configuration.
     rename: (checkpoint prefix, transformers prefix) of parameter names; "N" stands for the layer number. A prefix
-        matches whole dotted parts, and the first match is used. Loading renames from left to right, saving from right
-        to left.
+        matches whole dotted parts, and the first match is used.
     fused: (checkpoint prefix, transformers prefixes) of a checkpoint tensor that holds the rows of several parameters,
         in this order.
     stacked: (transformers name, checkpoint names) of a parameter that holds a matrix for each expert: in the checkpoint
         expert "E" has tensors of its own, whose rows follow each other in this order.
     shift: True where logits at position i predict token i + 1 (models adapted from an autoregressive one).
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
-    tokenizer_class: transformers tokenizer class for checkpoints whose own class is remote code and that ship no
-        tokenizer.json (None: tokenizer.json is required).
-    turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it and config.json names
-        another one (None: EOS is as config.json says).
+    tokenizer_class: transformers' class for checkpoints without tokenizer.json, whose own class is remote code.
+    turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it.
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
         this family does). block_default: its value where the field is missing; None stands for full attention.
     named_block: (part of a checkpoint's name, fields of config.json) for a published checkpoint whose config.json lacks
@@ -41,10 +44,10 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     architecture: str
-    hf_config: Callable[[dict[str, Any]], PretrainedConfig]
-    rename: tuple[tuple[str, str], ...] = field(default=())
-    fused: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
-    stacked: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+    hf_config: Callable[[dict[str, Any]], transformers.PretrainedConfig]
+    rename: tuple[tuple[str, str], ...] = ()
+    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shift: bool = False
     mask_token: str = "<|mask|>"
     tokenizer_class: str | None = None
@@ -55,10 +58,8 @@ class Family:
     template_prefix: str = ""
 
     def block_length(self, config: dict[str, Any]) -> int | None:
-        """Tokens of a block: a token attends to its own block and to those before it. None: full attention.
-
-        config: the family's config.json. Raises UserError for a block length that is not a positive whole number.
-        """
+        """Tokens of a block: a token attends to its own block and to those before it. None: full attention. Raises
+        UserError for a block length that is not a positive whole number."""
         if self.block_key is None:
             return None
         found = config.get(self.block_key)
@@ -75,44 +76,6 @@ class Family:
         return replace_prefix(key, [*fused, *((new, old) for old, new in self.rename)])
 
 
-# Names that transformers gives the experts of its models in memory, and what checkpoints call them.
-STACKED_EXPERTS = (
-    (
-        "model.layers.N.mlp.experts.gate_up_proj",
-        ("model.layers.N.mlp.experts.E.gate_proj.weight", "model.layers.N.mlp.experts.E.up_proj.weight"),
-    ),
-    ("model.layers.N.mlp.experts.down_proj", ("model.layers.N.mlp.experts.E.down_proj.weight",)),
-)
-
-
-def shared_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json and transformers' configurations call by the same names, in every family but LLaDA. Raises
-    KeyError for a missing field."""
-    names = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "max_position_embeddings",
-        "rope_theta",
-        "rms_norm_eps",
-    )
-    return {
-        **{name: config[name] for name in names},
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
-        "pad_token_id": None,  # torch never trains an embedding's padding row, and pad is EOS here
-    }
-
-
-def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
-    """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
-    missing is None."""
-    for name, values in known.items():
-        if config.get(name) not in values:
-            raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
-
-
 def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     """The name with its prefix replaced, by the first of the (old, new) pairs that fits; "N" stands for a number."""
     for old, new in pairs:
@@ -121,3 +84,25 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
         if count:
             return renamed
     return key
+
+
+def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
+    """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
+    inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
+    try:
+        hf_config = family.hf_config(config)
+        hf_config.is_causal = False  # read by transformers when it builds the mask from padding
+        hf_config._attn_implementation = ATTENTION
+        hf_config._experts_implementation = EXPERTS
+        with torch.device("meta"):
+            backbone: Any = getattr(transformers, family.architecture)(hf_config)
+        # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
+        backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
+    except UserError as error:  # the family's, which does not know the file
+        raise UserError(str(error).replace("config.json", str(where), 1)) from error
+    except KeyError as error:
+        raise UserError(f"{where}: field {error} is missing") from error
+    except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{where}: a field has a wrong value ({' '.join(str(error).split())})") from error
+    without_autocast(backbone)
+    return backbone

@@ -32,10 +32,8 @@ def quantize(backbone: Any, device: torch.device, compute_dtype: torch.dtype) ->
 
 
 def linear_weights(backbone: Any) -> list[str]:
-    """Names of the weights that are held in 4 bits: of the linear layers but the head.
-
-    Raises UserError where bitsandbytes is missing, and for a layer whose rows are not a multiple of BLOCK.
-    """
+    """Names of the weights that are held in 4 bits: of the linear layers but the head. Raises UserError for experts,
+    for a layer whose rows are not a multiple of BLOCK, and where bitsandbytes is missing."""
     bitsandbytes("load_in_4bit")
     if routers(backbone):
         raise UserError(NOT_IN_4BIT)

@@ -20,20 +20,18 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import sum_number, whole
-from lfpo.models.backbone import saved_buffers
 from lfpo.models.experts import routers
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged_adapter, narrow_matrices
 from lfpo.models.tensor_files import local, split_like
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
     """Split a policy's weights over the ranks of a mesh (distributed.mesh), in place, on the meta device too. Replaces
-    parameters by DTensors, so adapters and optimiser are made afterwards.
+    parameters by DTensors, so adapters and optimiser are made afterwards. Sets `policy.unsplit` for `gathered`.
 
     cast: gather the layers' matrices in bfloat16, for a policy that always runs under autocast, which would cast them
         where they are used: half the traffic, and the same results. Their gradients are summed in float32.
-    Sets `policy.unsplit` to the same model on the meta device, not split, for `gathered`.
     """
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False)
@@ -101,9 +99,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
     """The same policy with whole weights on every rank, for forwards without gradients; ranks may run different numbers
     of them. A collective. The copies are freed at the end.
 
-    cast: gather and hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them at
-        every forward.
-    merge: add the policy's LoRA adapter to the matrices that it adapts, as lfpo.models.placement.sampling does.
+    cast, merge: as in lfpo.models.placement.sampling.
     """
     (unsplit,) = policy.unsplit
     unsplit.adapter, unsplit.autocast, unsplit.head_precision = policy.adapter, policy.autocast, policy.head_precision
@@ -114,7 +110,7 @@ def gathered(policy: MaskedDiffusionLM, *, cast: bool, merge: bool = False) -> I
         if merge:
             stack.enter_context(merged_adapter(policy, unsplit, cast=cast))
         missing = {name for name, p in unsplit.backbone.named_parameters() if p.is_meta}
-        state: dict[str, torch.Tensor] = dict(saved_buffers(policy.backbone))
+        state = dict(saved_buffers(policy.backbone))
         with torch.no_grad():
             for name, p in policy.backbone.named_parameters():
                 if name in missing:

@@ -34,9 +34,12 @@ def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precis
 
 
 def as_input(x: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """`x` in the dtype in which products of this precision read it. Does nothing to a tensor that has it."""
+    """`x` as products of this precision read it; on a CPU rounded to TF32's 10 bits of mantissa, ties to even."""
     x = x.to(input_dtype(x.dtype, precision))
-    return _rounded(x) if precision == "tf32" and x.dtype == torch.float32 and not x.is_cuda else x
+    if precision != "tf32" or x.dtype != torch.float32 or x.is_cuda:
+        return x
+    bits = x.view(torch.int32)
+    return (bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF).view(torch.float32)
 
 
 def input_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
@@ -44,12 +47,6 @@ def input_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
     if dtype == torch.float64:
         return dtype
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
-
-
-def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """float32 numbers rounded to TF32's 10 bits of mantissa, ties to even."""
-    bits = x.view(torch.int32)
-    return (bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF).view(torch.float32)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
@@ -113,8 +110,7 @@ def _tf32(on_gpu: bool, enabled: bool) -> Iterator[None]:
 
 
 def logits(hidden: torch.Tensor, head_VD: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """Logits [..., V] in float32 (float64 for float64 inputs) of hidden states [..., D]. Differentiable in both; the
-    products of the backward pass have the same precision."""
+    """Logits [..., V] of hidden states [..., D], as `product`. Differentiable in both, in the same precision."""
     flat: torch.Tensor = _Logits.apply(hidden.reshape(-1, hidden.shape[-1]), head_VD, precision)
     return flat.view(*hidden.shape[:-1], len(head_VD))
 

@@ -18,16 +18,14 @@ def columns_for(length: int) -> int:
 
 @dataclass
 class KeyValueCache:
-    """Rotated keys and values of all L tokens of B rows: `layers`, [B, H_kv, L + 1, D] for each layer, in the dtype and
-    on the device of the forward, without gradients, that computes them. Column L is scratch space.
+    """Rotated keys and values of all L tokens of B rows: `layers`, [B, H_kv, L + 1, D] for each layer, as forwards
+    without gradients compute them. Column L is scratch space. transformers' attention layers call `update` only.
 
     In a bidirectional model every state depends on every token, so cached values are out of date after the next reveal.
     In a model that attends block by block those of finished blocks stay right.
-    transformers' attention layers call `update`, the only method they use of a cache.
 
     The memory of a layer is allocated once, for `capacity` tokens (rows x `columns_for`), and `layers` are views of it:
-    forwards write there, rows move there, and a compiled forward finds it at the same address with the same strides.
-    Only more rows than fit make it grow.
+    a compiled forward finds it at the same address with the same strides. Only more rows than fit make it grow.
 
     columns [B, W]: the next forward's W tokens, int64 (None: it runs whole rows, see `fill`).
     """
@@ -42,8 +40,8 @@ class KeyValueCache:
     _fresh: dict[int, Pair] | None = None
 
     def fit(self, rows: int, length: int) -> None:
-        """Hold B = `rows` rows of L = `length` tokens from now on. Rows are added or dropped at the end, columns at the
-        left; added ones hold arbitrary finite numbers."""
+        """Hold B rows of L tokens from now on. Rows are added or dropped at the end, columns at the left; added ones
+        hold arbitrary finite numbers."""
         if (rows, length + 1) == self._size:
             return
         room, wide = self._room, columns_for(length)
@@ -71,11 +69,9 @@ class KeyValueCache:
         return key, value
 
     def fill(self, rows: torch.Tensor, source: torch.Tensor, *, later: bool = False) -> None:
-        """Make the next forward, over whole rows, fill rows `rows`: row rows[i] with what it computes for its input row
-        source[i]. A forward over fewer columns than L fills the last ones; the rest must be padding.
-
-        later: keep what it computes until `store`, because a compiled forward is to have few shapes.
-        """
+        """Make the next forward, over whole rows, fill row rows[i] with what it computes for its input row source[i]. A
+        forward over fewer columns than L fills the last ones; the rest must be padding. later: keep what it computes
+        until `store`, because a compiled forward is to have few shapes."""
         self.columns, self._filling, self._fresh = None, (rows, source), {} if later else None
 
     def put(self, layers: dict[int, Pair], rows: torch.Tensor, after: int) -> None:

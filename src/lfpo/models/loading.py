@@ -10,38 +10,19 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
-from lfpo.models.backbone import build_backbone, saved_buffers
-from lfpo.models.dllm import DLLM_QWEN3
-from lfpo.models.dream import DREAM
-from lfpo.models.family import Family
+from lfpo.models.families import family_of
+from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
-from lfpo.models.illada import ILLADA
-from lfpo.models.llada import LLADA
-from lfpo.models.llada2 import LLADA2
-from lfpo.models.llada_moe import LLADA_MOE
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged
-from lfpo.models.sdar import SDAR, SDAR_MOE
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
-from lfpo.models.weights import checkpoint_shapes, part_of, pieces_of_each, place_weights, tensor_files
-
-FAMILIES: dict[str, Family] = {
-    "llada": LLADA,
-    "llada_moe": LLADA_MOE,
-    "llada2": LLADA2,
-    "dream": DREAM,
-    "sdar": SDAR,
-    "sdar_moe": SDAR_MOE,
-    "dllm_qwen3": DLLM_QWEN3,
-    "illada": ILLADA,
-}
+from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
@@ -69,10 +50,8 @@ def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
 
 
 def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once).
-
-    Raises UserError where there is no such folder or hub repository, or where it holds the model in `model/`.
-    """
+    """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once). Raises
+    UserError where there is no such folder or hub repository, or where it holds the model in `model/`."""
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
     check_model_name(name)
@@ -89,20 +68,6 @@ def resolve(name: str | Path) -> Path:
             f"model {text!r}: no such folder, and the download from the hub failed ({reason}); download the model on "
             "another machine and give its folder"
         ) from error
-
-
-def family_of(config: dict[str, Any], where: object) -> Family:
-    """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
-    there are any. Raises UserError, beginning with `where`, for another."""
-    model_type = config.get("model_type")
-    found = [family for family in FAMILIES.values() if model_type in family.model_types]
-    if len(found) > 1:
-        experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
-        found = [family for family in found if bool(family.stacked) == experts]
-    if found:
-        return found[0]
-    known = sorted({t for family in FAMILIES.values() for t in family.model_types})
-    raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
 
 
 def described(source: Path) -> tuple[Family, dict[str, Any]]:
@@ -146,7 +111,8 @@ def load_model(
     files = tensor_files(backbone, family, source)
     tie(backbone)
     backbone.model.rotary_emb.to(device)
-    model = _finish(backbone, family, config, source)
+    ids = token_ids(config, backbone.config.vocab_size, source)
+    model = MaskedDiffusionLM(backbone, family, config, source=source, **ids)
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)
@@ -184,26 +150,12 @@ def init_model(
             else:
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
-    return _finish(backbone, family, config, None, tokenizer)
+    ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
+    return MaskedDiffusionLM(backbone, family, config, **ids)
 
 
-def _finish(
-    backbone: nn.Module, family: Family, config: dict[str, Any], source: Path | None, tokenizer: Any = None
-) -> MaskedDiffusionLM:
-    ids = token_ids(config, backbone.config.vocab_size, source, tokenizer)  # type: ignore[union-attr,arg-type]
-    return MaskedDiffusionLM(
-        backbone,
-        family,
-        config,
-        mask_id=ids["mask"],
-        eos_id=ids["eos"],
-        pad_id=ids["pad"],
-        source=source,
-    )
-
-
-def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, int]:
-    """The ids of the mask, eos and pad tokens, from the configuration or else from the tokenizer."""
+def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, Any]:
+    """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if None in ids.values():
@@ -212,8 +164,12 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
         for name, value in ids.items():
             if value is None:
                 ids[name] = getattr(tokenizer, f"{name}_token_id", None)
-    if source is not None:
-        ids["eos"] = _turn_end(config, source, tokenizer) or ids["eos"]
+    turn_end = None if source is None else family_of(config, where).turn_end
+    if source is not None and turn_end is not None and (source / "generation_config.json").exists():
+        listed = read_json(source / "generation_config.json").get("eos_token_id")
+        found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
+        if found in (listed if isinstance(listed, list) else [listed]):
+            ids["eos"] = found
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
@@ -221,33 +177,20 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
         if not isinstance(value, int) or not 0 <= value < vocab_size:
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
-    return ids
-
-
-def _turn_end(config: dict[str, Any], source: Path, tokenizer: Any) -> int | None:
-    """The id of the family's `turn_end` if the checkpoint's generation_config.json lists it."""
-    text, file = family_of(config, source / "config.json").turn_end, source / "generation_config.json"
-    if text is None or not file.exists():
-        return None
-    listed = read_json(file).get("eos_token_id")
-    found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(text)
-    return found if found in (listed if isinstance(listed, list) else [listed]) and found is not None else None
+    return {f"{name}_id": value for name, value in ids.items()}
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer of a checkpoint: a transformers fast tokenizer with its mask token set. Remote code is not run.
-
-    name: as in `load_model`. Raises UserError for missing or corrupt tokenizer files, and for one without a mask token.
-    """
+    """The tokenizer of a checkpoint (`name` as in `load_model`), with its mask token set; remote code is not run.
+    Raises UserError for missing or corrupt tokenizer files, and for one without a mask token."""
     import transformers
 
     source = resolve(name)
     family, config = described(source)
-    class_name = "PreTrainedTokenizerFast"
-    if not (source / "tokenizer.json").exists():
-        if family.tokenizer_class is None or not (source / "vocab.json").exists():
-            raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
-        class_name = family.tokenizer_class
+    own = (source / "tokenizer.json").exists()
+    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
+    if class_name is None or not (own or (source / "vocab.json").exists()):
+        raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
     try:
         tokenizer = getattr(transformers, class_name).from_pretrained(source)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
@@ -271,9 +214,8 @@ def load_tokenizer(name: str | Path) -> Any:
 
 def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a checkpoint with the family's own key names, config.json and tokenizer files; `load_model` reads it back.
-    A collective: every rank calls it and writes its share of the tensors.
+    A collective: every rank writes its share of the tensors. tokenizer: None for the files of the loaded checkpoint.
 
-    tokenizer: saved when given; otherwise the tokenizer files of the loaded checkpoint are copied.
     Raises OSError or SafetensorError where a file cannot be written.
     """
     folder = Path(folder)
@@ -285,7 +227,10 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     value_of = functools.lru_cache(maxsize=1)(functools.partial(merged, model))
 
     def value(key: str) -> torch.Tensor:
-        parts = [part_of(value_of(piece.name), piece) for piece in found[key]]
+        parts = []
+        for piece in found[key]:
+            matrix = value_of(piece.name) if piece.expert is None else value_of(piece.name)[piece.expert]
+            parts.append(matrix[piece.offset : piece.offset + piece.rows])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)
@@ -305,8 +250,7 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            # The tokenizers library raises a bare Exception for a failed write.
-            raise OSError(f"{folder}: {error}") from error
+            raise OSError(f"{folder}: {error}") from error  # a failed write, for which tokenizers has no class
     elif model.source is not None and model.source.resolve() != folder.resolve():
         for pattern in _COMPANIONS:
             for file in model.source.glob(pattern):

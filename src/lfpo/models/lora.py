@@ -3,14 +3,19 @@
 The base policy is the model with both adapters off. The reference's EMA averages the factors A and B, and a product of
 averages is not the average of products: with ema_decay above 0, theta_old is close to the EMA of the full weights, not
 equal to it.
+
+peft wraps a linear layer once, and the experts of a layer once for each parameter that is adapted, one wrapper inside
+the other.
 """
+
+from __future__ import annotations
 
 import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -20,17 +25,17 @@ from torch.distributed.tensor import DTensor
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import write_json
 from lfpo.base.rng import generator
-from lfpo.models import MaskedDiffusionLM
-from lfpo.models.adapters import switch_adapter
-from lfpo.models.experts import MATRICES, routers, without_sums
+from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 
+if TYPE_CHECKING:
+    from lfpo.models.masked_lm import MaskedDiffusionLM
+
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "lora_dropout", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
-FIRST_WITH_EXPERTS = (0, 20)  # version of peft
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
@@ -61,10 +66,9 @@ def settings_of(peft_config: Any) -> LoraSettings:
 
 def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -> MaskedDiffusionLM:
     """Add the adapters CURRENT and OLD to `model`, freeze its own weights, and return the reference policy (OLD), which
-    shares the backbone. Factors are float32, only CURRENT's are trainable.
+    shares the backbone. Factors are float32, only CURRENT's are trainable. Raises UserError as `target_names`.
 
     A is uniform within 1 / sqrt(inputs), as in peft, drawn from `seed`; B is zero, so outputs do not change.
-    Raises UserError for a target name that matches no layer, and where peft is missing.
     """
     reference = inject(model, settings)
     for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
@@ -76,11 +80,8 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
 
 
 def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
-    """`attach` without the initial values of the factors, which are float32; also works on the meta device."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UserError("lora needs the package peft: pip install peft") from error
+    """`attach` without the initial values of the factors; also works on the meta device."""
+    from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
         r=settings.r,
@@ -101,6 +102,19 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         factor.data = factor.data.float()  # peft gives new factors the dtype of the base
     switch_adapter(model.backbone, CURRENT)
     return reference
+
+
+def switch_adapter(backbone: nn.Module, adapter: str) -> None:
+    """Activate `adapter` (BASE: none) in every LoRA layer that has one of this name, and no adapter in the others. Of
+    all adapters only CURRENT requires gradients."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in backbone.modules():
+        if isinstance(layer, LoraLayer):
+            found = adapter in layer.lora_A
+            layer.enable_adapters(found)
+            if found:
+                layer.set_adapter(adapter, inference_mode=adapter != CURRENT)
 
 
 @contextlib.contextmanager
@@ -126,7 +140,7 @@ def _expert_matrices(model: MaskedDiffusionLM) -> list[str]:
         raise UserError("lora experts: true: this model has no experts; leave it out")
     from peft import __version__ as version
 
-    if tuple(int(part) for part in version.split(".")[:2]) < FIRST_WITH_EXPERTS:
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 20):
         raise UserError(f"lora experts: true needs peft 0.20 or later, and {version} is installed: pip install -U peft")
     return list(MATRICES)
 
@@ -171,6 +185,18 @@ def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:
     """Parameter names (without the adapter's name) and factors of a policy's adapter, in a fixed order."""
     mark = f".{policy.adapter}."
     return [(n.replace(mark, "."), p) for n, p in policy.backbone.named_parameters() if "lora_" in n and mark in n]
+
+
+def added(module: Any, name: str, adapter: str) -> torch.Tensor | None:
+    """What an adapter adds to the parameter `name` of a layer, in the dtype of its factors; None if none adapts it."""
+    while hasattr(module, "base_layer") and getattr(module, "parameter_name", "weight") != name:
+        module = module.base_layer
+    if not hasattr(module, "base_layer"):
+        return None
+    if not hasattr(module, "num_experts"):
+        return module.get_delta_weight(adapter)
+    a_ERD, b_EOR = stacked_factors(module, adapter)
+    return module.scaling[adapter] * (b_EOR @ a_ERD)
 
 
 def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:

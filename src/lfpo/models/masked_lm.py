@@ -13,13 +13,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError
-from lfpo.models.adapters import use_adapter
 from lfpo.models.attention import Packed, key_mask
-from lfpo.models.backbone import placed_buffers, saved_buffers
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
+from lfpo.models.lora import switch_adapter
 from lfpo.models.roles import CURRENT
 from lfpo.models.structure import FULL, Structure
 
@@ -46,7 +45,7 @@ class MaskedDiffusionLM(nn.Module):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Any,
         family: Family,
         config: dict[str, Any],
         *,
@@ -56,15 +55,12 @@ class MaskedDiffusionLM(nn.Module):
         source: Path | None = None,
     ):
         super().__init__()
-        self.backbone: Any = backbone
-        self.family = family
-        self.config = config
+        self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
-        self.source = source
         self.adapter: str | None = None
         self.autocast = False
-        # Where FSDP splits the weights: this model unsplit and without weights (see lfpo.models.fsdp), in a tuple, so
+        # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
         self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
@@ -85,10 +81,12 @@ class MaskedDiffusionLM(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
-        kept = [(m, name, b) for _, m, name, b in placed_buffers(self.backbone)]
+        kept = saved_buffers(self.backbone)
         super().to(*args, **kwargs)
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer.to(module._buffers[name].device)  # type: ignore[union-attr]
+        for name, buffer in kept:
+            path, _, own = name.rpartition(".")
+            module = self.backbone.get_submodule(path)
+            setattr(module, own, buffer.to(getattr(module, own).device))
         return self
 
     @property
@@ -129,12 +127,10 @@ class MaskedDiffusionLM(nn.Module):
     ) -> torch.Tensor:
         """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
 
-        input_ids_BL: int64. attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on the
-            left, on the right or on both sides: masked keys are not attended, and positions are counted from each row's
-            first real token.
+        attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on both sides: it is not
+            attended to, and positions are counted from each row's first real token.
         cache: takes all keys and values (see KeyValueCache.fill).
-        structure: which tokens attend to which (see lfpo.models.structure). In the doubled layout L counts the tokens
-            of both halves.
+        structure: which tokens attend to which. In the doubled layout L counts the tokens of both halves.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
@@ -162,10 +158,8 @@ class MaskedDiffusionLM(nn.Module):
         *,
         structure: Structure,
     ) -> torch.Tensor:
-        """Final hidden states [B, L, D] of noised tokens, in a forward of 2 L tokens for the doubled layout.
-
-        clean_BL: the same rows without noise, read in the doubled layout only (see Structure).
-        """
+        """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
+        rows without noise, read in the doubled layout only."""
         if not structure.doubled:
             return self.hidden(noised_BL, attention_mask_BL, structure=structure)
         both = torch.cat([noised_BL, clean_BL], dim=1)
@@ -203,15 +197,12 @@ class MaskedDiffusionLM(nn.Module):
         """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
 
         Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
-        give meaningless states and change only the cache's scratch column. start_B [B], int64, must be at least 1: with
-        the logit shift the token before the window is run too, because it holds the first prediction.
-        compiled: as in `hidden`.
+        give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
+        logit shift the token before the window is run too, because it holds the first prediction.
         """
-        length = input_ids_BL.shape[1]
-        first = start_B - int(self.family.shift)
-        columns = first[:, None] + torch.arange(width + int(self.family.shift), device=first.device)
-        columns = columns.clamp(max=length)  # the scratch column
-        cache.columns = columns
+        shift = int(self.family.shift)
+        columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
+        cache.columns = columns = columns.clamp(max=input_ids_BL.shape[1])  # the scratch column
         seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
         if compiled and self.device.type == "cuda":
             cache.mark_static()
@@ -226,11 +217,16 @@ class MaskedDiffusionLM(nn.Module):
 
     def _body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
-        adapter = None if self.adapter == CURRENT else self.adapter
-        chosen = contextlib.nullcontext() if adapter is None else use_adapter(self.backbone, adapter)
-        with chosen, in_bfloat16(self.device.type, self.autocast):
-            body = self._compiled_body() if compiled else self.backbone.model
-            found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        other = None if self.adapter == CURRENT else self.adapter
+        if other is not None:
+            switch_adapter(self.backbone, other)
+        try:
+            with in_bfloat16(self.device.type, self.autocast):
+                body = self._compiled_body() if compiled else self.backbone.model
+                found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        finally:
+            if other is not None:
+                switch_adapter(self.backbone, CURRENT)
         return found
 
     def _compiled_body(self) -> Any:
@@ -255,11 +251,8 @@ class MaskedDiffusionLM(nn.Module):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The head's weights [V, D]; no family has a bias there.
-
-        If they are split over ranks they are gathered by the first use in a pass, a collective, and held until
-        `release_head` (see lfpo.models.fsdp.one_pass).
-        """
+        """The head's weights [V, D]; no family has a bias there. If they are split over ranks they are gathered by the
+        first use in a pass, a collective, and held until `release_head` (see lfpo.models.fsdp.one_pass)."""
         weight = self.backbone.lm_head.weight
         if not isinstance(weight, DTensor):
             return weight
@@ -288,9 +281,8 @@ class MaskedDiffusionLM(nn.Module):
         return other
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The backbone's parameters and the buffers that checkpoints hold, without adapters, by their names without
-        adapters. Parameters split by FSDP are DTensors; 4-bit parameters are meta tensors of their original shape, in
-        `dtype`."""
+        """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
+        DTensors; 4-bit ones are meta tensors of their original shape, in `dtype`."""
         saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
         return {
             re.sub(r"(\.base_layer)+\.", ".", name): p
@@ -301,8 +293,7 @@ class MaskedDiffusionLM(nn.Module):
         }
 
     def checkpoint_layers(self) -> None:
-        """Turn on gradient checkpointing: a forward keeps each layer's input only, and the backward pass runs the layer
-        again."""
+        """Turn on gradient checkpointing: a forward keeps each layer's input, and the backward pass runs it again."""
         # The method's name depends on the version of transformers.
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -312,6 +303,17 @@ class MaskedDiffusionLM(nn.Module):
         copied = copy.copy(self)
         copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
+
+
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [
+        (f"{path}.{name}", buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
 
 
 def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:

@@ -12,18 +12,15 @@ import torch
 from torch import nn
 
 from lfpo.base.distributed import whole
-from lfpo.models.adapters import added, base_layer, wrapper_of
-from lfpo.models.experts import routers
+from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
+from lfpo.models.lora import added
 from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
-    """A frozen copy whose layers are stored in CPU memory (pinned if the model is on a GPU).
-
-    During a forward each layer is copied to the device before it runs and released after it, so one layer is on the
-    device at a time, and a forward transfers all layers once.
-    """
+    """A frozen copy whose layers are stored in CPU memory (pinned if the model is on a GPU). A forward copies each
+    layer to the device before it runs and releases it afterwards, so one layer is on the device at a time."""
     pinned = model.device.type == "cuda"
     stored = {
         id(p): _frozen(torch.empty_like(p.data, device="cpu", pin_memory=pinned).copy_(p.data))
@@ -59,12 +56,11 @@ class _LayerLoader:
 def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, merge: bool = False) -> Iterator[None]:
     """Prepare a policy for many forwards without gradients; the stored weights are put back at the end.
 
-    cast: hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them at every
-        forward. The copies take half of the memory of float32 weights.
+    cast: hold the layers' matrices in bfloat16. The results are those of autocast, which would cast them each time.
     move_to_device: copy all layers, which are stored in CPU memory, to the device.
-    merge: add the policy's LoRA adapter to copies of the matrices that it adapts, dequantised over a 4-bit base. A
-        forward then runs one product for each where it ran three. The sum is rounded to the copies' dtype once. No
-        other policy of this backbone may run meanwhile.
+    merge: add the policy's LoRA adapter to copies of the matrices that it adapts, dequantised over a 4-bit base: one
+        product where there were three. The sum is rounded to the copies' dtype once. No other policy of this backbone
+        may run meanwhile.
     """
     narrow = {id(p) for _, p in narrow_matrices(policy.backbone)} if cast else set()
     slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
@@ -86,11 +82,8 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
 
 @contextlib.contextmanager
 def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast: bool) -> Iterator[None]:
-    """In the block, the LoRA layers of `target` are plain layers with the sum of base and adapter of `policy`.
-
-    target: the policy itself, or one with the same layers. cast: hold the sums in bfloat16. Collective, if the policy's
-    weights are split.
-    """
+    """In the block, the LoRA layers of `target` (the policy, or one with the same layers) are plain layers with the sum
+    of base and adapter of `policy`, in bfloat16 if `cast`. Collective, if the policy's weights are split."""
     from peft.tuners.lora import LoraLayer
 
     adapter, replaced = target.adapter, list[tuple[dict[str, Any], str, nn.Module]]()
@@ -129,17 +122,12 @@ def _with_sums(policy: MaskedDiffusionLM, path: str, base: nn.Module, cast: bool
 
 
 def merged(policy: MaskedDiffusionLM, name: str) -> torch.Tensor:
-    """The value of one of a policy's `weights`: gathered if it is split (then a collective), dequantised if it is
-    4-bit, with the policy's adapter added."""
+    """The value of one of a policy's `weights`: gathered if it is split (a collective), dequantised, adapter added."""
     module_name, _, kind = name.rpartition(".")
     module = policy.backbone.get_submodule(module_name)
     weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
-    wrapper = wrapper_of(module, kind)
-    if wrapper is None:
-        return weight
-    assert policy.adapter is not None
-    delta = added(wrapper, policy.adapter).detach()  # float32, as the factors
-    return (weight.to(delta.dtype) + delta).to(weight.dtype)
+    delta = None if policy.adapter is None else added(module, kind, policy.adapter)  # float32, as the factors
+    return weight if delta is None else (weight.to(delta.dtype) + delta.detach()).to(weight.dtype)
 
 
 def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:

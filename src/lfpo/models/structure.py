@@ -20,12 +20,11 @@ Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 class Structure:
     """How the tokens of a row attend to each other. Padding is never attended to.
 
-    block_length: of blocks that count from each row's first real token (None: there are no blocks, and every token
-        attends to all). A token attends to its own block and to those before it.
+    block_length: a token attends to its own block and to those before it, counted from each row's first real token
+        (None: every token attends to all).
     doubled: a row is [noised; clean], two halves of equal length with the same padding, both at the same positions. A
-        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it; a
-        clean token attends to clean tokens only. So each noised block has the states that it has alone after a clean
-        prefix.
+        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it, a
+        clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
     """
 
     block_length: int | None = None
@@ -38,10 +37,7 @@ class Structure:
             raise ValueError("the doubled layout is for blocks; give block_length")
 
     def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
-        """Position ids [B, L], counted from each row's first real token; in the doubled layout in each half.
-
-        real_BL: bool or 0/1, [B, L], of both halves where they are two.
-        """
+        """Position ids [B, L], counted from each row's first real token; in the doubled layout in each half."""
         if not self.doubled:
             return (real_BL.long().cumsum(-1) - 1).clamp(min=0)
         half = real_BL.shape[1] // 2
@@ -62,10 +58,8 @@ class Structure:
         return self.tokens(in_whole + n * (length_B % self.block_length))
 
     def sees(self, real_BL: torch.Tensor) -> Sees:
-        """The rule as a function of the numbers of row, head, query and key.
-
-        real_BL: bool [B, L]. Queries at padding attend to some real token, so that no softmax is empty.
-        """
+        """The rule as a function of the numbers of row, head, query and key. Queries at padding attend to some real
+        token, so that no softmax is empty."""
         if self.block_length is None:
             return lambda row, head, query, key: real_BL[row, key]
         block_BL = self.positions(real_BL) // self.block_length
@@ -94,10 +88,8 @@ class Structure:
         return create_block_mask(self.sees(real_BL), rows, None, length, length, device=real_BL.device)
 
     def mask(self, real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | BlockMask:
-        """The mask as `bidirectional_attention` takes it. dtype: of its products.
-
-        Without blocks [B, 1, 1, L]. With blocks [B, 1, L, L], or on a GPU in half precision a block mask.
-        """
+        """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] without blocks; with
+        blocks [B, 1, L, L], or on a GPU in half precision a block mask."""
         if self.block_length is None:
             return key_mask(real_BL, dtype)
         if real_BL.is_cuda and dtype in HALF:

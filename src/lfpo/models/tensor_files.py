@@ -1,61 +1,65 @@
 """Tensors as safetensors files, written by all ranks in parallel; no rank holds more than one file at a time.
 
 A tensor split by FSDP is gathered on its own, for the rank that writes its file. The files have Hugging Face's layout
-(one file, or several shard files with an index), so other tools and any number of ranks can read them.
+(one file, or several shard files with an index), so other tools and any number of ranks can read them. `check_memory`
+and `check_disk` ask whether there is room, before weights are loaded or written.
 """
 
 import functools
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
-from safetensors import safe_open
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
+from lfpo.base.errors import UserError
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 FORMAT = {"format": "pt"}  # metadata that some readers require
+GIB = 2**30
 
 
 def write_shards(
     tensors: Mapping[str, torch.Tensor], whole: Callable[[str], torch.Tensor], folder: Path, stem: str
 ) -> None:
     """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
-    ranks see. A collective: every rank calls it with the same arguments.
+    ranks see. A collective; where a rank cannot write its file, all ranks stop (see distributed.each_writes).
 
-    tensors: names and shapes of what to write; values may be split. whole(name): the whole tensor on any device; a
-        collective. Where a rank cannot write its file, all ranks stop (see distributed.each_writes).
+    tensors: names and shapes of what to write. whole(name): the whole tensor on any device; a collective.
     """
     rank, world = distributed.rank(), distributed.world()
-    sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-    files = pack_files(sizes, min(FILE_BYTES, math.ceil(sum(sizes.values()) / world)))
-    names = [f"{stem}.safetensors"]
-    if len(files) > 1:
-        names = [f"{stem}-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.numel() * tensor.element_size(),
+        filename_pattern=stem + "{suffix}.safetensors",
+        max_shard_size=min(FILE_BYTES, math.ceil(total / world)),
+    )
+    files = list(split.filename_to_tensors.items()) or [(f"{stem}.safetensors", [])]
     for first in range(0, len(files), world):
         mine: dict[str, torch.Tensor] = {}
-        for writer, file in enumerate(files[first : first + world]):
-            for name in file:
+        for writer, (_, names) in enumerate(files[first : first + world]):
+            for name in names:
                 tensor = whole(name)
                 if writer == rank:
-                    mine[name] = _with_own_storage(tensor.detach().contiguous().cpu())
-        path = folder / names[first + rank] if first + rank < len(files) else None
-        distributed.each_writes(functools.partial(_write, mine, path))
+                    tensor = tensor.detach().contiguous().cpu()
+                    # FSDP gathers into views of a padded buffer, which safetensors refuses to save.
+                    mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+        path = folder / files[first + rank][0] if first + rank < len(files) else None
+        distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
     if len(files) > 1:
-        where = {name: path for path, file in zip(names, files, strict=True) for name in file}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         distributed.by_first(lambda: (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8"))
-
-
-def _write(tensors: dict[str, torch.Tensor], path: Path | None) -> None:
-    if path is not None:
-        save_tensors(tensors, path)
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -66,27 +70,6 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file(tensors, partial, FORMAT)
     partial.chmod(mode)
     partial.replace(path)
-
-
-def pack_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in order, split into at least one file of at most `limit` bytes each (a larger tensor has its own file).
-
-    sizes: bytes of each tensor.
-    """
-    files: list[list[str]] = [[]]
-    room = limit
-    for name, size in sizes.items():
-        if size > room and files[-1]:
-            files.append([])
-            room = limit
-        files[-1].append(name)
-        room -= size
-    return files
-
-
-def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy if the tensor is a view: FSDP gathers into views of a padded buffer, which safetensors refuses to save."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def tensor_paths(folder: Path) -> dict[str, Path]:
@@ -110,8 +93,8 @@ def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def split_like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """This rank's rows as a DTensor split like `parameter`, and on its device unless that is the meta device; unchanged
-    if `parameter` is not split."""
+    """This rank's rows as a DTensor split like `parameter`, on its device unless that is meta; unchanged if `parameter`
+    is not split."""
     if not isinstance(parameter, DTensor):
         return rows
     return DTensor.from_local(
@@ -139,3 +122,38 @@ def own_rows(parameter: torch.Tensor) -> slice:
     size = math.ceil(parameter.shape[0] / parameter.device_mesh.size(dim))
     start = min(parameter.device_mesh.get_local_rank(dim) * size, parameter.shape[0])
     return slice(start, start + size)
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Bytes of a checkpoint's weights in `dtype`, from the headers of its files."""
+    numbers = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return numbers * dtype.itemsize
+
+
+def check_memory(folder: Path, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Raise UserError where the weights of a checkpoint in `dtype` are larger than the device's free memory."""
+    try:
+        needed = weight_bytes(folder, dtype)
+    except (OSError, SafetensorError):
+        return  # load_model says what is wrong with the file
+    on_gpu = torch.device(device).type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    if needed > free:
+        advice = "choose a smaller model" if dtype == torch.bfloat16 else "give --dtype bfloat16, which halves them"
+        raise UserError(
+            f"{folder}: its weights take {needed / GIB:.1f} GiB in {str(dtype).removeprefix('torch.')}, and "
+            f"{free / GIB:.1f} GiB of memory are free on this {'GPU' if on_gpu else 'machine'}; {advice}"
+        )
+
+
+def check_disk(folder: Path, needed: int) -> None:
+    """Raise UserError where the disk of `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{folder}: the model takes {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on this disk; free "
+            "disk space, or write to another disk"
+        )

@@ -15,21 +15,18 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
-from lfpo.models.backbone import saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign
-from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.tensor_files import local, own_rows
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows that a checkpoint tensor and a parameter share.
+    """The `rows` rows that a checkpoint's tensor `key` has from row `start`, and the parameter `name` from `offset`.
 
-    key: the tensor in the checkpoint. start: its first row. rows: their number. name: the parameter.
     expert: which matrix of a parameter that stacks the experts' matrices (None: the parameter is one matrix or vector).
-    offset: the first row in the parameter, or in that matrix of it.
     """
 
     key: str
@@ -47,7 +44,14 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
     """
     found: list[Piece] = []
     for name, shape in shapes.items():
-        found += _expert_pieces(family, name, shape) or [_piece(family, name, shapes)]
+        before: list[str] = []  # parameters whose rows precede this one's in its tensor
+        for _, parts in family.fused:
+            for i, part in enumerate(parts):
+                if replace_prefix(name, [(part, "")]) != name:
+                    before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
+        start = sum(shapes[other][0] for other in before)
+        whole = Piece(family.to_checkpoint(name), start, shape[0], name)
+        found += _expert_pieces(family, name, shape) or [whole]
     return found
 
 
@@ -59,16 +63,6 @@ def pieces_of_each(
     for piece in pieces(family, shapes):
         found.setdefault(getattr(piece, kind), []).append(piece)
     return found
-
-
-def _piece(family: Family, name: str, shapes: Mapping[str, Sequence[int]]) -> Piece:
-    before: list[str] = []
-    for _, parts in family.fused:
-        for i, part in enumerate(parts):
-            if replace_prefix(name, [(part, "")]) != name:
-                before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
-    start = sum(shapes[other][0] for other in before)
-    return Piece(family.to_checkpoint(name), start, shapes[name][0], name)
 
 
 def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piece]:
@@ -94,18 +88,10 @@ def checkpoint_shapes(found: Sequence[Piece], shapes: Mapping[str, Sequence[int]
     return result
 
 
-def part_of(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """A piece's rows of a whole parameter, as a view."""
-    matrix = parameter if piece.expert is None else parameter[piece.expert]
-    return matrix[piece.offset : piece.offset + piece.rows]
-
-
 def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.Tensor] | None:
-    """What a rank that holds some rows of a parameter reads of a piece: the rows of the checkpoint's tensor, and the
-    view of `own` that they are copied to. None if it holds none of them.
-
-    held: the rows (of a stacked parameter: the experts) that the rank holds. own: these rows.
-    """
+    """What a rank that holds the rows `held` (of a stacked parameter: the experts) of a parameter reads of a piece: the
+    rows of the checkpoint's tensor, and the view of `own`, these rows, that they are copied to. None if it holds none
+    of them."""
     first, last = held.start or 0, (held.start or 0) + len(own)
     if piece.expert is not None:
         if not first <= piece.expert < last:
@@ -200,8 +186,8 @@ def state_shapes(backbone: Any) -> dict[str, torch.Size]:
 def place_weights(
     model: MaskedDiffusionLM, files: dict[str, Path], dtype: torch.dtype, device: Any, four_bit: torch.dtype | None
 ) -> None:
-    """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: what
-    `tensor_files` returned. The other arguments are those of `load_model`."""
+    """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: as
+    `tensor_files` returns them. The other arguments are those of `load_model`."""
     backbone = model.backbone
     quantized = [] if four_bit is None else linear_weights(backbone)
     old, state = backbone.state_dict(), dict[str, torch.Tensor]()
@@ -220,10 +206,7 @@ def place_weights(
 
 def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
-    parameters this rank's rows. They keep their dtypes.
-
-    Raises UserError as `load_model` does.
-    """
+    parameters this rank's rows. They keep their dtypes. Raises UserError as `load_model` does."""
     own = model.backbone.state_dict()
     with _reader(tensor_files(model.backbone, model.family, source)) as read:
         for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():

@@ -9,8 +9,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.adapters import base_layer
-from lfpo.models.experts import routers
+from lfpo.models.experts import base_layer, routers
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
 from lfpo.objectives.predictions import Predictions

@@ -15,8 +15,7 @@ from lfpo.base.files import read_json
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
 from lfpo.models.family import Family
 from lfpo.models.loading import described, resolve
-from lfpo.models.room import check_disk, weight_bytes
-from lfpo.models.tensor_files import FILE_BYTES
+from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
 from lfpo.runs.directory import Run

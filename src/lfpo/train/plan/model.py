@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_leaves
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.backbone import build_backbone
 from lfpo.models.experts import active_weights, is_expert
+from lfpo.models.families import family_of
+from lfpo.models.family import build_backbone
 from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.loading import SHIPPED, described, family_of
+from lfpo.models.loading import SHIPPED, described
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 
