@@ -7,9 +7,9 @@ import torch
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.train.average import Average
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
+from lfpo.train.copies import Average
 from lfpo.train.rl import LFPOTrainer
 from test_train import ROWS, without_times
 from test_train import config as small_config

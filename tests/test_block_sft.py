@@ -13,8 +13,8 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.dpo import as_trajectory
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import MIN_T, accumulate_sft_gradients, sampled_length, train_sft
-from lfpo.train.sft_config import SFTConfig
 from test_sft import config as without_blocks
 from test_sft import examples, interrupted, metrics, quiet
 from tiny import LLADA_CONFIG, write_dream, write_llada

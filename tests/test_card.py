@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.runs.card import model_card
 from lfpo.runs.directory import Run, open_run
-from lfpo.train.sft_config import SFTConfig
+from lfpo.train.example_configs import SFTConfig
 
 
 def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path):

@@ -24,8 +24,7 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
-from lfpo.train.config import LFPOConfig
-from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import readable
 from lfpo.train.plan.estimate import Estimate

@@ -11,8 +11,8 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models import load_model, load_tokenizer
 from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, train_sft
-from lfpo.train.sft_config import SFTConfig
 from processes import run_lfpo
 from tiny import write_dream, write_llada
 

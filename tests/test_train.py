@@ -12,8 +12,7 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
-from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED
 

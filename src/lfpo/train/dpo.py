@@ -27,7 +27,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
-from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.example_configs import DPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
