@@ -26,10 +26,9 @@ from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
-from lfpo.train.plan.command import readable
+from lfpo.train.plan.command import GIB, command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
-from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_run
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer

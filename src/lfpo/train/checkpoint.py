@@ -239,12 +239,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
 
 
 def _numbered(root: Path) -> list[Path]:
-    found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    """The checkpoints of a folder, oldest first."""
+    found = {int(n): p for p in root.glob("step-*") if (n := p.name.removeprefix("step-")).isdigit()}
+    return [found[number] for number in sorted(found)]
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:

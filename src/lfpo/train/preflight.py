@@ -24,9 +24,9 @@ from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
+from lfpo.train.plan.command import EFFICIENCY, GIB, duration, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
-from lfpo.train.plan.ways import EFFICIENCY, GIB, duration, whole_run
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
