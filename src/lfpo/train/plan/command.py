@@ -117,11 +117,16 @@ def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
     An optimiser step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with
     max_staleness while the trainer updates.
     """
-    workers = found.worker_gpus
+    workers = _worker_gpus(found.args)
     rollout = found.rollout_flops / flop_rate / (workers or found.gpus)
     update = found.update_flops / flop_rate / found.gpus * found.fullest
     beside = bool(workers and found.args.engine.max_staleness)
     return rollout, update, max(rollout, update) if beside else rollout + update
+
+
+def _worker_gpus(args: LFPOConfig) -> float:
+    """GPUs of all Ray workers; one for each where they have none. 0 for another engine."""
+    return args.engine.workers * (args.engine.gpus_per_worker or 1.0) if args.engine.name == "ray" else 0.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -
     args = found.args
     training = args.max_steps * seconds(found, flop_rate)[2] / 3600
     evaluation = found.evaluation_flops / (3600 * flop_rate * found.gpus)
-    gpus = found.gpus + found.worker_gpus
+    gpus = found.gpus + _worker_gpus(args)
     cost = None if price_per_hour is None else (training + evaluation) * gpus * price_per_hour
     return WholeRun(training, evaluation, args.max_steps * found.rollouts * found.completion, cost)
 

@@ -42,7 +42,7 @@ class Estimate:
         a view runs as [noised; clean], twice its tokens.
     fullest: the share of the rank with most rollouts, times that of the mean; the mean over an iteration's steps.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
-    forwards: of one rollout, at most. worker_gpus: of all Ray workers, one for each where they have none.
+    forwards: of one rollout, at most.
     rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included.
     evaluation_flops: of all evaluations of the run.
     Raises UserError for a sampler or an objective that does not go with the model.
@@ -52,8 +52,6 @@ class Estimate:
         self, args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
     ):
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
-        ray = args.engine.name == "ray"
-        self.worker_gpus = args.engine.workers * (args.engine.gpus_per_worker or 1.0) if ray else 0.0
         self.sizes, model = model_shape(config)
         self.hf, self.shift, self.trained_block = model.backbone.config, model.family.shift, model.block_length
         if args.load_in_4bit and self.sizes.experts:
