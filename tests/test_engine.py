@@ -24,7 +24,6 @@ import torch
 import lfpo.train.ray_cluster
 import lfpo.train.ray_engine
 from lfpo.base import distributed
-from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
@@ -47,7 +46,7 @@ from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies, make_engine
 from processes import run_ranks
-from small_runs import choice_config
+from small_runs import choice_config, same
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
 PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
@@ -58,10 +57,6 @@ def config(model: Path, **changes: Any) -> LFPOConfig:
     return build(
         LFPOConfig, {"output_dir": "unused", "model": str(model), "threads": 1, "num_generations": 3, **changes}, "test"
     )
-
-
-def same(a: Trajectory, b: Trajectory) -> bool:
-    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
 
 
 def local(model: MaskedDiffusionLM, rows_per_unit: int) -> LocalEngine:

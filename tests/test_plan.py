@@ -18,6 +18,7 @@ from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.room import GIB
 from lfpo.models.settings import LoraSettings
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
@@ -26,7 +27,7 @@ from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
-from lfpo.train.plan.command import GIB, command, duration, readable, seconds, ways, whole_run
+from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
 from lfpo.train.plan.work import count, sampling_work

@@ -173,10 +173,8 @@ def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> Non
 
 
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects.
-
-    Raises UserError where the folder holds an adapter and the model has none, the reverse, or other shapes.
-    """
+    """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects. Raises
+    UserError where the folder holds an adapter and the model has none, the reverse, or other shapes."""
     if (folder / "adapter_config.json").exists() != (model.adapter is not None):
         found, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
         raise UserError(

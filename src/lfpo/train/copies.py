@@ -81,10 +81,8 @@ class Versions:
 
     @contextlib.contextmanager
     def in_place(self, version: int, newest: int) -> Iterator[None]:
-        """Within this context theta_old's weights are those of `version`; now, and again at the end, of `newest`.
-
-        A copy of the newest ones is kept. Raises UserError where there is none of `version`.
-        """
+        """Within this context theta_old's weights are those of `version`; now, and again at the end, of `newest`. A
+        copy of the newest ones is kept. Raises UserError where there is none of `version`."""
         self.kept[newest] = [local(p).to("cpu", copy=True) for p in self.parameters]
         if version not in self.kept:
             raise UserError(

@@ -126,10 +126,8 @@ class DPOTrainer(Trainer):
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:
-    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device.
-
-    Where the model attends block by block, a row ends as a rollout would, with the block that holds its first EOS.
-    """
+    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device. Where the
+    model attends block by block, a row ends as a rollout would, with the block that holds its first EOS."""
     ids, mask = left_pad([prompt for prompt, *_ in pairs for _ in range(2)], model.pad_id)
     tokens = torch.tensor([side for _, *sides in pairs for side in sides])
     length = tokens.shape[1]

@@ -68,10 +68,8 @@ class Source:
 
 
 def find_source(name: str, *, adapter: bool = False) -> Source:
-    """The weights that `lfpo export` and `lfpo push` mean by a name. adapter: a checkpoint with a LoRA adapter.
-
-    Raises UserError where there is none.
-    """
+    """The weights that `lfpo export` and `lfpo push` mean by a name. adapter: a checkpoint with a LoRA adapter. Raises
+    UserError where there is none."""
     folder, checkpoint = located(name)
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
@@ -142,14 +140,12 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
                 merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
     library = "peft" if adapter else "lfpo" if own_names else layout
-    (folder / CARD).write_text(_card(source, use, library), encoding="utf-8")
-
-
-def _card(source: Source, use: str, library: str) -> str:
     if source.run is None:
-        return converted_card(source.weights.name, use, library)
-    kind = read_json(source.run.dir / "run.json")["kind"]
-    return model_card(source.run, source.config or {}, kind, use, step=source.step, library=library)
+        card = converted_card(source.weights.name, use, library)
+    else:
+        kind = read_json(source.run.dir / "run.json")["kind"]
+        card = model_card(source.run, source.config or {}, kind, use, step=source.step, library=library)
+    (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:

@@ -76,10 +76,7 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
 
 def wait_for_start(tasks: Sequence[Any]) -> None:
     """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns, the
-    versions of what is installed there.
-
-    Raises UserError where one cannot start, or has other versions.
-    """
+    versions of what is installed there. Raises UserError where one cannot start, or has other versions."""
     ray = import_ray()
     try:
         started = ray.get(tasks, timeout=START)
@@ -94,10 +91,8 @@ def wait_for_start(tasks: Sequence[Any]) -> None:
 
 
 def check_head() -> None:
-    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds.
-
-    To be called before something is put into the object store, which without its server ends the process in silence.
-    """
+    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds. To be called before something
+    is put into the object store, which without its server ends the process in silence."""
     address = import_ray().get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD

@@ -121,10 +121,8 @@ class Dispatcher:
             self.serving[worker] = self.threads.submit(self._serve, worker)
 
     def _serve(self, worker: int) -> None:
-        """Sample units with a worker until none waits, or the worker is lost for good.
-
-        Raises UserError where MAX_LOST workers were lost with a unit, and where no worker is left.
-        """
+        """Sample units with a worker until none waits, or the worker is lost for good. Raises UserError where MAX_LOST
+        workers were lost with a unit, and where no worker is left."""
         while True:
             with self.changed:
                 if not self.waiting:
@@ -180,10 +178,8 @@ class Dispatcher:
         return None, "closed"
 
     def _started_again(self, worker: int) -> bool:
-        """Wait for a lost worker; returns whether it came back.
-
-        Raises UserError where it cannot, or not in time, and no other worker is left.
-        """
+        """Wait for a lost worker; returns whether it came back. Raises UserError where it cannot, or not in time, and
+        no other worker is left."""
         ray, since, why = import_ray(), time.monotonic(), "it did not start again in time"
         task = self.actors[worker].start.remote()
         while not self.closed:
@@ -212,9 +208,7 @@ class Dispatcher:
 
 class RayEngine:
     """An engine (lfpo.rollout.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
-
-    Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo.
-    """
+    Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES
 

@@ -50,7 +50,6 @@ from lfpo.train.setup import (
     make_engine,
     make_queue,
     make_source,
-    reward_weights,
     samplers,
     with_name,
 )
@@ -105,7 +104,10 @@ class LFPOTrainer(Trainer):
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
-        self.reward_weights = reward_weights(args, self.source)
+        functions = self.source.reward_functions
+        self.reward_weights = args.reward_weights or [1.0] * len(functions)
+        if len(self.reward_weights) != len(functions):
+            raise UserError(f"reward_weights: {len(self.reward_weights)} weights for {len(functions)} functions")
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -122,8 +124,8 @@ class LFPOTrainer(Trainer):
         if args.engine.reward_workers:
             from lfpo.train.ray_rewards import by_tasks
 
-            functions = by_tasks(self.source.reward_functions, args.engine, self.closing)
-            self.source = replace(self.source, reward_functions=functions)
+            in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
+            self.source = replace(self.source, reward_functions=in_tasks)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
         self.queue = make_queue(args, self.engine, self.model.pad_id)
         ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
@@ -136,10 +138,8 @@ class LFPOTrainer(Trainer):
         self.run = Run(Path(args.output_dir).expanduser(), silent=distributed.rank() != 0)
 
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
-        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run.
-
-        SIGTERM or SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt.
-        """
+        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run. SIGTERM or
+        SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
         args = self.args
         if args.push_to_hub and distributed.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)

@@ -314,10 +314,8 @@ class TrainingRun:
 
 
 def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
-    """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder.
-
-    A rank that is lost ends the others (see lfpo.base.distributed.watched).
-    """
+    """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
+    rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
 
@@ -326,10 +324,8 @@ def train_on_examples(
     make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] = print
 ) -> Path:
     """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model, `output_dir/model`. report: takes each line of progress.
-
-    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
-    """
+    model, `output_dir/model`. report: takes each line of progress. SIGTERM or SIGINT leaves a checkpoint and raises
+    Stopped, a KeyboardInterrupt."""
     distributed.start()
     use_threads(config.threads)
     trainer = make(config)

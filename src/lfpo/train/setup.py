@@ -38,9 +38,7 @@ from lfpo.train.inputs import reward_function
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
     """`args` with the name of the model that a trainer was given: for the run's files, plans, exports, Ray's workers.
-
-    Raises UserError for the engine `ray` with a model object that was not loaded from a folder.
-    """
+    Raises UserError for the engine `ray` with a model object that was not loaded from a folder."""
     name = name_of(model)
     if name is None and args.engine.name == "ray":
         raise UserError(
@@ -108,10 +106,8 @@ def make_source(
     train_dataset: Sequence[dict[str, Any]] | None,
     eval_dataset: Sequence[dict[str, Any]] | None,
 ) -> PromptSource:
-    """The prompts and reward functions that the configuration and the trainer's arguments give.
-
-    Raises UserError if they give none, or more than one source of prompts.
-    """
+    """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError if
+    they give none, or more than one source of prompts."""
     functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
@@ -189,14 +185,6 @@ def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
             f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {distributed.world()}; give the number "
             "of GPUs of one machine, or leave it out"
         )
-
-
-def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:
-    """One weight a reward function. Raises UserError where their numbers differ."""
-    weights = args.reward_weights or [1.0] * len(source.reward_functions)
-    if len(weights) != len(source.reward_functions):
-        raise UserError(f"reward_weights: {len(weights)} weights for {len(source.reward_functions)} functions")
-    return weights
 
 
 def samplers(

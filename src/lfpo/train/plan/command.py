@@ -112,11 +112,9 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
 
 
 def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
-    """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each.
-
-    An optimiser step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with
-    max_staleness while the trainer updates.
-    """
+    """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each. An optimiser
+    step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with max_staleness
+    while the trainer updates."""
     workers = _worker_gpus(found.args)
     rollout = found.rollout_flops / flop_rate / (workers or found.gpus)
     update = found.update_flops / flop_rate / found.gpus * found.fullest

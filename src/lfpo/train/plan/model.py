@@ -64,10 +64,8 @@ class Sizes:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded.
-
-    Raises UserError where there is none.
-    """
+    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded. Raises UserError
+    where there is none."""
     if name in LAYOUTS or name in PUBLISHED:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = SHIPPED.get(name, Path(name).expanduser())
