@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import train_sft
-from lfpo.train.sft_config import SFTConfig
 
 SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 TURNS = 2

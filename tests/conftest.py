@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no tes
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: tests run its kernels on CPUs
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     import tiny
 
     return tiny.WRITERS[request.param](tmp_path / request.param)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch
+    from torch._C._distributed_c10d import HashStore
+
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

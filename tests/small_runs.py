@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import tiny
+from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
@@ -74,6 +75,11 @@ def rolled(objective: Objective, model: Any, prompts: list[list[int]]) -> Trajec
     """Four rollouts that an objective can use."""
     sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4).for_length(8)
     return rollout(model, prompts, sampler, [1, 2, 3, 4], keep_steps=kept_steps(objective, sampler))
+
+
+def same(a: Trajectory, b: Trajectory) -> bool:
+    """Whether two trajectories hold the same bits."""
+    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
 
 
 def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> list[dict[str, Any]]:

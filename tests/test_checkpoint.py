@@ -54,8 +54,10 @@ def names(run: Path) -> list[str]:
 
 
 def test_a_restored_run_takes_the_same_next_step(trainee: Trainee, run: Path, llada: Path) -> None:
+    trainee.save(run, 2)
     trainee.train(1)
-    path = trainee.save(run, 2)
+    path = trainee.save(run, 2)  # the same step may be saved again
+    assert verify(path) is None and names(run) == ["step-2"]
     other = Trainee(llada)
     other.train(7)  # some other state, to be overwritten whole
     parameters = [id(p) for p in other.model.parameters()]
@@ -109,15 +111,6 @@ def test_the_newest_are_kept(trainee: Trainee, run: Path) -> None:
     assert latest_checkpoint(run) == run / "checkpoints" / "step-100"
 
 
-def test_the_same_step_may_be_saved_again(trainee: Trainee, run: Path) -> None:
-    trainee.save(run, 1)
-    trainee.train(1)
-    path = trainee.save(run, 1)
-    assert verify(path) is None
-    assert same(load_model(path / "model"), trainee.model)
-    assert names(run) == ["step-1"]
-
-
 FILES = [
     "model/model.safetensors",
     "model/config.json",
@@ -155,14 +148,18 @@ def test_a_manifest_of_another_shape_is_damage(trainee: Trainee, run: Path, cont
     assert verify(path) is not None
 
 
-@pytest.mark.parametrize("limit", [100, 3_000, 20_000, 60_000, 200_000])
-def test_a_full_disk_leaves_the_previous_checkpoint(trainee: Trainee, run: Path, limit: int) -> None:
-    """A limit on file size makes real writes fail part way, as a full disk does, in every library involved."""
+@pytest.mark.parametrize("limit", [100, 3_000, 20_000, 60_000, 200_000, "tokenizer"])
+def test_a_full_disk_leaves_the_previous_checkpoint(trainee: Trainee, run: Path, limit: int | str) -> None:
+    """A limit on file size makes real writes fail part way, as a full disk does, in every library. "tokenizer":
+    the tokenizers library, whose file is the largest here, reports that by an exception of its own."""
+    if limit == "tokenizer":
+        trainee.tokenizer.add_tokens([f"token{i}" for i in range(3_000)])
     good = trainee.save(run, 1)
-    largest = max(p.stat().st_size for p in good.rglob("*"))
-    assert limit < largest
+    sizes = {p.name: p.stat().st_size for p in good.rglob("*")}
+    most = sizes["model.safetensors"] + 1000 if limit == "tokenizer" else int(limit)
+    assert most < (sizes["tokenizer.json"] if limit == "tokenizer" else max(sizes.values()))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
         with pytest.raises(UserError) as caught:
             trainee.save(run, 2)
@@ -170,28 +167,10 @@ def test_a_full_disk_leaves_the_previous_checkpoint(trainee: Trainee, run: Path,
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     text = str(caught.value)
     assert "\n" not in text
-    assert "step-2" in text
-    assert "step-1 is intact" in text
+    assert "step-2" in text and "step-1 is intact" in text
     assert latest_checkpoint(run) == good
     assert names(run) == ["step-1"]
     assert trainee.save(run, 2).name == "step-2"
-
-
-def test_a_disk_that_fills_up_at_the_tokenizer(trainee: Trainee, run: Path) -> None:
-    """The tokenizers library reports a failed write by an exception of its own."""
-    trainee.tokenizer.add_tokens([f"token{i}" for i in range(3_000)])
-    good = trainee.save(run, 1)
-    sizes = {p.name: p.stat().st_size for p in (good / "model").iterdir()}
-    assert sizes["model.safetensors"] + 1000 < sizes["tokenizer.json"]
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["model.safetensors"] + 1000, hard))
-    try:
-        with pytest.raises(UserError, match="step-1 is intact"):
-            trainee.save(run, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert latest_checkpoint(run) == good
-    assert names(run) == ["step-1"]
 
 
 def test_a_file_in_place_of_the_folder(trainee: Trainee, run: Path) -> None:

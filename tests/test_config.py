@@ -35,9 +35,8 @@ from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
 from lfpo.train.config import LFPOConfig
-from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.example_configs import DPOConfig, SFTConfig
 from lfpo.train.plan.settings import PlanConfig
-from lfpo.train.sft_config import SFTConfig
 
 COMMANDS = [
     *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),

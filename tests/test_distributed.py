@@ -1,14 +1,13 @@
-"""Training in two and three ranks over gloo gives the same run as one process."""
+"""Training in two and three ranks over gloo gives the same run as one process; and the collectives themselves."""
 
 import json
+import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 import tiny
 from lfpo.base import distributed
@@ -19,27 +18,13 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from processes import Finished, run_lfpo, run_ranks
 
-ARGUMENTS = [
-    *("train", "choice", "--prompts_per_iteration", "3", "--num_generations", "4", "--eval_size", "4"),
-    *(
-        "--reward_funcs",
-        "[reward_samples.even_tokens]",
-        "--eval_samplers",
-        "{greedy: {}}",
-        "--eval_steps",
-        "1",
-        "--save_steps",
-        "1",
-        "--threads",
-        "1",
-        "--learning_rate",
-        "1e-2",
-    ),
-    *("--optimizer_steps_per_iteration", "2", "--objective.timesteps", "2", "--objective.num_iterations", "1"),
-    *("--objective.states", "stratified", "--objective.baseline", "1", "--objective.deviation", "batch"),
-    *("--objective.clip", "1", "--objective.target_weight", "equal"),
-    *("--lr_scheduler_type", "constant", "--sampler", "{threshold: null, remasking: random}"),
-]
+ARGUMENTS = shlex.split(
+    "train choice --prompts_per_iteration 3 --num_generations 4 --reward_funcs [reward_samples.even_tokens] "
+    "--eval_size 4 --eval_samplers '{greedy: {}}' --eval_steps 1 --save_steps 1 --threads 1 --learning_rate 1e-2 "
+    "--lr_scheduler_type constant --optimizer_steps_per_iteration 2 --sampler '{threshold: null, remasking: random}' "
+    "--objective.timesteps 2 --objective.num_iterations 1 --objective.states stratified --objective.baseline 1 "
+    "--objective.deviation batch --objective.clip 1 --objective.target_weight equal"
+)
 
 
 def run(folder: Path, model: Path, ranks: int, *more: str, **variables: str) -> Finished:
@@ -197,14 +182,6 @@ def test_a_restart_does_not_continue_a_run_of_another_launcher(
         LFPOTrainer(args=args).train()
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def test_where_no_process_has_a_gradient_nothing_moves(group: None):
     weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     optimizer = torch.optim.AdamW(weights, lr=0.1)
@@ -258,3 +235,37 @@ def test_a_share_that_cannot_be_written_stops_all(tmp_path: Path):
     assert (first.returncode, first.stderr) == (2, "")
     assert second.returncode == 1 and "IsADirectoryError" in second.stderr
     assert (folder / "t-00001-of-00002.safetensors").is_file()
+
+
+def gathers_and_sums() -> None:
+    distributed.start()
+    rank, ranks = distributed.rank(), distributed.world()
+    for dtype in (torch.float64, torch.int64, torch.bool, torch.float32):
+        for lengths in ([2, 0, 3], [0, 0, 0], [1, 1, 1]):
+            whole = (torch.arange(sum(lengths[:ranks]) * 4) % 3).to(dtype).view(-1, 2, 2)
+            gathered = distributed.all_gather_tensor(whole.split(lengths[:ranks])[rank])
+            assert gathered.dtype == dtype and torch.equal(gathered, whole)
+    rows = distributed.all_gather_tensor(torch.arange(6).view(2, 3).T[:rank])  # not contiguous
+    assert rows.tolist() == [[0, 3], [0, 3], [1, 4]][: ranks * (ranks - 1) // 2]
+    assert distributed.sum_number(rank + 0.5) == sum(range(ranks)) + ranks / 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_tensors_of_all_ranks(ranks: int):
+    ended = run_ranks(ranks, gathers_and_sums)
+    assert [rank.returncode for rank in ended] == [0] * ranks, ended
+
+
+def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    ranks = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="4 ranks on a machine with 2 GPUs: give torchrun --nproc_per_node 2"):
+        distributed.start()
+
+
+def test_without_a_process_group_a_tensor_is_returned_as_it_is():
+    x = torch.ones(2, 3)
+    assert distributed.all_gather_tensor(x) is x and distributed.sum_number(0.1) == 0.1

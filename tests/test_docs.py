@@ -149,7 +149,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.cli.doctor.run_doctor",
         "lfpo.train.export_config.output_folder",
         "lfpo.train.export.run_export",
-        "lfpo.train.push.run_push",
+        "lfpo.train.export.run_push",
         "lfpo.cli.demo.run_demo",
     ):
         monkeypatch.setattr(place, lambda *args, **kwargs: None)

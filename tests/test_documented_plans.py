@@ -9,11 +9,11 @@ import pytest
 
 from lfpo.base.config import load_yaml, parse_overrides, recipe_names
 from lfpo.cli.list_recipes import kind_of, row
-from lfpo.train.plan.command import ASSUMED_TFLOPS
+from lfpo.models.tensor_files import GIB
+from lfpo.train.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
 from lfpo.train.plan.settings import configure
-from lfpo.train.plan.ways import GIB, duration, ways, whole_run
 
 ROOT = Path(__file__).parent.parent
 # A block of one command, and the sentence below it.

@@ -17,7 +17,7 @@ from lfpo.prompts.preferences import load_preferences, preference, task_pair
 from lfpo.prompts.tasks import TASKS, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
-from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.example_configs import DPOConfig
 from processes import run_lfpo
 
 ROWS = [

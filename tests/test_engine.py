@@ -22,10 +22,8 @@ import pytest
 import torch
 
 import lfpo.train.ray_cluster
-import lfpo.train.ray_dispatch
 import lfpo.train.ray_engine
 from lfpo.base import distributed
-from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM, load_model
@@ -42,16 +40,13 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
-from lfpo.train.config import LFPOConfig
-from lfpo.train.engine_settings import EngineSettings
-from lfpo.train.engines import make_engine
-from lfpo.train.ray_dispatch import Dispatcher, Job
-from lfpo.train.ray_engine import RayEngine, Worker, set_weights, weights_of
+from lfpo.train.config import EngineSettings, LFPOConfig
+from lfpo.train.ray_engine import Dispatcher, Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.setup import load_policies
+from lfpo.train.setup import load_policies, make_engine
 from processes import run_ranks
-from small_runs import choice_config
+from small_runs import choice_config, same
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
 PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
@@ -62,10 +57,6 @@ def config(model: Path, **changes: Any) -> LFPOConfig:
     return build(
         LFPOConfig, {"output_dir": "unused", "model": str(model), "threads": 1, "num_generations": 3, **changes}, "test"
     )
-
-
-def same(a: Trajectory, b: Trajectory) -> bool:
-    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
 
 
 def local(model: MaskedDiffusionLM, rows_per_unit: int) -> LocalEngine:
@@ -213,7 +204,7 @@ def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(ll
                 for p in policy.backbone.parameters():
                     p.mul_(1.1)
         assert [ticket.version for ticket in tickets] == [0, 1, 2]
-        assert all(ready(engine, ticket.work.job) for ticket in tickets)
+        assert all(ready(engine, ticket.work) for ticket in tickets)
         for number in (1, 0, 2):  # in any order
             assert same(engine.result(tickets[number], lambda index, t: told.extend(index)), expected[number])
         assert sorted(told) == sorted(3 * list(range(12)))
@@ -278,11 +269,11 @@ class Ray:
 
 def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pytest.MonkeyPatch):
     """Nobody asks for results here, as in an update, and all units of two jobs are handed out, one at a time."""
-    monkeypatch.setattr(lfpo.train.ray_dispatch, "import_ray", lambda: Ray)
+    monkeypatch.setattr(lfpo.train.ray_engine, "import_ray", lambda: Ray)
     calls: queue.Queue[Task] = queue.Queue()
     dispatcher = Dispatcher([Actor(calls)], unit_timeout=0.0)
     units: list[Any] = ["a", "b"]
-    jobs = [dispatcher.submit(version, f"weights {version}", units) for version in (0, 1)]
+    jobs = [dispatcher.submit(Job(version, f"weights {version}", units)) for version in (0, 1)]
     order = []
     for _ in range(4):
         task = calls.get(timeout=30)
@@ -295,7 +286,7 @@ def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pyte
     assert dispatcher.metrics()["engine/worker_0/rollouts"] == 4
     assert dispatcher.metrics()["engine/units_open"] == 0
     # What ends the thread is raised where a result is asked for.
-    job = dispatcher.submit(2, None, units)
+    job = dispatcher.submit(Job(2, None, units))
     monkeypatch.setattr(Ray, "get", staticmethod(lambda task: 1 / 0))
     calls.get(timeout=30).ended.set()
     with pytest.raises(ZeroDivisionError):
@@ -341,7 +332,7 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any, monkey
         patch.setattr(lfpo.train.ray_cluster, "versions", lambda: {"lfpo": "0"})
         with pytest.raises(UserError, match=r"a worker has .* the trainer has {'lfpo': '0'}; install the same"):
             RayEngine(config(llada, engine={"name": "ray"}))
-    monkeypatch.setattr(lfpo.train.ray_dispatch, "MAX_LOST", 1)
+    monkeypatch.setattr(lfpo.train.ray_engine, "MAX_LOST", 1)
     slow = config(llada, engine={"name": "ray", "unit_timeout": 1e-9})
     with engine_of(slow) as (engine, policy):
         engine.update(0, policy)
@@ -512,7 +503,7 @@ def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
         pytest.skip("this Ray begins clusters without a token")
     address = ray.get_runtime_context().gcs_address
     program = (
-        "from lfpo.train.engine_settings import EngineSettings\n"
+        "from lfpo.train.config import EngineSettings\n"
         "from lfpo.train.ray_cluster import connect\n"
         f"connect(EngineSettings(name='ray', address={address!r}))"
     )

@@ -34,10 +34,9 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.config import LFPOConfig
-from lfpo.train.export import run_export
+from lfpo.train.export import run_export, run_push
 from lfpo.train.export_config import ExportConfig, PushConfig
 from lfpo.train.preflight import check_disk
-from lfpo.train.push import run_push
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
@@ -380,11 +379,11 @@ def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hu
         push_to_hub=True,
         hub_model_id="me/thing",
     )
-    monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
+    monkeypatch.setattr("lfpo.train.export.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
     with pytest.raises(UserError, match=r"me/thing: the hub at http.* refused or could not be reached .*HF_TOKEN"):
         LFPOTrainer(args=args).train()
     assert not (tmp_path / "run").exists()  # before any training
-    monkeypatch.setattr("lfpo.train.push.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_good"))
+    monkeypatch.setattr("lfpo.train.export.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_good"))
     LFPOTrainer(args=args).train()
     assert [made["name"] for made in hub.made] == ["thing", "thing"]
     assert {"model.safetensors", "recipe.yaml", "metrics.jsonl"} < hub.files.keys()

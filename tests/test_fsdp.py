@@ -1,12 +1,10 @@
 """Weights split over ranks: losses, gradients, steps and rollouts are those of one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.tensor import DTensor
 
 import tiny
@@ -160,14 +158,6 @@ def test_layers_gathered_in_bfloat16_give_what_autocast_gives(checkpoint: Path):
     trajectory = rollout(load_model(checkpoint), PROMPTS, SAMPLER, SEEDS)
     for rank in run_ranks(2, gathers_in_bfloat16, checkpoint, trajectory):
         assert rank.returncode == 0, rank.stderr
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_copies_in_bfloat16_give_what_autocast_gives(group: None, checkpoint: Path):

@@ -20,9 +20,9 @@ from lfpo.models import load_model
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
-from lfpo.train.sft_config import SFTConfig
 from test_attention import varlen_reference
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]

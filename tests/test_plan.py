@@ -19,18 +19,17 @@ from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.settings import LoraSettings
+from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
-from lfpo.train.config import LFPOConfig
-from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
-from lfpo.train.plan.command import readable
+from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
-from lfpo.train.plan.ways import GIB, command, duration, seconds, ways, whole_run
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer

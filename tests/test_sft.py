@@ -1,3 +1,5 @@
+"""Supervised training, of models with full attention and of models that attend block by block."""
+
 import json
 import shutil
 from pathlib import Path
@@ -9,12 +11,15 @@ import torch
 from lfpo.base.config import build, to_dict, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
-from lfpo.models import load_model, load_tokenizer
+from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.structure import Structure
+from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, train_sft
-from lfpo.train.sft_config import SFTConfig
+from lfpo.train.dpo import as_trajectory
+from lfpo.train.example_configs import SFTConfig
+from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
 from processes import run_lfpo
-from tiny import write_dream, write_llada
+from tiny import LLADA_CONFIG, write_dream, write_llada
 
 INIT = {
     "model_type": "llada",
@@ -53,12 +58,15 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_loss_decreases_and_the_model_loads(tmp_path: Path) -> None:
-    folder = train_sft(config(tmp_path / "run"), report=quiet)
+@pytest.mark.parametrize(("block_length", "steps", "below"), [(None, 60, 0.6), (8, 40, 0.7)])
+def test_loss_decreases_and_the_model_loads(block_length: int | None, steps: int, below: float, tmp_path: Path) -> None:
+    folder = train_sft(config(tmp_path / "run", block_length=block_length, steps=steps), report=quiet)
     rows = metrics(tmp_path / "run")
-    assert [r["step"] for r in rows] == [10, 20, 30, 40, 50, 60]
-    assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]
+    assert [r["step"] for r in rows] == list(range(10, steps + 1, 10))
+    assert rows[-1]["loss"] < below * rows[0]["loss"]
+    assert json.loads((folder / "config.json").read_text()).get("block_length") == block_length
     model, tokenizer = load_model(folder), load_tokenizer(folder)
+    assert model.block_length == block_length
     assert model.mask_id == tokenizer.mask_token_id
     assert model.eos_id == tokenizer.eos_token_id
     assert model.vocab_size == len(tokenizer)
@@ -149,9 +157,14 @@ def interrupted(settings: SFTConfig, at: int) -> None:
         train_sft(settings, report=report)
 
 
-@pytest.mark.parametrize(("save_steps", "logging_steps"), [(4, 2), (3, 2), (5, 4)])
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, save_steps: int, logging_steps: int) -> None:
-    settings = {"steps": 12, "batch_size": 4, "save_steps": save_steps, "logging_steps": logging_steps}
+@pytest.mark.parametrize(
+    ("save_steps", "logging_steps", "changes"),
+    [(4, 2, {}), (3, 2, {"block_length": 8, "loss_weight": "equal", "mask_ratios": [0.3, 0.8]}), (5, 4, {})],
+)
+def test_a_resumed_run_equals_an_unbroken_one(
+    save_steps: int, logging_steps: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"steps": 12, "batch_size": 4, "save_steps": save_steps, "logging_steps": logging_steps, **changes}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_sft(config(whole, **settings), report=quiet)
     interrupted(config(broken, **settings), at=8)
@@ -200,10 +213,15 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, 
         ({"tasks": {}}, "'tasks' or 'data_file'"),
         ({"steps": 0}, "steps 0 must"),
         ({"update_tokens": 0}, "update_tokens 0 must"),
+        ({"block_length": 0}, "block_length 0"),
+        ({"mask_ratios": [0.8, 0.3]}, "mask_ratios"),
+        ({"mask_ratios": [0.5]}, "mask_ratios"),
+        ({"loss_weight": "half"}, "loss_weight"),
+        ({"fsdp_size": 2}, "'fsdp_size' is for 'fsdp: true'"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(ValueError, match=part):
+    with pytest.raises((ValueError, UserError), match=part):
         config(tmp_path, **changes)
 
 
@@ -249,5 +267,80 @@ def test_several_ranks_train_like_one(ranks: int, split: dict, settings: dict, t
 def test_splitting_needs_ranks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"fsdp needs torchrun: .* lfpo sft"):
         train_sft(config(tmp_path / "run", fsdp=True), report=quiet)
-    with pytest.raises(ValueError, match="'fsdp_size' is for 'fsdp: true'"):
-        config(tmp_path / "run", fsdp_size=2)
+
+
+BLOCK, EOS = 4, int(LLADA_CONFIG["eos_token_id"])
+RATIOS = {"1/t": (0.0, 1.0), "equal": (0.3, 0.8)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> MaskedDiffusionLM:
+    return load_model(write_llada(tmp_path / "blocks", block_length=BLOCK), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        (3, [1, 2, EOS, EOS, EOS, EOS, EOS, EOS], [1, 2, EOS, EOS, EOS]),  # cut after the block with the first EOS
+        (4, [1, 2, 3, EOS, EOS, EOS, EOS, EOS], [1, 2, 3, EOS]),
+        (2, [1, 2, 3, 4, 5, 6, 7, EOS], [1, 2, 3, 4, 5, 6, 7, EOS, EOS, EOS]),
+        (3, [1, 2, 3, 4], [1, 2, 3, 4, EOS]),  # no room for an EOS in gen_length: the block is filled up
+    ],
+)
+def test_a_completion_ends_with_a_whole_block(
+    prompt: int, completion: list[int], expected: list[int], model: MaskedDiffusionLM, llada: Path
+):
+    assert sampled_length([9] * prompt, completion, model) == len(expected)
+    assert sampled_length([9] * prompt, completion, load_model(llada)) == len(completion)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("loss_weight", ["1/t", "equal"])
+def test_the_loss_is_that_of_each_block_alone_after_its_clean_prefix(loss_weight: Any, model: MaskedDiffusionLM):
+    n, (low, high) = 5, RATIOS[loss_weight]
+    batch = examples([(3, 5), (4, 8), (1, 7), (6, 6), (9, 7)])
+    rng = generator(2, "t")
+    t_B = (torch.arange(n) + torch.rand((), generator=rng)) / n
+    t = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(n, generator=rng)].tolist()
+    root = int(torch.randint(2**62, (), generator=rng))
+    expected = 0.0
+    for i, example in enumerate(batch):
+        prompt, size = len(example.prompt), len(example.completion)
+        masked = torch.rand(size, generator=generator(root, i)) < t[i]
+        clean = torch.tensor(example.prompt + example.completion)
+        noised = clean.masked_fill(torch.cat([torch.zeros(prompt, dtype=torch.bool), masked]), model.mask_id)
+        total: float = 0.0
+        for start in range(prompt // BLOCK * BLOCK, len(clean), BLOCK):
+            ids = torch.cat([clean[:start], noised[start : start + BLOCK]])
+            log_p = model.head(model.hidden(ids[None], structure=Structure(BLOCK)))[0].log_softmax(-1)
+            for place in range(max(start, prompt), len(ids)):
+                if masked[place - prompt]:
+                    total -= float(log_p[place, clean[place]])
+        share = t[i] * size if loss_weight == "1/t" else max(1.0, float(masked.sum()))
+        expected += total / (share * n)
+    with torch.enable_grad():
+        loss = accumulate_sft_gradients(
+            model, dict(enumerate(batch)), n, 60, generator(2, "t"), ratios=(low, high), loss_weight=loss_weight
+        )
+    assert loss == pytest.approx(expected, rel=1e-6)  # weights are float32
+
+
+def test_a_model_with_full_attention_becomes_a_block_model(tmp_path: Path, llada: Path):
+    few = {"steps": 1, "model": str(llada), "init": None, "block_length": 8}
+    assert load_model(train_sft(config(tmp_path / "run", **few), report=quiet)).block_length == 8
+    dream = {**few, "model": str(write_dream(tmp_path / "dream"))}
+    with pytest.raises(UserError, match=r"block_length 8.*dream"):
+        train_sft(config(tmp_path / "refused", **dream), report=quiet)
+
+
+def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
+    """Three prompt tokens, blocks of four: the answer with EOS at its third token ends with its fifth."""
+    pair = ([9, 9, 9], [1, 2, EOS, EOS, EOS, EOS], [1, 2, 3, 4, 5, 6])
+    t = as_trajectory([pair], model)
+    assert t.structure == Structure(BLOCK)
+    assert t.tokens.shape == (2, 6 + BLOCK - 1) and t.tokens[:, 6:].unique().tolist() == [EOS]
+    assert (t.reveal_step >= 0).sum(-1).tolist() == [5, 9]  # to the ends of the blocks
+    assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
+    views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
+    assert views.structure == Structure(BLOCK, doubled=True)
+    assert not views.target[:, 3:][~t.counted[views.row]].any()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.batching import tensor_fields
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
@@ -21,13 +20,13 @@ from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, join
+from lfpo.rollout.trajectory import join
 from lfpo.runs.context import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, step_of
+from small_runs import AS_PUBLISHED, same, step_of
 from test_distributed import assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics, without_times
 
@@ -38,10 +37,6 @@ def trainer_of(model: Path, tmp_path: Path, name: str, k: int, reward: Any = eve
     settings = {"max_steps": 4, "eval_steps": 0, "save_total_limit": 4, **changes}
     args = config(tmp_path, output_dir=str(tmp_path / name), engine={"max_staleness": k}, **settings)
     return LFPOTrainer(str(model), reward, args=args, train_dataset=ROWS)
-
-
-def same(a: Trajectory, b: Trajectory) -> bool:
-    return all(torch.equal(value, tensor_fields(b)[name]) for name, value in tensor_fields(a).items())
 
 
 @pytest.mark.parametrize("k", [1, 2])

@@ -14,9 +14,9 @@ import torch
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, load_model
 from lfpo.runs.context import Stopped, StopRequests
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
-from lfpo.train.sft_config import SFTConfig
 from processes import start, start_lfpo
 from small_runs import choice_config
 from test_train import metrics, without_times

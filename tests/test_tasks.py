@@ -21,8 +21,8 @@ from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.rewards.arithmetic import MAX_CHARS, constants, evaluate, parse
 from lfpo.rewards.sudoku import is_grid
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import _tokenizer_corpus
-from lfpo.train.sft_config import SFTConfig
 
 N = 3000
 ROWS = 400

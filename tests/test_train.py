@@ -1,4 +1,4 @@
-"""The trainer end to end on a tiny model: learning, metrics, records, resume."""
+"""The trainer end to end on a tiny model: learning, metrics, records, resume, the average of weights, callbacks."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
-from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.config import EngineSettings, LFPOConfig
+from lfpo.train.copies import Average
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED
 
@@ -72,23 +73,25 @@ def test_learns_and_leaves_a_complete_run(checkpoint: Path, tmp_path: Path):
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True))
 
 
-def assert_resume_is_exact(model: Path, tmp_path: Path) -> Path:
+def assert_resume_is_exact(model: Path, tmp_path: Path, **changes: Any) -> Path:
     """Four iterations in one go and in two parts: same metrics and weights. Returns the last checkpoint's folder."""
     for name, steps in (("whole", 4), ("run", 2), ("run", 4)):
-        args = config(tmp_path, output_dir=str(tmp_path / name), max_steps=steps, ema_decay=0.5)
+        args = config(tmp_path, output_dir=str(tmp_path / name), max_steps=steps, ema_decay=0.5, **changes)
         trainer = LFPOTrainer(str(model), first_letter, args=args, train_dataset=ROWS, eval_dataset=ROWS)
         trainer.train(resume=(tmp_path / name).exists())
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
     whole, run = (latest_checkpoint(tmp_path / name) for name in ("whole", "run"))
     assert whole is not None and run is not None
-    for name in ("model", "reference"):
-        a, b = load_model(whole / name), load_model(run / name)
+    exported = [(tmp_path / name / "model") for name in ("whole", "run")]
+    for one, other in ((whole / "model", run / "model"), (whole / "reference", run / "reference"), exported):
+        a, b = load_model(one), load_model(other)
         assert all(torch.equal(x, b.weights()[key]) for key, x in a.weights().items())
     return run
 
 
-def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):
-    assert_resume_is_exact(llada, tmp_path)
+@pytest.mark.parametrize("average_decay", [0.0, 0.9])
+def test_resume_is_bit_identical_to_an_unbroken_run(average_decay: float, llada: Path, tmp_path: Path):
+    assert_resume_is_exact(llada, tmp_path, average_decay=average_decay)
 
 
 def test_memory_knobs_do_not_change_training(llada: Path, tmp_path: Path):
@@ -159,3 +162,146 @@ def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
     ):
         with pytest.raises(UserError, match=said):
             LFPOTrainer(model, rewards, args=config(tmp_path, **changes), train_dataset=rows).train()
+
+
+def test_the_average_by_hand(tmp_path: Path):
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    average = Average([weight], 0.5)
+    weight.data.fill_(3.0)
+    average.update()  # decay 2 / 11: 1 * 2/11 + 3 * 9/11
+    assert average.values[0].item() == pytest.approx(29 / 11)
+    weight.data.fill_(0.0)
+    for _ in range(7):
+        average.update()
+    now = average.values[0].item()
+    weight.data.fill_(8.0)
+    average.update()  # the ninth: 10 / 19 is above the decay
+    assert average.values[0].item() == pytest.approx(0.5 * now + 4.0)
+    with average.in_place():
+        assert weight.item() == pytest.approx(0.5 * now + 4.0)
+    assert weight.item() == 8.0
+    average.save(tmp_path)
+    other = Average([weight], 0.5)
+    other.load(tmp_path)
+    assert other.updates == 9 and torch.equal(other.values[0], average.values[0])
+    with pytest.raises(UserError, match="average_decay"):
+        Average([weight, weight], 0.5).load(tmp_path)
+
+
+def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: Path):
+    def trained(name: str, **changes) -> LFPOTrainer:
+        output = {"output_dir": str(tmp_path / name), "max_steps": 2, "eval_steps": 1}
+        args = config(tmp_path, **output, **changes)
+        trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+        trainer.train()
+        return trainer
+
+    plain, averaged = trained("plain"), trained("averaged", average_decay=0.9)
+    names = ("loss", "reward", "grad_norm", "flops")
+    a, b = metrics(tmp_path / "plain"), metrics(tmp_path / "averaged")
+    assert [[r[n] for n in names] for r in a[1:]] == [[r[n] for n in names] for r in b[1:]]
+    last = latest_checkpoint(tmp_path / "averaged")
+    assert last is not None
+    same = zip(plain.model.parameters(), load_model(last / "model").parameters(), strict=True)
+    assert all(torch.equal(x, y) for x, y in same)  # the checkpoint goes on from theta itself
+    exported = load_model(tmp_path / "averaged/model").parameters()
+    kept = list(averaged.model.parameters())
+    assert all(torch.equal(x, y) for x, y in zip(exported, kept, strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(kept, plain.model.parameters(), strict=True))
+
+
+def with_callbacks(folder: Path, *callbacks: Any, **changes: Any) -> LFPOTrainer:
+    values: dict[str, Any] = {
+        "task": "choice",
+        "prompts_per_iteration": 2,
+        "num_generations": 2,
+        "eval_samplers": {"greedy": SamplerConfig(threshold=0.9)},
+        "eval_size": 2,
+        "eval_steps": 2,
+        "save_steps": 2,
+        "max_steps": 4,
+        "threads": 1,
+    }
+    return LFPOTrainer(args=LFPOConfig(output_dir=str(folder), **(values | changes)), callbacks=callbacks)
+
+
+class Recorder(TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        assert args.task == "choice"
+        assert state.max_steps == 4
+        assert state.is_world_process_zero
+        self.seen.append(("begin", state.global_step))
+
+    def on_step_end(self, args, state, control, model, processing_class, optimizer, **kwargs):
+        assert model.pad_id is not None
+        assert processing_class.encode("3")
+        assert optimizer.param_groups
+        self.seen.append(("step", state.global_step))
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        assert 0 <= metrics["eval/greedy/accuracy"] <= 1
+        self.seen.append(("evaluate", state.global_step))
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        assert state.log_history[-1] == logs
+        self.seen.append(("log", logs["step"]))
+
+    def on_save(self, args, state, control, **kwargs):
+        assert (Path(args.output_dir) / f"checkpoints/step-{state.global_step}/manifest.json").exists()
+        self.seen.append(("save", state.global_step))
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seen.append(("end", state.global_step))
+
+
+def test_events_come_in_transformers_order_and_a_resumed_run_knows_its_history(tmp_path):
+    recorder = Recorder()
+    with_callbacks(tmp_path / "run", recorder, max_steps=4).train()
+    start, of_two = [("begin", 0), ("evaluate", 0), ("log", 0)], []
+    for step in (2, 4):
+        of_two += [("step", step - 1), ("log", step - 1), ("step", step), ("evaluate", step), ("log", step)]
+        of_two += [("save", step)]
+    assert recorder.seen == [*start, *of_two, ("end", 4)]
+
+    class History(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.steps = [row["step"] for row in state.log_history]
+
+    history = History()
+    with_callbacks(tmp_path / "run", history, max_steps=5).train(resume=True)
+    assert history.steps == [0, 1, 2, 3, 4]
+
+
+def test_control_asks_for_an_evaluation_a_checkpoint_and_the_end(tmp_path):
+    class Ask(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                control.should_evaluate = control.should_save = True
+            control.should_training_stop = state.global_step == 3
+
+    folder = with_callbacks(tmp_path / "run", Ask, eval_steps=100, save_steps=100, max_steps=9).train()
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert ["eval/greedy/accuracy" in row for row in rows] == [True, True, False, False]
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step-1", "step-3"]
+    assert (folder / "config.json").exists()
+
+
+def test_a_callback_that_raises_ends_the_run_in_one_sentence_and_nothing_is_lost(tmp_path):
+    class Broken:
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise KeyError("accuracy")
+
+    with pytest.raises(UserError) as raised:
+        with_callbacks(tmp_path / "run", Broken()).train()
+    assert "callback Broken.on_step_end failed after iteration 3: KeyError: 'accuracy' (test_train.py:" in str(
+        raised.value
+    )
+    assert "checkpoints/step-3 holds everything learned; --resume continues" in str(raised.value)
+    with_callbacks(tmp_path / "run").train(resume=True)
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]

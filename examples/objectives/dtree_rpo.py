@@ -38,7 +38,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import LFPOConfig
-from lfpo.train.engines import local_engine
+from lfpo.train.setup import local_engine
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _memory_explained(config: Any) -> Iterator[None]:
 
 
 def sft(rest: list[str]) -> None:
-    from lfpo.train.sft_config import SFTConfig
+    from lfpo.train.example_configs import SFTConfig
 
     config, flags = _trained(SFTConfig, rest, "sft")
     from lfpo.train.sft import train_sft
@@ -79,7 +79,7 @@ def sft(rest: list[str]) -> None:
 
 
 def dpo(rest: list[str]) -> None:
-    from lfpo.train.dpo_config import DPOConfig
+    from lfpo.train.example_configs import DPOConfig
 
     config, flags = _trained(DPOConfig, rest, "dpo")
     from lfpo.train.dpo import train_dpo
@@ -179,7 +179,7 @@ def push(rest: list[str]) -> None:
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
     check_source(config.run)
-    from lfpo.train.push import run_push
+    from lfpo.train.export import run_push
 
     run_push(config)
 

@@ -173,10 +173,8 @@ def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> Non
 
 
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects.
-
-    Raises UserError where the folder holds an adapter and the model has none, the reverse, or other shapes.
-    """
+    """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects. Raises
+    UserError where the folder holds an adapter and the model has none, the reverse, or other shapes."""
     if (folder / "adapter_config.json").exists() != (model.adapter is not None):
         found, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
         raise UserError(
@@ -239,12 +237,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
 
 
 def _numbered(root: Path) -> list[Path]:
-    found = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    """The checkpoints of a folder, oldest first."""
+    found = {int(n): p for p in root.glob("step-*") if (n := p.name.removeprefix("step-")).isdigit()}
+    return [found[number] for number in sorted(found)]
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:

@@ -6,20 +6,127 @@ from typing import Any, ClassVar, Literal
 from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_limits
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
+from lfpo.base.plugins import dotted
 from lfpo.models.settings import LoraSettings
 from lfpo.objectives import all_settings
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.engine_settings import EngineSettings
 from lfpo.train.export_config import check_repo
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+# Name -> what makes an engine (lfpo.rollout.engine.Engine) from an LFPOConfig.
+ENGINES = {"local": "lfpo.train.setup:local_engine", "ray": "lfpo.train.ray_engine:RayEngine"}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Where rollouts are sampled.
+
+    name: `local`, in the trainer's own processes; `ray`, by workers beside it; or a dotted path of what makes an engine
+        from an LFPOConfig (see docs/engines.md).
+    prompts_per_unit: prompts whose rollouts are sampled together, as one unit of work. A unit always runs with the same
+        shapes, so its trajectories are the same bits on like hardware, whoever runs it. 0: all prompts of a rank
+        together for `local`, one for `ray`. An evaluation's units have as many completions.
+    max_staleness: 0 samples each batch with the newest weights. k samples batch i with the weights after max(0, i - k)
+        iterations, so that rollouts of the next k batches can go on while a batch is learned from.
+    workers, gpus_per_worker: of the Ray engine. cpus_per_worker: cores that Ray reserves, and threads of each worker.
+    address: of a running Ray cluster; without it $RAY_ADDRESS, or else a Ray of this machine that ends with the run.
+    unit_timeout: seconds that a worker may take for a unit before it is stopped and started again (0: no limit).
+    reward_workers: Ray workers that call the reward functions, with any engine (0: the trainer's processes call them).
+    """
+
+    name: str = "local"
+    prompts_per_unit: int = 0
+    max_staleness: int = 0
+    workers: int = 1
+    gpus_per_worker: float = 0.0
+    cpus_per_worker: int = 1
+    address: str | None = None
+    unit_timeout: float = 3600.0
+    reward_workers: int = 0
+
+    def __post_init__(self) -> None:
+        dotted(self.name, ENGINES, kind="engine")
+        not_negative(self, "prompts_per_unit", "max_staleness", "gpus_per_worker", "reward_workers")
+        at_least_one(self, "workers", "cpus_per_worker")
+        time_limits(self, "unit_timeout")
+        if self.name == "local":
+            others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
+            others += [] if self.reward_workers else ["address"]
+            given = [name for name in others if getattr(self, name) != getattr(type(self), name)]
+            if given:
+                raise ValueError(
+                    f"{given[0]!r} is for the engine 'ray', found 'local'; set 'name' to ray, or leave it out"
+                )
 
 
 @dataclass
-class LFPOConfig:
+class TrainingConfig:
+    """What the configurations of `lfpo train`, `sft` and `dpo` share (LFPOConfig says what the keys mean)."""
+
+    output_dir: str
+    model: str | None = None
+    lora: LoraSettings | None = None
+    bf16: bool = True
+    fsdp: bool = False
+    fsdp_size: int = 0
+    gradient_checkpointing: bool = False
+    optim: Optim = "adamw_torch"
+    learning_rate: float = 3e-4
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    max_grad_norm: float = 1.0
+    update_tokens: int = 8192
+    seed: int = 0
+    threads: int = 0
+    save_steps: int = 10
+    save_total_limit: int = 2
+    report_to: list[str] = field(default_factory=list)
+    rank_timeout: float = 300.0
+    progress_timeout: float = 7200.0
+
+    # These are keys of some commands only.
+    dtype = "float32"
+    head_precision = "auto"
+    load_in_4bit = False
+    offload_reference = False
+    padding_free = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_trackers(self.report_to)
+        positive(self, "learning_rate")
+        not_negative(self, "fsdp_size", "warmup_steps", "weight_decay", "max_grad_norm", "threads")
+        decays(self, "adam_beta1", "adam_beta2")
+        at_least_one(self, "update_tokens", "save_steps", "save_total_limit")
+        time_limits(self, "rank_timeout", "progress_timeout")
+        if self.dtype == "bfloat16" and self.lora is None:
+            raise ValueError(
+                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
+            )
+        if self.load_in_4bit and self.lora is None:
+            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
+        if self.fsdp_size and not self.fsdp:
+            raise ValueError("'fsdp_size' is for 'fsdp: true'")
+        if self.load_in_4bit and self.fsdp:
+            raise ValueError(
+                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
+                "without fsdp every rank holds the small base"
+            )
+        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
+            raise ValueError(
+                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
+                "adamw_torch, or train with 'lora'"
+            )
+
+
+@dataclass
+class LFPOConfig(TrainingConfig):
     """Configuration of RL training. Names are TRL's where TRL has the same thing.
 
     output_dir: the run directory.
@@ -52,7 +159,7 @@ class LFPOConfig:
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
-        gpus_per_worker: 1} by workers beside it (see docs/engines.md and lfpo.train.engine_settings).
+        gpus_per_worker: 1} by workers beside it (see docs/engines.md and EngineSettings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
         lfpo.models.settings).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
@@ -89,7 +196,7 @@ class LFPOConfig:
         learned from. Without staleness they are the same.
     ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
     average_decay: evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of
-        theta (0: theta itself; see lfpo.train.average). Rollouts and updates do not depend on it.
+        theta (0: theta itself; see lfpo.train.copies). Rollouts and updates do not depend on it.
     max_grad_norm: gradients are scaled down to this norm (0: never).
     threads: CPU threads of torch (0: torch's default).
     stop_on: rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold: groups_agree,
@@ -101,7 +208,6 @@ class LFPOConfig:
         being private if hub_private_repo.
     """
 
-    output_dir: str
     model: str = "embedded"
     task: str | None = None
     data_file: str | None = None
@@ -131,46 +237,25 @@ class LFPOConfig:
         default_factory=lambda: {"greedy": SamplerConfig(), "threshold": SamplerConfig(threshold=0.9)}
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
-    lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     merge_lora: bool | None = None
     load_in_4bit: bool = False
-    fsdp: bool = False
-    fsdp_size: int = 0
     rollout_gather: Literal["model", "layer"] = "model"
-    rank_timeout: float = 300.0
-    progress_timeout: float = 7200.0
     offload_reference: bool = False
-    gradient_checkpointing: bool = False
     optimizer_steps_per_iteration: int = 4
     old_policy: Literal["reference", "sampler"] = "reference"
     ema_decay: float = 0.0
     average_decay: float = 0.0
-
-    optim: Optim = "adamw_torch"
-    learning_rate: float = 3e-4
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
     weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.99
-    max_grad_norm: float = 1.0
-    bf16: bool = True
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    update_tokens: int = 8192
     padding_free: bool = False
     rollout_tokens: int = 16384
     rollout_compile: bool = False
 
-    seed: int = 0
-    threads: int = 0
     eval_steps: int = 10
     eval_size: int = 200
-    save_steps: int = 10
-    save_total_limit: int = 2
     log_completions: bool = True
     stop_on: list[str] = field(default_factory=list)
-    report_to: list[str] = field(default_factory=list)
     push_to_hub: bool = False
     hub_model_id: str | None = None
     hub_private_repo: bool = True
@@ -182,7 +267,7 @@ class LFPOConfig:
     }
 
     def __post_init__(self) -> None:
-        check_shared(self)
+        super().__post_init__()
         self.objective = all_settings({"name": "lfpo", **self.objective})
         for rule in self.stop_on:
             if rule not in RULES:
@@ -252,33 +337,3 @@ class LFPOConfig:
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
         return bool(self.eval_steps and self.eval_samplers) and (step % self.eval_steps == 0 or step == self.max_steps)
-
-
-def check_shared(args: Any) -> None:
-    """Raise ValueError for values and combinations of the keys that the configurations of `lfpo train`, `sft` and `dpo`
-    share."""
-    check_types(args)
-    check_trackers(args.report_to)
-    positive(args, "learning_rate")
-    not_negative(args, "fsdp_size", "warmup_steps", "weight_decay", "max_grad_norm", "threads")
-    decays(args, "adam_beta1", "adam_beta2")
-    at_least_one(args, "update_tokens", "save_steps", "save_total_limit")
-    time_limits(args, "rank_timeout", "progress_timeout")
-    if args.dtype == "bfloat16" and args.lora is None:
-        raise ValueError(
-            "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
-        )
-    if args.load_in_4bit and args.lora is None:
-        raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
-    if args.fsdp_size and not args.fsdp:
-        raise ValueError("'fsdp_size' is for 'fsdp: true'")
-    if args.load_in_4bit and args.fsdp:
-        raise ValueError(
-            "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
-            "without fsdp every rank holds the small base"
-        )
-    if args.fsdp and args.lora is None and args.optim != "adamw_torch":
-        raise ValueError(
-            f"'optim' {args.optim} scales moments in blocks, which fsdp would split; with fsdp use "
-            "adamw_torch, or train with 'lora'"
-        )

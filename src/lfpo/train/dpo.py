@@ -27,7 +27,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
-from lfpo.train.dpo_config import DPOConfig
+from lfpo.train.example_configs import DPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
@@ -126,10 +126,8 @@ class DPOTrainer(Trainer):
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:
-    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device.
-
-    Where the model attends block by block, a row ends as a rollout would, with the block that holds its first EOS.
-    """
+    """Pairs as 2 P rollouts, rows 2p and 2p + 1 of pair p, all revealed at one step; on the model's device. Where the
+    model attends block by block, a row ends as a rollout would, with the block that holds its first EOS."""
     ids, mask = left_pad([prompt for prompt, *_ in pairs for _ in range(2)], model.pad_id)
     tokens = torch.tensor([side for _, *sides in pairs for side in sides])
     length = tokens.shape[1]

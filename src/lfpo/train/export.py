@@ -1,15 +1,23 @@
-"""`lfpo export`: the model of a run, or its LoRA adapter, as a folder that other tools load."""
+"""`lfpo export`: the model of a run, or its LoRA adapter, as a folder that other tools load. `lfpo push` and
+`push_to_hub`: that folder on the hub, with the run's recipe, metrics and report."""
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the class depends on the version
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
 from safetensors import SafetensorError, safe_open
 
-from lfpo.base.config import load_yaml
+from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
@@ -17,11 +25,14 @@ from lfpo.models.family import Family
 from lfpo.models.loading import described, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
-from lfpo.runs.card import FAMILY_USE, converted_card, model_card, transformers_use
+from lfpo.report.data import run_data
+from lfpo.report.html import page
+from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
-from lfpo.train.export_config import ExportConfig, Layout, located, output_folder
+from lfpo.train.export_config import ExportConfig, Layout, PushConfig, located, output_folder
 
+REASON = 160  # most characters of the hub's answer in a message
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
 
 ```python
@@ -56,10 +67,8 @@ class Source:
 
 
 def find_source(name: str, *, adapter: bool = False) -> Source:
-    """The weights that `lfpo export` and `lfpo push` mean by a name. adapter: a checkpoint with a LoRA adapter.
-
-    Raises UserError where there is none.
-    """
+    """The weights that `lfpo export` and `lfpo push` mean by a name. adapter: a checkpoint with a LoRA adapter. Raises
+    UserError where there is none."""
     folder, checkpoint = located(name)
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
@@ -130,11 +139,70 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
                 merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
     library = "peft" if adapter else "lfpo" if own_names else layout
-    (folder / CARD).write_text(_card(source, use, library), encoding="utf-8")
-
-
-def _card(source: Source, use: str, library: str) -> str:
     if source.run is None:
-        return converted_card(source.weights.name, use, library)
-    kind = read_json(source.run.dir / "run.json")["kind"]
-    return model_card(source.run, source.config or {}, kind, use, step=source.step, library=library)
+        card = converted_card(source.weights.name, use, library)
+    else:
+        kind = read_json(source.run.dir / "run.json")["kind"]
+        card = model_card(source.run, source.config or {}, kind, use, step=source.step, library=library)
+    (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def run_push(config: PushConfig, api: HfApi | None = None) -> None:
+    """Upload, and print the repository's address. Raises UserError where the hub refuses."""
+    source = find_source(config.run, adapter=config.adapter)
+    beside = source.run.dir if source.run else None  # where there was room for the run; /tmp may be small
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=beside) as scratch:
+        folder = Path(scratch) / "files"
+        folder.mkdir()
+        write_export(source, folder, config.layout, adapter=config.adapter)
+        add_records(source, folder, report=config.report)
+        list_files(folder, f"{config.repo} ({'private' if config.private else 'public'} if new)")
+        if config.dry_run:
+            print("nothing was uploaded (--dry_run)")
+            return
+        api = api or HfApi()
+        with told(config.repo):
+            url = api.create_repo(config.repo, private=config.private, exist_ok=True)
+            api.upload_folder(repo_id=config.repo, folder_path=folder, commit_message="Upload by lfpo push")
+    print(url)
+
+
+def make_repository(name: str, *, private: bool) -> None:
+    """Make the repository, if there is none, before hours of training. Raises UserError where the hub refuses."""
+    with told(name):
+        HfApi().create_repo(name, private=private, exist_ok=True)
+
+
+@contextmanager
+def told(repo: str) -> Iterator[None]:
+    """Turn an error of the hub in the block into a UserError."""
+    try:
+        yield
+    except (OSError, ValueError, HTTPError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
+        raise UserError(
+            f"{repo}: the hub at {constants.ENDPOINT} refused or could not be reached ({reason}); log in with "
+            f"`hf auth login` or set HF_TOKEN to a token that may write to {repo.split('/')[0]}"
+        ) from error
+
+
+def add_records(source: Source, folder: Path, *, report: bool) -> None:
+    """Add a run's recipe, metrics and report, without folders of this machine."""
+    if source.run is None or source.config is None:
+        return
+    recipe = published(load_yaml(source.run.dir / "config.yaml"))
+    (folder / "recipe.yaml").write_text(yaml_text(recipe), encoding="utf-8")
+    if source.run.metrics_file.exists():
+        shutil.copyfile(source.run.metrics_file, folder / "metrics.jsonl")
+        if report and (source.run.dir / "report.html").exists():
+            data = {**run_data(source.run), "config": yaml_text(recipe)}
+            (folder / "report.html").write_text(page(data), encoding="utf-8")
+
+
+def list_files(folder: Path, title: str) -> None:
+    """Print a folder's files and their sizes."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    for name, size in {**sizes, "in all": sum(sizes.values())}.items():
+        table.add_row(name, decimal(size))
+    Console().print(table)

@@ -73,11 +73,9 @@ def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> f
 
 
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
-    """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks.
-
-    A model that attends block by block sees half of its completion on average. Where the sampler edits, each forward
-    predicts all completion positions of the active block.
-    """
+    """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks. A model
+    that attends block by block sees half of its completion on average. Where the sampler edits, each forward predicts
+    all completion positions of the active block."""
     t, lengths = trajectory, trajectory.prompt_mask.sum(-1) + trajectory.tokens.shape[1]
     if t.structure.block_length:
         lengths = t.prompt_mask.sum(-1) + (t.reveal_step >= 0).sum(-1) / 2

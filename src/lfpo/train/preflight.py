@@ -16,6 +16,7 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
@@ -24,9 +25,9 @@ from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
+from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
-from lfpo.train.plan.ways import EFFICIENCY, GIB, duration, whole_run
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer

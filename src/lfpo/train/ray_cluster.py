@@ -5,13 +5,13 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lfpo.base.environment import versions
 from lfpo.base.errors import ProcessLost, UserError
-from lfpo.train.engine_settings import EngineSettings
+from lfpo.train.config import EngineSettings
 
 START = 1800.0  # seconds for all workers to load what they need
 HEAD = 20.0  # seconds without an answer after which the head of the cluster is lost
@@ -32,31 +32,25 @@ def import_ray() -> Any:
     return ray
 
 
-class Cluster(NamedTuple):
-    """What a process needs to join a cluster. auth: $RAY_AUTH_MODE, which Ray sets to "token" in the process that
-    begins a Ray of this machine; the token itself is in a file."""
-
-    address: str
-    auth: str | None
-
-
-def joined_cluster() -> Cluster:
-    """The cluster that this process has joined."""
-    return Cluster(import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE"))
-
-
-def connect(settings: EngineSettings, cluster: Cluster | None = None) -> bool:
+def connect(settings: EngineSettings, address: str | None = None, auth: str | None = None) -> bool:
     """Join a cluster, or begin a Ray of this machine; returns whether this call did (False: this process had joined).
 
-    cluster: None: at the address of the settings, or else $RAY_ADDRESS.
+    address: of the cluster (None: that of the settings, or else $RAY_ADDRESS). auth: its $RAY_AUTH_MODE, which Ray sets
+    to "token" in the process that begins a Ray of this machine; the token itself is in a file.
     Raises UserError where there is no cluster at the address, or it has fewer cores or GPUs than the settings ask for.
     """
-    if cluster and cluster.auth:
-        os.environ["RAY_AUTH_MODE"] = cluster.auth  # read when Ray is imported
-    ray, needed = import_ray(), _needed(settings)
+    if auth:
+        os.environ["RAY_AUTH_MODE"] = auth  # read when Ray is imported
+    ray, s = import_ray(), settings
+    needed: dict[str, dict[str, float]] = {"CPU": {}, "GPU": {}}  # who asks for how many
+    if s.name == "ray":
+        for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
+            needed[kind][f"{s.workers} workers with {each:g} {kind}s each"] = s.workers * each
+    if s.reward_workers:
+        needed["CPU"][f"{s.reward_workers} reward workers with a CPU each"] = s.reward_workers
     began = not ray.is_initialized()
     if began:
-        address = cluster.address if cluster else settings.address or os.environ.get("RAY_ADDRESS")
+        address = address or s.address or os.environ.get("RAY_ADDRESS")
         own = {"num_cpus": max(os.cpu_count() or 1, sum(needed["CPU"].values())), "include_dashboard": False}
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
@@ -80,23 +74,9 @@ def connect(settings: EngineSettings, cluster: Cluster | None = None) -> bool:
     return began
 
 
-def _needed(s: EngineSettings) -> dict[str, dict[str, float]]:
-    """Of cores and GPUs: who asks for how many."""
-    needed: dict[str, dict[str, float]] = {"CPU": {}, "GPU": {}}
-    if s.name == "ray":
-        for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
-            needed[kind][f"{s.workers} workers with {each:g} {kind}s each"] = s.workers * each
-    if s.reward_workers:
-        needed["CPU"][f"{s.reward_workers} reward workers with a CPU each"] = s.reward_workers
-    return needed
-
-
 def wait_for_start(tasks: Sequence[Any]) -> None:
     """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns, the
-    versions of what is installed there.
-
-    Raises UserError where one cannot start, or has other versions.
-    """
+    versions of what is installed there. Raises UserError where one cannot start, or has other versions."""
     ray = import_ray()
     try:
         started = ray.get(tasks, timeout=START)
@@ -111,10 +91,8 @@ def wait_for_start(tasks: Sequence[Any]) -> None:
 
 
 def check_head() -> None:
-    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds.
-
-    To be called before something is put into the object store, which without its server ends the process in silence.
-    """
+    """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds. To be called before something
+    is put into the object store, which without its server ends the process in silence."""
     address = import_ray().get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD

@@ -1,6 +1,6 @@
 """Rollouts by Ray workers beside the trainer, each with a model of its own.
 
-Rank 0 of the trainer puts new weights into Ray's object store, hands out units of work (lfpo.train.ray_dispatch), and
+Rank 0 of the trainer puts new weights into Ray's object store, hands out units of work in threads beside training, and
 sends every rank its trajectories. Ray places the workers, moves the data and starts a worker again that died; its unit
 is sampled again. A unit always runs with the same shapes and its noise is a function of its seeds, so the result does
 not depend on which worker ran it, or how often.
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
+from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
@@ -26,20 +30,185 @@ from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
-from lfpo.train.engines import ready_to_sample
-from lfpo.train.ray_cluster import check_head, connect, import_ray, wait_for_start
-from lfpo.train.ray_dispatch import Dispatcher, Job
-from lfpo.train.setup import load_policies
+from lfpo.train.ray_cluster import START, cause, check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.train.setup import load_policies, ready_to_sample
 
 # Name -> (bytes, dtype, shape). numpy arrays of bytes go through Ray's object store without copies.
 Weights = dict[str, tuple[Any, str, tuple[int, ...]]]
 
+MAX_LOST = 3  # workers that may be lost with the same unit
+LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for
+POLL = 0.5  # seconds after which a thread that waits for a task looks at the time, and at whether it is to end
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """Units that are sampled with the same weights.
+
+    weights: Ray's reference to them; it is dropped with the last unit, so the object store keeps them until then.
+    ranks: the rank that asked for each unit. done: the trajectories so far, by the unit's number. lost: how many
+    workers were lost with each unit.
+    """
+
+    version: Version
+    weights: Any
+    units: Sequence[Request]
+    ranks: Sequence[int] = ()
+    done: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    lost: Counter[int] = dataclasses.field(default_factory=Counter)
+
+
+class Dispatcher:
+    """Units of submitted jobs, sampled by workers in the order of submission.
+
+    Each worker has a thread while there are units, so that it gets its next one whatever the trainer does meanwhile. A
+    unit whose worker is lost is sampled again, by whichever worker is free.
+    actors: Ray's handles of the workers (Worker). unit_timeout: see EngineSettings.
+    """
+
+    def __init__(self, actors: Sequence[Any], unit_timeout: float):
+        self.actors, self.limit = actors, unit_timeout
+        self.waiting: deque[tuple[Job, int]] = deque()  # units by their numbers
+        self.running = 0  # units at workers
+        self.away = 0  # workers that were lost and have not come back
+        self.idle = set(range(len(actors)))  # workers without a thread
+        self.measured: dict[str, float] = defaultdict(float)
+        self.changed = threading.Condition()  # over all of the above, and `done` of jobs
+        self.threads = ThreadPoolExecutor(max(1, len(actors)), "ray-units")
+        self.serving: dict[int, Future[None]] = {}  # worker -> its thread, or the one it had last
+        self.looked = time.monotonic()  # at the head of the cluster
+        self.closed = False
+
+    def submit(self, job: Job) -> Job:
+        """Take the units of a job, and hand out as many as there are free workers."""
+        with self.changed:
+            self.waiting.extend((job, number) for number in range(len(job.units)))
+            self.measured["engine/units"] += len(job.units)
+            self._wake_idle()
+        return job
+
+    def results(self, job: Job) -> Iterator[tuple[int, Trajectory]]:
+        """(number, trajectory) of each unit of a job, as they are finished. Raises what ended a thread."""
+        told: set[int] = set()
+        while len(told) < len(job.units):
+            with self.changed:
+                new = [number for number in job.done if number not in told]
+                if not new:
+                    for thread in self.serving.values():
+                        if thread.done():
+                            thread.result()
+                    self.changed.wait(1.0)
+            for number in new:
+                told.add(number)
+                yield number, job.done[number]
+
+    def metrics(self) -> dict[str, float]:
+        """What was measured since the last call, and the units that are not sampled yet."""
+        with self.changed:
+            found, self.measured = dict(self.measured), defaultdict(float)
+            return found | {"engine/units_open": float(len(self.waiting) + self.running)}
+
+    def close(self) -> None:
+        """Drop all units, and wait for the threads."""
+        with self.changed:
+            self.closed = True
+            self.waiting.clear()
+        self.threads.shutdown()
+
+    def _wake_idle(self) -> None:
+        for worker in sorted(self.idle)[: len(self.waiting)]:
+            self.idle.remove(worker)
+            self.serving[worker] = self.threads.submit(self._serve, worker)
+
+    def _serve(self, worker: int) -> None:
+        """Sample units with a worker until none waits, or the worker is lost for good. Raises UserError where MAX_LOST
+        workers were lost with a unit, and where no worker is left."""
+        while True:
+            with self.changed:
+                if not self.waiting:
+                    self.idle.add(worker)
+                    return
+                job, number = self.waiting.popleft()
+                self.running += 1
+            began = time.monotonic()
+            trajectory, why = self._sample(worker, job, number)
+            if self.closed:
+                return
+            with self.changed:
+                self.running -= 1
+                if trajectory is not None:
+                    job.done[number] = trajectory
+                    job.weights = job.weights if len(job.done) < len(job.units) else None
+                    self.measured[f"engine/worker_{worker}/seconds"] += time.monotonic() - began
+                    self.measured[f"engine/worker_{worker}/rollouts"] += len(trajectory)
+                    self.changed.notify_all()
+                    continue
+                self.measured["engine/lost"] += 1
+                self.away += 1
+                job.lost[number] += 1
+                self.waiting.appendleft((job, number))
+                self._wake_idle()
+            if (lost := job.lost[number]) >= MAX_LOST:
+                check_head()  # with it, all workers are lost
+                raise UserError(
+                    f"engine ray: {lost} workers were lost with the same prompts, the last one because: {why}; "
+                    "if memory ran out, lower rollout_tokens or engine.prompts_per_unit"
+                )
+            if not self._started_again(worker):
+                return
+            with self.changed:
+                self.away -= 1
+
+    def _sample(self, worker: int, job: Job, number: int) -> tuple[Trajectory | None, str]:
+        """A unit's trajectory; or None, and why the worker was lost. A worker past its time limit is stopped."""
+        ray, began = import_ray(), time.monotonic()
+        task = self.actors[worker].sample.remote(job.version, job.weights, job.units[number])
+        try:
+            while not self.closed:
+                ended = self._ended(task)
+                if self.limit and time.monotonic() - began > self.limit:
+                    ray.kill(self.actors[worker], no_restart=False)
+                    return None, f"no result after {self.limit:g} seconds (engine.unit_timeout)"
+                if ended:
+                    return ray.get(task), ""
+        except ray.exceptions.RayTaskError as error:
+            raise cause(error) from error
+        except ray.exceptions.RayActorError as error:
+            return None, first_line(error)
+        return None, "closed"
+
+    def _started_again(self, worker: int) -> bool:
+        """Wait for a lost worker; returns whether it came back. Raises UserError where it cannot, or not in time, and
+        no other worker is left."""
+        ray, since, why = import_ray(), time.monotonic(), "it did not start again in time"
+        task = self.actors[worker].start.remote()
+        while not self.closed:
+            if self._ended(task):
+                try:
+                    ray.get(task)
+                    return True
+                except ray.exceptions.RayError as error:
+                    why = first_line(error)
+                    break
+            if self.away == len(self.actors) and time.monotonic() - since > START:
+                break
+        if self.away == len(self.actors) and not self.closed:
+            check_head()
+            raise UserError(f"engine ray: no worker is left; the last one was lost because: {why}")
+        return False
+
+    def _ended(self, task: Any) -> bool:
+        """Wait for a task, for POLL seconds at most. Raises ProcessLost where the head of the cluster is lost."""
+        ready, _ = import_ray().wait([task], num_returns=1, timeout=POLL)
+        if not ready and time.monotonic() > self.looked + LOOK:
+            self.looked = time.monotonic()
+            check_head()
+        return bool(ready)
+
 
 class RayEngine:
     """An engine (lfpo.rollout.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
-
-    Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo.
-    """
+    Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES
 
@@ -65,13 +234,13 @@ class RayEngine:
             self.measured["engine/weights_seconds"] = time.perf_counter() - started
 
     def submit(self, request: Request | None, finished: Finished | None = None) -> Ticket:
-        requests, work = distributed.gather_to_first(request), None
+        requests, job = distributed.gather_to_first(request), None
         if distributed.rank() == 0:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
-            units = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
-            job = self.dispatcher.submit(self.version, self.weights, [unit for _, unit in units])
-            work = _Work(job, [r for r, _ in units])
-        return Ticket(self.version, work)
+            cut = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
+            units, ranks = [unit for _, unit in cut], [r for r, _ in cut]
+            job = self.dispatcher.submit(Job(self.version, self.weights, units, ranks))
+        return Ticket(self.version, job)
 
     def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
         own = self._of_rank(ticket, finished)
@@ -92,16 +261,15 @@ class RayEngine:
         distributed.together(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
         return distributed.scatter_from_first(parts)
 
-    def _of_ranks(self, work: _Work, finished: Finished | None) -> list[Trajectory | None]:
+    def _of_ranks(self, job: Job, finished: Finished | None) -> list[Trajectory | None]:
         """The trajectories of each rank's request, None for none. finished: told about rank 0's."""
-        units = work.job.units
-        for i, trajectory in self.dispatcher.results(work.job):
-            if finished is not None and work.rank_of[i] == 0:  # whose units are the first ones
-                start = sum(len(unit.prompts) for unit in units[:i])
+        for i, trajectory in self.dispatcher.results(job):
+            if finished is not None and job.ranks[i] == 0:  # whose units are the first ones
+                start = sum(len(unit.prompts) for unit in job.units[:i])
                 finished(list(range(start, start + len(trajectory))), trajectory)
         of_ranks: list[list[Trajectory]] = [[] for _ in range(distributed.world())]
-        for i, rank in enumerate(work.rank_of):
-            of_ranks[rank].append(work.job.done[i])
+        for i, rank in enumerate(job.ranks):
+            of_ranks[rank].append(job.done[i])
         return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
 
     def metrics(self) -> dict[str, float]:
@@ -127,13 +295,6 @@ class RayEngine:
         actor = ray.remote(num_cpus=s.cpus_per_worker, num_gpus=s.gpus_per_worker, max_restarts=-1)(Worker)
         self.actors = [actor.remote(self.args) for _ in range(s.workers)]
         wait_for_start([actor.start.remote() for actor in self.actors])
-
-
-class _Work(NamedTuple):
-    """What rank 0 keeps of a request: its units as a job, and the rank of each unit."""
-
-    job: Job
-    rank_of: list[int]
 
 
 class Worker:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,8 @@ from lfpo.base.environment import versions
 from lfpo.base.errors import UserError, last_line
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.scoring import RewardFailed, RewardTimeout, checked
-from lfpo.train.engine_settings import EngineSettings
-from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, joined_cluster, wait_for_start
+from lfpo.train.config import EngineSettings
+from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died
 CHECK = 5.0  # seconds between two looks at the head of the cluster
@@ -32,14 +33,14 @@ def by_tasks(
     """
     first = distributed.rank() == 0
 
-    def join(cluster: Any) -> Any:
+    def join(*cluster: str | None) -> Any:
         """Join Ray; returns the cluster for the other ranks, which join the same."""
-        if connect(settings, cluster):
+        if connect(settings, *cluster):
             closing.callback(import_ray().shutdown)
-        return joined_cluster()
+        return import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")
 
-    cluster = distributed.together(lambda: join(None) if first else None)[0]
-    distributed.together(lambda: None if first else join(cluster))
+    cluster = distributed.together(lambda: join() if first else ())[0]
+    distributed.together(lambda: None if first else join(*cluster))
     sent = distributed.together(lambda: [_pickled(function) for function in functions])[distributed.rank()]
     tasks = max(1, settings.reward_workers // distributed.world())
     ray = import_ray()

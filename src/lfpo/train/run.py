@@ -14,7 +14,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.config import to_dict
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError
+from lfpo.base.errors import UserError, last_line
 from lfpo.base.files import read_json
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
@@ -25,7 +25,6 @@ from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
-from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import Part, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 
 
@@ -38,7 +37,7 @@ class Trainer(Protocol):
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
-    callbacks: see lfpo.train.callbacks. epoch_steps: iterations of an epoch, 0 where there are no epochs.
+    callbacks: see Callbacks. epoch_steps: iterations of an epoch, 0 where there are no epochs.
     about: what to show before it starts.
     """
 
@@ -92,6 +91,74 @@ class Lines:
         shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
         self.note(f"step {step}/{self.total}{text}{rate}")
+
+
+class Callbacks:
+    """Calls the trainer's callbacks, in their order, on every rank: objects with methods of transformers'
+    TrainerCallback (on_train_begin, on_step_end, on_evaluate, on_log, on_save, on_train_end).
+
+    A method is called as by transformers' Trainer: f(args, state, control, **kwargs). args is the run's configuration.
+    state is a transformers.TrainerState whose steps are iterations; epoch is None where prompts are generated. kwargs
+    are model, processing_class (the tokenizer) and optimizer, with `logs` in on_log and `metrics` in on_evaluate.
+    After each iteration should_evaluate, should_save and should_training_stop of `control` are heeded, where any rank
+    has set them.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+        self.callbacks = [callback() if isinstance(callback, type) else callback for callback in trainer.callbacks]
+        if self.callbacks:
+            from transformers import TrainerControl, TrainerState
+
+            first = distributed.rank() == 0
+            self.control = TrainerControl()
+            self.state = TrainerState(
+                max_steps=trainer.total_steps, is_local_process_zero=first, is_world_process_zero=first
+            )
+
+    def restore(self, step: int, history: Sequence[dict[str, Any]]) -> None:
+        """Begin after `step` iterations, with the metrics that were logged."""
+        if self.callbacks:
+            self.state.log_history = [*history]
+            self._at(step)
+
+    def call(self, event: str, step: int, **kwargs: Any) -> None:
+        """Call the event's methods after `step` iterations. Raises CannotGoOn where one raises."""
+        if not self.callbacks:
+            return
+        self._at(step)
+        trainer = self.trainer
+        given = {"model": trainer.model, "processing_class": trainer.tokenizer, "optimizer": trainer.optimizer}
+        if "logs" in kwargs:
+            self.state.log_history.append(kwargs["logs"])
+
+        def call_all() -> None:
+            for callback in self.callbacks:
+                try:
+                    if method := getattr(callback, event, None):
+                        method(trainer.args, self.state, self.control, **given, **kwargs)
+                except Exception as error:  # user code may raise anything
+                    name = f"{type(callback).__name__}.{event}"
+                    raise UserError(f"callback {name} failed after iteration {step}: {last_line(error)}") from error
+
+        try:
+            distributed.together(call_all)  # all ranks stop where one rank's callback fails
+        except UserError as error:
+            raise CannotGoOn(str(error)) from error
+
+    def asks(self, what: str) -> bool:
+        """Whether a callback of any rank has set this flag of `control`; only should_training_stop stays set. A
+        collective where there are callbacks."""
+        if not self.callbacks:
+            return False
+        asked = any(distributed.gather(getattr(self.control, what)))
+        if what != "should_training_stop":
+            setattr(self.control, what, False)
+        return asked
+
+    def _at(self, step: int) -> None:
+        self.state.global_step = step
+        self.state.epoch = step / self.trainer.epoch_steps if self.trainer.epoch_steps else None
 
 
 class TrainingRun:
@@ -246,10 +313,8 @@ class TrainingRun:
 
 
 def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
-    """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder.
-
-    A rank that is lost ends the others (see lfpo.base.distributed.watched).
-    """
+    """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
+    rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
 
@@ -258,10 +323,8 @@ def train_on_examples(
     make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] = print
 ) -> Path:
     """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model, `output_dir/model`. report: takes each line of progress.
-
-    SIGTERM or SIGINT leaves a checkpoint and raises Stopped, a KeyboardInterrupt.
-    """
+    model, `output_dir/model`. report: takes each line of progress. SIGTERM or SIGINT leaves a checkpoint and raises
+    Stopped, a KeyboardInterrupt."""
     distributed.start()
     use_threads(config.threads)
     trainer = make(config)

@@ -1,41 +1,43 @@
-"""What a trainer is made of, from its configuration: policies, prompts, rewards, samplers."""
+"""What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
+from lfpo.base.plugins import resolve
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
-from lfpo.models.fsdp import shard
+from lfpo.models.fsdp import gathered, gathered_by_layer, shard
 from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
-from lfpo.models.placement import frozen_copy_on_cpu
+from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, list_source, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
+from lfpo.rollout.engine import AsyncEngine, Engine, LocalEngine
+from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
-from lfpo.train.dpo_config import DPOConfig
+from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.config import ENGINES, LFPOConfig, TrainingConfig
 from lfpo.train.inputs import reward_function
-from lfpo.train.sft_config import SFTConfig
 
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
     """`args` with the name of the model that a trainer was given: for the run's files, plans, exports, Ray's workers.
-
-    Raises UserError for the engine `ray` with a model object that was not loaded from a folder.
-    """
+    Raises UserError for the engine `ray` with a model object that was not loaded from a folder."""
     name = name_of(model)
     if name is None and args.engine.name == "ray":
         raise UserError(
@@ -46,7 +48,7 @@ def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOCo
 
 
 def load_policies(
-    args: LFPOConfig | DPOConfig | SFTConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
+    args: TrainingConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
     """The policies by name (lfpo.models.roles), on this rank's device, and the tokenizer.
 
@@ -69,7 +71,7 @@ def load_policies(
         shard(model.to(device), mesh, cast=autocast)
     elif args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    if model.block_length is not None and getattr(args, "padding_free", False):
+    if model.block_length is not None and args.padding_free:
         raise UserError(
             f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
             "tokens; leave it out"
@@ -103,10 +105,8 @@ def make_source(
     train_dataset: Sequence[dict[str, Any]] | None,
     eval_dataset: Sequence[dict[str, Any]] | None,
 ) -> PromptSource:
-    """The prompts and reward functions that the configuration and the trainer's arguments give.
-
-    Raises UserError if they give none, or more than one source of prompts.
-    """
+    """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError if
+    they give none, or more than one source of prompts."""
     functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
@@ -167,7 +167,7 @@ def by_epochs(args: LFPOConfig, source: PromptSource) -> LFPOConfig:
     return replace(args, max_steps=math.ceil(args.num_train_epochs * epochs))
 
 
-def check_ranks(args: LFPOConfig | DPOConfig | SFTConfig, command: str, shared: str = "") -> None:
+def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
     """Raise UserError where the number of ranks does not fit the configuration.
 
     command: "train", "sft" or "dpo". shared: the key that says how many of something ranks share, if each needs one.
@@ -184,14 +184,6 @@ def check_ranks(args: LFPOConfig | DPOConfig | SFTConfig, command: str, shared: 
             f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {distributed.world()}; give the number "
             "of GPUs of one machine, or leave it out"
         )
-
-
-def reward_weights(args: LFPOConfig, source: PromptSource) -> list[float]:
-    """One weight a reward function. Raises UserError where their numbers differ."""
-    weights = args.reward_weights or [1.0] * len(source.reward_functions)
-    if len(weights) != len(source.reward_functions):
-        raise UserError(f"reward_weights: {len(weights)} weights for {len(source.reward_functions)} functions")
-    return weights
 
 
 def samplers(
@@ -217,3 +209,60 @@ def samplers(
     steps = kept_steps(objective, sampler)
     objective.signal(reward_R[:, None].expand(-1, len(steps)) if steps else reward_R, group_R)
     return sampler, evaluated
+
+
+def make_engine(args: LFPOConfig) -> Engine:
+    """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
+    engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
+    return engine
+
+
+def make_queue(args: LFPOConfig, engine: Engine, pad_id: int) -> RolloutQueue | None:
+    """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
+    cannot sample ahead."""
+    staleness = args.engine.max_staleness
+    if not staleness:
+        return None
+    if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+        raise UserError(
+            f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} needs; "
+            "set it to 0, or take another engine"
+        )
+    return RolloutQueue(
+        cast(AsyncEngine, engine),
+        staleness=staleness,
+        iterations=args.max_steps,
+        generations=args.num_generations,
+        pad_id=pad_id,
+    )
+
+
+def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
+    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
+
+    def ready(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
+        trained = any(p.requires_grad for p in policy.parameters())  # theta, which is evaluated, stays on the device
+        return ready_to_sample(policy, args, move=args.offload_reference and not trained)
+
+    return LocalEngine(
+        ready,
+        rollout_tokens=args.rollout_tokens,
+        compiled=args.rollout_compile,
+        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
+        run=run,
+    )
+
+
+@contextlib.contextmanager
+def ready_to_sample(policy: MaskedDiffusionLM, args: Any, *, move: bool = False) -> Iterator[MaskedDiffusionLM]:
+    """A policy made ready for many forwards without gradients. move: its layers are stored in CPU memory."""
+    merge = args.merges_lora(policy.device.type)
+    if args.fsdp:
+        by_layer = args.rollout_gather == "layer"
+        with gathered_by_layer(policy) if by_layer else gathered(policy, cast=policy.autocast, merge=merge) as ready:
+            yield ready
+        return
+    # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
+    cast = policy.autocast and not args.rollout_compile
+    with sampling(policy, cast=cast, move_to_device=move, merge=merge):
+        yield policy

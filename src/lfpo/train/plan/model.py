@@ -65,10 +65,8 @@ class Sizes:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded.
-
-    Raises UserError where there is none.
-    """
+    """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded. Raises UserError
+    where there is none."""
     if name in LAYOUTS or name in PUBLISHED:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = SHIPPED.get(name, Path(name).expanduser())
@@ -138,10 +136,13 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
 
 @by_value
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
-    """The number of weights of one adapter."""
-    model = skeleton(config)
-    inject(model, settings)
-    return sum(p.numel() for _, p in factors(model))
+    """The number of weights of one adapter, which grows linearly in the layers."""
+    sizes = []
+    for layers in (2, 3):
+        model = skeleton(config, layers=layers)
+        inject(model, settings)
+        sizes.append(sum(p.numel() for _, p in factors(model)))
+    return sizes[0] + (model_shape(config)[1].backbone.config.num_hidden_layers - 2) * (sizes[1] - sizes[0])
 
 
 def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
@@ -208,6 +209,8 @@ class _LiveBytes(TorchDispatchMode):
         self.seen = weakref.WeakSet(p.untyped_storage() for p in excluded)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # two thirds of all calls
+            return torch.device("cpu")
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self.seen:

@@ -18,6 +18,7 @@ from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import blocks_of
 from lfpo.train.config import LFPOConfig
+from lfpo.train.plan.model import by_value
 
 TOY: dict[str, Any] = {
     "d_model": 4,
@@ -43,6 +44,7 @@ class Work:
     others: int  # policies beside CURRENT whose predictions the loss uses
 
 
+@by_value
 def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | None = None, group: int = 1) -> Work:
     """The work of an objective on rollouts that do not stop early, counted by running it on toy rollouts.
 

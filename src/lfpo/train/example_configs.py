@@ -1,17 +1,16 @@
-"""The configuration of `lfpo sft`."""
+"""The configurations of `lfpo sft` and `lfpo dpo`."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from lfpo.base.checks import at_least_one
-from lfpo.models.settings import LoraSettings
-from lfpo.train.config import Optim, check_shared
+from lfpo.base.checks import at_least_one, not_negative, positive
+from lfpo.train.config import TrainingConfig
 
 LossWeight = Literal["1/t", "equal"]
 
 
 @dataclass
-class SFTConfig:
+class SFTConfig(TrainingConfig):
     """Configuration of `lfpo sft`.
 
     model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size as the upper
@@ -38,8 +37,6 @@ class SFTConfig:
     `torchrun --nproc_per_node N -m lfpo sft CONFIG` splits each batch over N ranks.
     """
 
-    output_dir: str
-    model: str | None = None
     init: dict[str, Any] | None = None
     tasks: dict[str, float] = field(default_factory=dict)
     right_share: float | None = None
@@ -50,38 +47,18 @@ class SFTConfig:
     loss_weight: LossWeight = "1/t"
     steps: int = 1000
     batch_size: int = 64
-    lora: LoraSettings | None = None
     bf16: bool = False
-    gradient_checkpointing: bool = False
-    fsdp: bool = False
-    fsdp_size: int = 0
-    optim: Optim = "adamw_torch"
     learning_rate: float = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
     warmup_steps: int = 100
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
     adam_beta2: float = 0.98
-    max_grad_norm: float = 1.0
     update_tokens: int = 4096
-    seed: int = 0
-    threads: int = 0
     logging_steps: int = 20
     save_steps: int = 500
-    save_total_limit: int = 2
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    report_to: list[str] = field(default_factory=list)
-    rank_timeout: float = 300.0
-    progress_timeout: float = 7200.0
-
-    # What `lfpo train` also offers.
-    dtype: ClassVar[str] = "float32"
-    head_precision: ClassVar[str] = "auto"
-    load_in_4bit: ClassVar[bool] = False
-    offload_reference: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_shared(self)
+        super().__post_init__()
         check_examples(self)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
@@ -94,7 +71,61 @@ class SFTConfig:
         at_least_one(self, "block_length", "steps", "batch_size", "gen_length", "logging_steps")
 
 
-def check_examples(args: Any) -> None:
+@dataclass
+class DPOConfig(TrainingConfig):
+    """Configuration of `lfpo dpo`: preference training by VRPO, which is DPO on ELBOs (see lfpo.objectives.vrpo).
+
+    model: the checkpoint to start from, which is also the base policy that completions are compared with.
+    data_file: a JSONL file with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages; or
+        tasks: procedural tasks and their share of the pairs, each a right and a flawed demonstration. Give one of them.
+    eval_file: held-out pairs for data_file runs; tasks have their own. eval_size: number of held-out pairs.
+    gen_length: completion length of data_file rows in tokens; tasks have their own.
+    beta: the strength of the preference, of ELBOs over gen_length as in DARE: on ELBOs themselves, as LLaDA 1.5 writes
+        it, it is beta / gen_length. mc_samples: masks of each completion, shared by the policy and the base.
+    after_eos: also score the padding after a completion's end; otherwise it is masked.
+    eval_masks: masks of each held-out completion.
+    max_steps: optimiser steps. batch_size: pairs of each.
+    lora, dtype, bf16, head_precision, load_in_4bit, fsdp, fsdp_size, optim, gradient_checkpointing, max_grad_norm: as
+        in LFPOConfig.
+    update_tokens: tokens in one pass; memory only, never the result, except that the masks of a pair stay together.
+    logging_steps: steps between two lines of metrics, each of which holds its own step's.
+    report_to, rank_timeout, progress_timeout: as in LFPOConfig.
+
+    Defaults are DARE's for 8 billion parameters, which trains 10 epochs.
+    `torchrun --nproc_per_node N -m lfpo dpo CONFIG` splits each batch over N ranks.
+    """
+
+    model: str = "embedded"
+    data_file: str | None = None
+    tasks: dict[str, float] = field(default_factory=dict)
+    eval_file: str | None = None
+    eval_size: int = 200
+    gen_length: int = 256
+    beta: float = 0.2
+    mc_samples: int = 4
+    after_eos: bool = False
+    eval_masks: int = 8
+    max_steps: int = 1000
+    batch_size: int = 64
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    load_in_4bit: bool = False
+    learning_rate: float = 5e-7
+    logging_steps: int = 1
+    eval_steps: int = 50
+    save_steps: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_examples(self)
+        if self.eval_file is not None and self.data_file is None:
+            raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
+        positive(self, "beta")
+        not_negative(self, "eval_size", "eval_steps")
+        at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "logging_steps")
+
+
+def check_examples(args: SFTConfig | DPOConfig) -> None:
     """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
     if bool(args.tasks) == (args.data_file is not None):
         raise ValueError("give either 'tasks' or 'data_file'")
