@@ -15,8 +15,9 @@ import pytest
 from judge_endpoint import SLOW, Endpoint, endpoint
 from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.judge import Judge
-from lfpo.rewards.scoring import RewardFailed, measured, score
+from lfpo.rewards.scoring import measured, score
 from lfpo.rewards.terms import weighted
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config

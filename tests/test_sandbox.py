@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pytest
 
 from lfpo.base.errors import UserError
+from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch
 from lfpo.rewards.sandbox.run_job import encode_job
-from lfpo.rewards.scoring import RewardFailed
 from sandbox_cases import remains
 
 LIMITS = Limits(seconds=30)

@@ -19,9 +19,9 @@ import torch
 import reward_samples
 from lfpo.base.errors import UserError
 from lfpo.rewards import in_child, score
+from lfpo.rewards.attempt import RewardTimeout, time_limit
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each
-from lfpo.rewards.scoring import RewardTimeout, time_limit
 from lfpo.rewards.terms import overlong_penalty, relative_length, target_length, tokens, weighted
 from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source

@@ -26,7 +26,7 @@ from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
-from lfpo.rewards.scoring import RewardTimeout, time_limit
+from lfpo.rewards.attempt import RewardTimeout, time_limit
 from lfpo.train.config import LFPOConfig
 
 Inputs = tuple[Any, Callable[[Any], None]]  # what is drawn, and what takes it

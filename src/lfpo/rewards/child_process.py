@@ -25,7 +25,8 @@ from typing import Any
 
 from lfpo.base.errors import UserError, last_line
 from lfpo.base.plugins import resolve
-from lfpo.rewards.scoring import RewardFailed, RewardFunction, reward_name
+from lfpo.rewards.attempt import RewardFailed
+from lfpo.rewards.scoring import RewardFunction, reward_name
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory
 _PR_SET_PDEATHSIG = 1

@@ -16,7 +16,7 @@ from typing import Any
 
 from lfpo.base.errors import UserError, nearest
 from lfpo.rewards.answers import completion_text, prompt_text
-from lfpo.rewards.scoring import RewardFailed
+from lfpo.rewards.attempt import RewardFailed
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.errors import ProcessLost, UserError, last_line
+from lfpo.base.errors import UserError
+from lfpo.rewards.attempt import attempt
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -39,14 +35,6 @@ class Rewards:
     reward_B: torch.Tensor
     parts: dict[str, list[float | None]]
     failed: dict[str, str] = field(default_factory=dict)
-
-
-class RewardFailed(Exception):
-    """A reward function returned nothing for this batch. The message is the reason to log."""
-
-
-class RewardTimeout(BaseException):
-    """A reward function ran too long. Not an Exception, so that `except Exception` in the function cannot catch it."""
 
 
 def reward_name(function: RewardFunction) -> str:
@@ -96,24 +84,6 @@ def score(
     return Rewards(reward_B, parts, failed)
 
 
-def attempt(call: Callable[[], Any], timeout: float) -> tuple[Any, str | None]:
-    """What a function of the user's returns, and None; or None, and one line that says why it failed.
-
-    timeout: seconds that it may take (0: no limit). A UserError that it raises is raised.
-    """
-    try:
-        with time_limit(timeout):
-            return call(), None
-    except (UserError, ProcessLost):
-        raise
-    except RewardTimeout:
-        return None, f"it ran for more than {timeout:g} s"
-    except RewardFailed as error:
-        return None, str(error)
-    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
-        return None, last_line(error)
-
-
 def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:
     """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
 
@@ -131,36 +101,6 @@ def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:
             name = reward_name(function)
             metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
     return metrics
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise RewardTimeout in the block after `seconds` (0: never), and again each second until the block ends.
-
-    Uses SIGALRM, which also interrupts waiting for a child process or a socket, but not a C call that never returns.
-    Does nothing outside the main thread, where Python delivers no signals, and on systems without SIGALRM.
-    """
-    if not seconds or os.name != "posix" or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    active = True
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if active:
-            raise RewardTimeout
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-            yield
-        finally:
-            active = False  # an alarm just before this line raises here, and the outer block still restores the timer
-    finally:
-        active = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _unused_name(function: RewardFunction, taken: dict[str, Any]) -> str:

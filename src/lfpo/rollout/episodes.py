@@ -19,7 +19,8 @@ from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
 from lfpo.prompts.tasks import Row
-from lfpo.rewards.scoring import Rewards, attempt, reward_name
+from lfpo.rewards.attempt import attempt
+from lfpo.rewards.scoring import Rewards, reward_name
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.trajectory import Trajectory, join

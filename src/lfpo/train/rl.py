@@ -1,8 +1,6 @@
 """The RL trainer: what Algorithm 1 works on (lfpo.train.algorithm), and what a run of it asks for (lfpo.train.run)."""
 
 import contextlib
-import math
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,22 +13,17 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
-from lfpo.base.progress import Progress
-from lfpo.base.rng import key
-from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
-from lfpo.prompts.encoding import encode_rows
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request
-from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.records import completion_record, rollout_records
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.episodes import Environment
+from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
@@ -39,6 +32,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.export_config import PushConfig
+from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
@@ -56,7 +50,6 @@ from lfpo.train.setup import (
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
-KEPT = 16  # problems whose completions are recorded at each evaluation
 
 
 class LFPOTrainer(Trainer):
@@ -229,83 +222,3 @@ class LFPOTrainer(Trainer):
             self.average.swap()
             self.average = None
         return self.model
-
-
-def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, float]:
-    """Results of the trainer's model on its held-out rows under each eval sampler, as metrics eval/SAMPLER/NAME.
-
-    NAME is steps, nfe, and accuracy with its 95 % interval (low, high), or without a verifier the mean reward. Kept in
-    the run: the completions of the first KEPT problems, and of the others the verdict. A collective: each rank samples
-    its share, and all return the same.
-    """
-    source, progress = trainer.source, context.progress
-    rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
-    if not rows:
-        return {}
-
-    def count(answers: list[Answer]) -> None:
-        progress.advance(len(answers), sum(answer.length for answer in answers))
-
-    started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
-    trainer.engine.update(f"theta after {step}", trainer.model)
-    environment = trainer.environment
-    how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
-    for name, sampler in trainer.eval_samplers.items():
-        if environment is not None:
-            found, played = _played(trainer, environment, name, sampler, progress)
-            metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-            records += [{"sampler": name, **record} for record in played]
-            continue
-        progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
-        result = evaluate(trainer.engine, trainer.model, trainer.tokenizer, rows, correct_all, sampler, **how)
-        found = {"steps": result.mean_steps, "nfe": result.mean_nfe}
-        if source.correct_all is None:
-            found["reward"] = _mean_reward(trainer, result)
-        elif result.accuracy is not None and result.interval is not None:
-            found |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
-        metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
-        for b, row in enumerate(rows if source.correct_all else rows[:KEPT]):
-            record: dict[str, Any] = {"sampler": name, "problem": b}
-            if b < KEPT:
-                text = result.completions[b]
-                record |= completion_record(result.trajectory, b, row["prompt"], text, trainer.tokenizer)
-            # Every verdict, so that two evaluations can be compared problem by problem.
-            records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
-    if trainer.args.log_completions:
-        context.folder.write_rows(f"eval/step-{step}.jsonl", records)
-    return metrics | {"time/eval": time.perf_counter() - started}
-
-
-def _played(
-    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, progress: Progress
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
-    model, tokenizer, mine = trainer.model, trainer.tokenizer, distributed.share(len(trainer.source.eval_rows))
-    rows = [trainer.source.eval_rows[i] for i in mine]
-    encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
-    request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in mine], sampler)
-    progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
-    turns, t, rewards, sums = play(
-        environment, trainer.engine, model, tokenizer, request, rows, lambda index, _: progress.advance(len(index))
-    )
-    sums["reward"] = (math.nan if rewards.failed else float(rewards.reward_B.sum()), len(rows))
-    records = []
-    if t is not None:
-        sums |= {"steps": (float(t.scheduled_steps.sum()), len(t)), "nfe": (float(t.nfe.sum()), len(t))}
-        for b, turn in enumerate(turns):
-            if (problem := mine[turn.rollout]) < KEPT:
-                record = completion_record(t, b, turn.row["prompt"], turn.text, tokenizer)
-                earned = rewards.parts[environment.name][turn.rollout]
-                records.append({"problem": problem, **record, **turn.note, "reward": earned})
-    return distributed.means_over_ranks(sums), [r for part in distributed.gather(records) for r in part]
-
-
-def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
-    """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
-    rows, total = trainer.source.eval_rows, 0.0
-    if mine := distributed.share(len(rows)):
-        texts, all_ids = result.completions, result.trajectory.completion_ids()
-        own, ids, limit = [rows[i] for i in mine], [all_ids[i] for i in mine], trainer.args.reward_timeout
-        scored = trainer.source.score(own, [texts[i] for i in mine], ids, trainer.reward_weights, limit)
-        total = math.nan if scored.failed else float(scored.reward_B.sum())
-    return distributed.sum_number(total) / len(rows)

@@ -15,8 +15,8 @@ from lfpo.base.rng import python_rng
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
+from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.formats import tag_format
-from lfpo.rewards.scoring import RewardFailed
 
 SPLITS = ("train", "test")
 

@@ -19,11 +19,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from lfpo.base.errors import UserError
+from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
 from lfpo.rewards.sandbox.launch import Limits
 from lfpo.rewards.sandbox.suite import FUNCTIONS, Suite, code, parsed, read_suite
-from lfpo.rewards.scoring import RewardFailed
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds

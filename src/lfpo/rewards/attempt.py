@@ -1,0 +1,67 @@
+"""Calls a function of the user's, which may raise or run too long."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lfpo.base.errors import ProcessLost, UserError, last_line
+
+
+class RewardFailed(Exception):
+    """A reward function returned nothing for this batch. The message is the reason to log."""
+
+
+class RewardTimeout(BaseException):
+    """A reward function ran too long. Not an Exception, so that `except Exception` in the function cannot catch it."""
+
+
+def attempt(call: Callable[[], Any], timeout: float) -> tuple[Any, str | None]:
+    """What a function of the user's returns, and None; or None, and one line that says why it failed.
+
+    timeout: seconds that it may take (0: no limit). A UserError that it raises is raised.
+    """
+    try:
+        with time_limit(timeout):
+            return call(), None
+    except (UserError, ProcessLost):
+        raise
+    except RewardTimeout:
+        return None, f"it ran for more than {timeout:g} s"
+    except RewardFailed as error:
+        return None, str(error)
+    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
+        return None, last_line(error)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise RewardTimeout in the block after `seconds` (0: never), and again each second until the block ends.
+
+    Uses SIGALRM, which also interrupts waiting for a child process or a socket, but not a C call that never returns.
+    Does nothing outside the main thread, where Python delivers no signals, and on systems without SIGALRM.
+    """
+    if not seconds or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    active = True
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if active:
+            raise RewardTimeout
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+            yield
+        finally:
+            active = False  # an alarm just before this line raises here, and the outer block still restores the timer
+    finally:
+        active = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
