@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+import sys
 import time
 
 held: list[bytes] = []
@@ -22,6 +23,15 @@ def obey(do, value):
             with contextlib.suppress(OSError):
                 os.write(pipe, b"\0\0\0\x09[1,")
         time.sleep(100)
+    if do == "fork" and os.fork() == 0:  # a process that holds the pipe open and outlives its parent
+        time.sleep(30)
+        os._exit(0)
+    if do == "fork":
+        time.sleep(value)
+    if do == "forge":  # what a program that the function starts may write: the answer
+        answer = """b'\\0\\0\\0\\x0c{"value": 1}'"""
+        forged = f"import os\nfor f in range(3, 20):\n try: os.write(f, {answer})\n except OSError: 0"
+        os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", forged])
     if do == "exit":
         os.kill(os.getpid(), -value) if value < 0 else os._exit(value)
     if do == "hold":

@@ -214,6 +214,7 @@ def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
         ("sleep", 100, "more than 0.5 s"),
         ("half", 0, "more than 0.5 s"),
         ("stop", 0, "more than 0.5 s"),
+        ("fork", 100, "more than 0.5 s"),
         ("exit", -9, "was ended by signal 9"),
         ("exit", 3, "ended with exit code 3"),
     ],
@@ -221,12 +222,20 @@ def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
 def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, reason: str):
     child = start_child()
     assert child.call(do="say", value=1) == 1
-    first, child.seconds = child.process, 0.5
+    first, child.seconds, began = child.process, 0.5, time.monotonic()
     with pytest.raises(ChildFailed, match=reason):
         child.call(do=do, value=value)
+    assert time.monotonic() - began < 20
     assert first is not None and first.poll() is not None and child.process is None
     child.seconds = 30.0
     assert child.call(do="say", value=[2]) == [2]
+    child.stop()
+
+
+def test_a_program_that_the_function_starts_cannot_answer_for_it():
+    child = start_child()
+    assert child.call(do="forge", value=0) == 0
+    assert child.call(do="say", value=2) == 2
     child.stop()
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -102,6 +103,8 @@ class ChildProcess:
         finally:
             done.set()
             watch.join()
+            if exceeded:  # an answer may have come just before the kill
+                self.stop()
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -134,6 +137,9 @@ class ChildProcess:
                 exceeded.append(f"it took {size:.2f} GiB of memory, more than {limit:.2f} GiB")
             if exceeded:
                 process.kill()
+                # Processes that the child started may hold the other end open, so the wait is ended here.
+                with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
+                    end.shutdown(socket.SHUT_RDWR)
                 return
 
     def stop(self) -> None:
@@ -152,6 +158,7 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
         if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
+    os.set_inheritable(int(descriptor), False)  # a program that the function starts must not answer for it
     pipe = Connection(int(descriptor))
     module, _, attribute = path.replace(":", ".").rpartition(".")
     with contextlib.suppress(EOFError):  # the parent has ended

@@ -14,7 +14,6 @@ GREEK += "|psi|omega|ell"
 
 _FONT = r"\\((?:text|math)(?:bf|it|rm|sf|tt|normal|up)?|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
 _MARKS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("\\(", "\\)"), ("\\[", "\\]"))
-_WHOLE = re.compile(rf"(?:{_FONT}\s*)?\{{")
 _SPOKEN = (
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct|right)\s+)?(?:answer|option|choice)"
     r"(?:\s+is)?(?:\s*:)?(?![A-Za-z])\s*"
@@ -30,7 +29,7 @@ def unwrapped(text: str) -> str:
             marks = 2 if opening == closing else 1
             if text.startswith(opening) and text.count(opening) == text.count(closing) == marks:
                 text = text.replace(opening, "").replace(closing, "")
-        found = _WHOLE.match(text)
+        found = re.match(rf"(?:{_FONT}\s*)?\{{", text)
         if found and closing_brace(text, found.end() - 1) == len(text) - 1:
             text = text[found.end() : -1]
         if found := _INTRODUCTION.match(text):
@@ -74,12 +73,13 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (r"<=|\\leq(?:slant)?", r"\\le "),
     (r">=|\\geq(?:slant)?", r"\\ge "),
     (r"\\([lg])t(?![A-Za-z])", lambda found: "<>"[found[1] == "g"]),
+    (r"\+\s*\\infty", r"\\infty"),
     (r"\\varnothing", r"\\emptyset"),
     (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
     (_SPACING, " "),
     (r"\\?%", r"\\text{percent}"),
-    (r"\^\s*\{?\s*\\circ\s*\}?\s*", r"\\text{degrees}"),
-    (r"(?<=\\text\{degrees)\}([CF])(?![A-Za-z])", lambda found: {"C": " celsius}", "F": " fahrenheit}"}[found[1]]),
+    (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
+    (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda found: {"C": " celsius}", "F": " fahrenheit}"}[found[1]]),
     (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
     (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
     (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
@@ -95,15 +95,14 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
     (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
 )
-_SPELLINGS = [(re.compile(pattern), spelling) for pattern, spelling in _TABLE]
 
 
 def plain_latex(text: str) -> str:
     """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled;
     words are in `\\text{}`, also `percent` and `degrees` for their signs."""
     text = unwrapped(text).translate(_SIGNS)
-    for pattern, spelling in _SPELLINGS:
-        text = pattern.sub(spelling, text)
+    for pattern, spelling in _TABLE:
+        text = re.sub(pattern, spelling, text)
     return text.strip().removesuffix(".").strip()
 
 

@@ -43,7 +43,6 @@ _NAME = re.compile(
 _KNOWN = "frac|sqrt|binom|det|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp"
 _KNOWN += "|pi|cdot|times|div|le|ge|ne|neq|in|mathbb|lfloor|rfloor|lceil|rceil|lvert|rvert"
 _COMMAND = re.compile(rf"\\(?:{_KNOWN}|{GREEK})(?![A-Za-z])")
-_SUBSCRIPT = re.compile(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)")
 # Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
 # joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
 _DROPPED = re.compile(
@@ -155,8 +154,10 @@ def _same(answer: str, gold: str) -> bool:
         return value == expected
     if "\\approx" in answer and "\\approx" not in gold:
         exact, _, decimal = answer.partition("\\approx")
-        is_gold = _same(exact, gold) or ("." in gold and _same(decimal, gold))
-        return is_gold and by_algebra(decimal, exact, len(decimal.strip().partition(".")[2]))  # it is rounded
+        places, known, value = len(decimal.strip().partition(".")[2]), _computed(exact), to_number(decimal)
+        off = None if known is None or value is None else abs(known - value) * 2 * 10**places
+        rounds = by_algebra(decimal, exact, places) if off is None else off <= 1
+        return rounds and (_same(exact, gold) or ("." in gold and _same(decimal, gold)))
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
@@ -210,7 +211,7 @@ def _computed(text: str) -> Fraction | None:
 
 def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
-    rest = _SUBSCRIPT.sub(r"\1", _COMMAND.sub("|", text))
+    rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
     if _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
         return False
