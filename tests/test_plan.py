@@ -18,6 +18,7 @@ from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -29,7 +30,7 @@ from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
-from lfpo.train.plan.model import PUBLISHED, model_config, model_shape
+from lfpo.train.plan.model import PUBLISHED, adapter_size, model_config, model_shape, skeleton
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
@@ -135,6 +136,14 @@ def test_a_base_in_four_bits_by_hand():
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
     assert plan.parts["one dequantised matrix"] == pytest.approx((0, *[2 * 4096 * 12288] * 3))
     assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0, 0]
+
+
+def test_an_adapter_of_experts_counts_the_layers_that_have_some():
+    """Of LLaDA2's layers the first two are dense here; a mixture of 2 and 3 layers alone would have other ones."""
+    config = {**model_config("llada2-mini"), "num_hidden_layers": 4, "first_k_dense_replace": 2}
+    settings, model = LoraSettings(r=2, experts=True), skeleton(config)
+    inject(model, settings)
+    assert adapter_size(config, settings) == sum(p.numel() for _, p in factors(model))
 
 
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}

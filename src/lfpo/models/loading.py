@@ -168,7 +168,7 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
     if source is not None and turn_end is not None and (source / "generation_config.json").exists():
         listed = read_json(source / "generation_config.json").get("eos_token_id")
         found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
-        if found in (listed if isinstance(listed, list) else [listed]):
+        if found is not None and found in (listed if isinstance(listed, list) else [listed]):
             ids["eos"] = found
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]

@@ -126,7 +126,9 @@ def collect(
         if queue is None:
             trajectory = engine.sample(request, told)
         else:
-            trajectory, times["time/waiting"] = queue.take(iteration, lambda i: asked(i)[1], told, progress)
+            trajectory, times["time/waiting"] = queue.take(
+                iteration, lambda i: request if i == iteration else asked(i)[1], told, progress
+            )
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
         texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -178,8 +177,6 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
 
     recipe, given: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing fits.
     """
-    # A plan compiles nothing, and bitsandbytes, which peft imports, would load torch's compiler for a second.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     console, plan = Console(), _planner(config, args)
     found = plan(args, gpus=config.gpus)
     (memory, source), (rates, assumption) = _memory(config), _rates(config)

@@ -136,13 +136,14 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
 
 @by_value
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
-    """The number of weights of one adapter, which grows linearly in the layers."""
-    sizes = []
-    for layers in (2, 3):
-        model = skeleton(config, layers=layers)
+    """The number of weights of one adapter. It grows linearly in the layers, unless only some of them have experts."""
+    whole, sizes = model_shape(config)[1], []
+    layers = whole.backbone.config.num_hidden_layers
+    for count in (layers,) if whole.family.stacked else (2, 3):
+        model = skeleton(config, layers=count)
         inject(model, settings)
         sizes.append(sum(p.numel() for _, p in factors(model)))
-    return sizes[0] + (model_shape(config)[1].backbone.config.num_hidden_layers - 2) * (sizes[1] - sizes[0])
+    return sizes[0] + (layers - 2) * (sizes[-1] - sizes[0])
 
 
 def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
