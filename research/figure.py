@@ -76,8 +76,8 @@ def main() -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("accuracy, %" if args.over == "forwards" else "area under the frontier, %")
-    columns = 6 if panels > 1 else 3
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=columns, frameon=False)
+    columns = len(settings) if panels > 1 else 3
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=columns, fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.08 if panels > 1 else 0.14, 1, 1))
     figure.savefig(args.output, metadata={"Date": None})
 
