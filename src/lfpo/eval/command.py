@@ -154,12 +154,12 @@ def sample_and_grade(
         "environment": describe_environment(),
         "python": versions()["python"],
     }
-    for record, verdict in zip(records, verdicts, strict=True):
-        record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
-    files = {"completions": records}
-    if hasattr(job.task, "sample_record"):
-        files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
     if (path := job.path) is not None:
+        for record, verdict in zip(records, verdicts, strict=True):
+            record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
+        files = {"completions": records}
+        if hasattr(job.task, "sample_record"):
+            files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
         distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
         for file in partial_files(path):
             file.unlink(missing_ok=True)
