@@ -7,7 +7,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-gpu test-8b drill check format docs wheel wheel-check clean
+.PHONY: help install demo test test-long test-gpu test-8b peers drill check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,18 @@ test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); withou
 FOLDER ?= runs/true-size
 test-8b: $(INSTALLED) ## Train, resume and export random weights in the layouts of 8B models on a CPU, against the plan
 	PYTHONPATH=src:. $(BIN)/python -m benchmarks.true_size $(FOLDER) $(ARGS)
+
+# d1's trainer needs older libraries: an environment of its own, and a copy of its repository (D1=FOLDER takes another).
+PEERS := .venv-peers
+D1 ?= $(PEERS)/d1
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	touch $@
+
+peers: $(INSTALLED) $(PEERS)/.installed ## Time d1's trainer and ours on the same model, in turn
+	test -d $(D1) || git clone --quiet https://github.com/dllm-reasoning/d1 $(D1)
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python --d1 $(D1) $(ARGS)
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one

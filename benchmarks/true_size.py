@@ -8,8 +8,7 @@ the process is killed after the first and resumed; the model is exported to tran
 are compared with ours; it is sampled from and evaluated. Each command is a process of its own. Its memory is read every
 10 ms, by phase: the peak of anonymous pages, and of all resident ones, which also count libraries and the memory-mapped
 checkpoint, both of which the system may drop. `lfpo plan --device cpu` counts the checkpoint and no libraries. Needs
-22 GiB of memory and 50 GiB of disk for the largest row, and a CPU with instructions for bfloat16 (AVX512-BF16 or AMX):
-without them a backward product takes 250 times as long as in float32.
+22 GiB of memory and 50 GiB of disk for the largest row.
 """
 
 import argparse

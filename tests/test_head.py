@@ -1,16 +1,18 @@
 """Products with the head in each precision: values, gradients, and what the key stands for."""
 
+import copy
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
 from cuda_stand_in import cuda_stand_in
-from lfpo.models import load_model
-from lfpo.models.head import Precision, add_product, as_input, logits, precision_of, product
+from lfpo.models import load_model, narrow_products
+from lfpo.models.head import CAST_ELEMENTS, Precision, add_product, as_input, logits, precision_of, product
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 
@@ -119,3 +121,40 @@ def test_the_errors_are_those_of_the_rounding(tmp_path: Path):
         assert all(0.5 * unit < errors[name] < 3 * unit for name in ("logits", "states", "head")), (precision, errors)
         assert errors["loss"] < unit
     assert run_bench_precision(config).exists()
+
+
+def test_bfloat16_layers_without_fast_products(monkeypatch: pytest.MonkeyPatch):
+    """Results and gradients are the float32 ones of the same numbers, rounded; a copy reads its own weights."""
+    monkeypatch.setattr(narrow_products, "has_bfloat16", lambda: False)
+    monkeypatch.setitem(CAST_ELEMENTS, "cpu", 64)  # several slices
+    layers: Any = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24, bias=False)).bfloat16()
+    narrow_products.run_in_float32(layers)
+    x, weight = random(2, 5, 24, dtype=torch.bfloat16).requires_grad_(), random(2, 5, 24, seed=1)
+    found = layers(x)
+    first, second = (layer.weight.float() for layer in layers)
+    plain = x.detach().float().requires_grad_()
+    between = (plain @ first.T).bfloat16() + layers[0].bias
+    expected = between.float() @ second.T
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0.01)
+    mine, theirs = ((y.float() * weight).sum() for y in (found, expected))
+    (gradient,), (wanted,) = torch.autograd.grad(mine, x), torch.autograd.grad(theirs, plain)
+    torch.testing.assert_close(gradient.float(), wanted, rtol=2**-7, atol=0.02)
+    copied = copy.deepcopy(layers)
+    copied[1].weight.data.zero_()
+    assert not copied(x).any() and torch.equal(layers(x), found)
+
+
+def test_a_bfloat16_model_without_fast_products(monkeypatch: pytest.MonkeyPatch):
+    ids = torch.arange(24).view(2, 12) + 5
+    expected = load_model("embedded")(ids)
+    called: list[int] = []
+
+    def slow() -> bool:
+        called.append(1)
+        return False
+
+    monkeypatch.setattr(narrow_products, "has_bfloat16", slow)
+    found = load_model("embedded", dtype=torch.bfloat16)(ids)
+    assert len(called) == 6 * 7, "a linear layer does not ask"
+    assert (found.float() - expected).abs().max() < 0.05 * expected.abs().max()

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from lfpo.models.attention import product_dtype
+from lfpo.models.narrow_products import matmul
 
 NAME = "lfpo_experts"
 MATRICES = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")  # as peft's target_parameters
@@ -120,19 +121,18 @@ def grouped_product(rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: t
 def _product(rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     out_SO = rows_SD.new_empty(len(rows_SD), matrices_EOD.shape[1])
     for expert, group in _groups(ends_E):
-        torch.mm(rows_SD[group], matrices_EOD[expert].T, out=out_SO[group])
+        out_SO[group] = matmul(rows_SD[group], matrices_EOD[expert].T)
     return out_SO
 
 
-@torch.library.custom_op("lfpo::grouped_product_backward", mutates_args=())
-def _product_backward(
+@torch.library.custom_op("lfpo::grouped_product_gradient", mutates_args=())
+def _gradient(
     grad_SO: torch.Tensor, rows_SD: torch.Tensor, matrices_EOD: torch.Tensor, ends_E: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_SD, grad_EOD = torch.empty_like(rows_SD), torch.zeros_like(matrices_EOD)
+) -> torch.Tensor:
+    grad_EOD = torch.zeros_like(matrices_EOD)
     for expert, group in _groups(ends_E):
-        torch.mm(grad_SO[group], matrices_EOD[expert], out=grad_SD[group])
-        torch.mm(grad_SO[group].T, rows_SD[group], out=grad_EOD[expert])
-    return grad_SD, grad_EOD
+        grad_EOD[expert] = matmul(grad_SO[group].T, rows_SD[group])
+    return grad_EOD
 
 
 def _groups(ends_E: torch.Tensor) -> list[tuple[int, slice]]:
@@ -145,13 +145,18 @@ def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> N
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad_SO: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    grad_SD, grad_EOD = torch.ops.lfpo.grouped_product_backward(grad_SO.contiguous(), *ctx.saved_tensors)
+def _backward(ctx: Any, grad_SO: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    rows_SD, matrices_EOD, ends_E = ctx.saved_tensors
+    grad_SO, grad_SD, grad_EOD = grad_SO.contiguous(), None, None
+    if ctx.needs_input_grad[0]:
+        grad_SD = torch.ops.lfpo.grouped_product(grad_SO, matrices_EOD.transpose(1, 2), ends_E)
+    if ctx.needs_input_grad[1]:
+        grad_EOD = torch.ops.lfpo.grouped_product_gradient(grad_SO, rows_SD, matrices_EOD, ends_E)
     return grad_SD, grad_EOD, None
 
 
 _product.register_fake(lambda rows, matrices, ends: rows.new_empty(len(rows), matrices.shape[1]))
-_product_backward.register_fake(lambda grad, rows, matrices, ends: (torch.empty_like(rows), torch.empty_like(matrices)))
+_gradient.register_fake(lambda grad, rows, matrices, ends: torch.empty_like(matrices))
 _product.register_autograd(_backward, setup_context=_save)
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, grouped_experts)

@@ -12,6 +12,7 @@ from torch import nn
 
 from lfpo.base.errors import UserError
 from lfpo.models.experts import routers
+from lfpo.models.narrow_products import has_bfloat16
 
 NOT_IN_4BIT = (
     "load_in_4bit: bitsandbytes takes linear layers only, and the experts of this model, most of its weights, are "
@@ -53,6 +54,8 @@ def quantize_one(
 ) -> None:
     """Replace one linear layer by a 4-bit one that holds `weight`. name: one of `linear_weights`."""
     package, kind = bitsandbytes("load_in_4bit"), {"compress_statistics": True, "quant_type": "nf4"}
+    if torch.device(device).type == "cpu" and compute_dtype == torch.bfloat16 and not has_bfloat16():
+        compute_dtype = torch.float32
     path = name.removesuffix(".weight")
     linear = backbone.get_submodule(path)
     with torch.device("meta"):

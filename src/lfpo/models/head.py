@@ -13,9 +13,8 @@ from lfpo.base.distributed import whole
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
-# A product with a bfloat16 head then takes a CPU about as long as with a float32 copy of it. Smaller slices are many
-# small operations, which wait for threads on a loaded machine.
-CAST_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+# A product with bfloat16 weights then takes a CPU at most twice as long as with a float32 copy of them.
+CAST_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 
 
 def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precision:
@@ -52,19 +51,21 @@ def input_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
 def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
     """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 inputs); not differentiable.
 
-    A large b that has to be cast is cast in slices along its longer side (CAST_ELEMENTS), not as a whole.
+    A large b that has to be cast is cast in slices (CAST_ELEMENTS), not as a whole.
     """
     a = _wide(as_input(a, precision))
-    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, min(b.shape)))
-    if size >= max(b.shape) or b.dtype == a.dtype == input_dtype(b.dtype, precision):
+    by_column = b.stride(0) < b.stride(1)  # as in a transposed matrix: slices give columns of the result, else summands
+    length, width = b.T.shape if by_column else b.shape
+    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, width))
+    if size >= length or b.dtype == a.dtype == input_dtype(b.dtype, precision):
         return _product(a, _wide(as_input(b, precision)), precision)
-    wide = b.shape[0] < b.shape[1]  # as the transposed head is: slices give columns, else summands
-    memory = a.new_empty(size, min(b.shape))
+    memory = a.new_empty(size, width)
     out = a.new_zeros(len(a), b.shape[1], dtype=torch.float32)
-    for columns, part in zip((out if wide else a).split(size, dim=1), (b.T if wide else b).split(size), strict=True):
+    slices = (b.T if by_column else b).split(size)
+    for columns, part in zip((out if by_column else a).split(size, dim=1), slices, strict=True):
         # bfloat16 numbers are exact in every precision.
         cast = memory[: len(part)].copy_(part if part.dtype == torch.bfloat16 else as_input(part, precision))
-        if wide:
+        if by_column:
             columns.copy_(_product(a, cast.T, precision))
         else:
             out += _product(columns, cast, precision)
