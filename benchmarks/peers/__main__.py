@@ -31,7 +31,6 @@ ROWS: dict[str, tuple[int | None, int, dict[str, int]]] = {
     "V = 32,000, 128 tokens, 4 rollouts": (32000, 6, {"tokens": 128, "steps": 64, "prompts": 1}),
 }
 DEFAULTS = {"prompts": 4, "generations": 4, "tokens": 64, "steps": 32, "block": 32, "passes": 1, "lora": 0}
-PROMPT = "What is the sum of these numbers? {} + {} = "
 
 
 def write_model(folder: Path, vocabulary: int | None, layers: int) -> None:
@@ -40,6 +39,7 @@ def write_model(folder: Path, vocabulary: int | None, layers: int) -> None:
     from lfpo.models.export import export_transformers
     from lfpo.models.layouts import LAYOUTS
     from lfpo.models.loading import save_model
+    from lfpo.prompts.tasks import get_task
 
     tokenizer = load_tokenizer("embedded")
     if vocabulary is None:
@@ -50,8 +50,8 @@ def write_model(folder: Path, vocabulary: int | None, layers: int) -> None:
         model = init_model({**LAYOUTS["llada-8b"], **shape, **own}, seed=0)
     save_model(model, folder / "lfpo", tokenizer)
     export_transformers(folder / "lfpo", folder)
-    lines = [PROMPT.format(12 + i, 30 + i) for i in range(8)]
-    (folder / "prompts.txt").write_text("\n".join(lines) + "\n")
+    prompts = [row["prompt"] for row in get_task("sudoku").test_rows(8)]
+    (folder / "prompts.json").write_text(json.dumps(prompts))
 
 
 class Side:

@@ -21,7 +21,6 @@ def main() -> None:
             "steps": asked.steps,
             "block_length": asked.block,
             "temperature": 0.9,
-            "early_stop": "none",
         },
         "lora": {"r": 16, "lora_alpha": 32} if asked.lora else None,
         "learning_rate": 1e-5,

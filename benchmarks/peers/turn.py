@@ -22,7 +22,8 @@ def settings() -> argparse.Namespace:
 
 def prompts(asked: argparse.Namespace) -> list[dict[str, str]]:
     """The dataset of both sides."""
-    return [{"prompt": line} for line in (asked.folder / "prompts.txt").read_text().splitlines()[: asked.prompts]]
+    found: list[str] = json.loads((asked.folder / "prompts.json").read_text())
+    return [{"prompt": prompt} for prompt in found[: asked.prompts]]
 
 
 def rewards(completions: list[str], **_: Any) -> list[float]:
