@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from benchmarks.__main__ import main
 from benchmarks.iteration import Iteration
 from benchmarks.measure import measured, median_and_range, peak_memory
 from benchmarks.modes import Mode
+from benchmarks.peers.__main__ import DEFAULTS, Side, write_model
+from benchmarks.peers.__main__ import main as peers
 from benchmarks.plain import plain_rollout
 from benchmarks.problem import Problem
 from benchmarks.rollout import describe
@@ -337,3 +340,17 @@ def test_a_model_of_true_width_trains_resumes_and_exports_within_its_plan(tmp_pa
         assert anonymous <= resident <= 1.15 * planned + libraries
     assert row["logits differ by"] < 0.02 * row["of"]
     assert max(row["commands"].values()) < 1, "a bfloat16 checkpoint stays in its files"
+
+
+@pytest.mark.long
+def test_a_side_of_the_peers_benchmark_reports_each_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_model(tmp_path, 512, 1)
+    numbers = {**DEFAULTS, "tokens": 8, "steps": 4, "block": 8, "passes": 2, "lora": 1, "turns": 2}
+    side = Side(sys.executable, "ours", tmp_path, numbers)
+    for _ in range(2):
+        side.turn()
+    side.close()
+    assert side.process.returncode == 0
+    assert all(turn["rollout"] > 0 and turn["update"] > 0 and turn["memory"] >= 0 for turn in side.found)
+    assert peers(["--python", sys.executable, "--d1", str(tmp_path)]) == 2
+    assert "--d1 must be a copy of" in capsys.readouterr().err

@@ -84,6 +84,10 @@ class Side:
         print("go", file=self.process.stdin, flush=True)
         self.found.append({**json.loads(self.line()), "memory": peak(proc) - before})
 
+    def close(self) -> None:
+        """Wait for the process, which ends after its last turn, and close its pipes."""
+        self.process.communicate()
+
 
 def peak(proc: Path) -> float:
     """The peak of a process's resident memory since `clear_refs`, MiB."""
@@ -105,7 +109,7 @@ def run_row(name: str, python: str, trainer: Path, turns: int) -> list[str]:
             for side in sides:
                 side.turn()
         for side in sides:
-            side.process.communicate(timeout=60)
+            side.close()
     medians = [{key: statistics.median(t[key] for t in side.found[1:]) for key in side.found[0]} for side in sides]
     return cells(*medians)
 
