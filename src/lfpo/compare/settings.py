@@ -20,7 +20,7 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.998)
 DECIDED = {"objective": "objectives", "seed": "seeds", "eval_size": "problems"}
 DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 # Keys of a training configuration that do not change a result beyond rounding.
-NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "padding_free", "gradient_checkpointing"}
+NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision")  # they decide an untrained model's result
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.errors import UserError
-from lfpo.models.attention import Packed, key_mask
+from lfpo.models.attention import key_mask
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
@@ -165,24 +165,6 @@ class MaskedDiffusionLM(nn.Module):
         both = torch.cat([noised_BL, clean_BL], dim=1)
         real = None if attention_mask_BL is None else attention_mask_BL.repeat(1, 2)
         return self.hidden(both, real, structure=structure)[:, : noised_BL.shape[1]]
-
-    def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
-        """`hidden` of the real tokens only, [T, D], rows concatenated; padding is not computed."""
-        real = attention_mask_BL.bool()
-        lengths = real.sum(-1)
-        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        ids = input_ids_BL[real][None]
-        (hidden,) = self._body(
-            input_ids=ids,
-            # An all-true mask keeps transformers from building its own.
-            attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
-            position_ids=FULL.positions(attention_mask_BL)[real][None],
-            packed=Packed(tuple(lengths.tolist()), starts),
-        )
-        if self.family.shift:
-            # The shift crosses row borders, which is harmless: position 0 of a row is never scored, as in `hidden`.
-            hidden = torch.cat([hidden[:1], hidden[:-1]])
-        return hidden.to(self.dtype)
 
     def window_hidden(
         self,

@@ -95,7 +95,6 @@ class TrainingConfig:
     head_precision = "auto"
     load_in_4bit = False
     offload_reference = False
-    padding_free = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -188,8 +187,6 @@ class LFPOConfig(TrainingConfig):
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more compute.
     optimizer_steps_per_iteration: blocks that an iteration's rollouts are cut into, with an optimiser step after each.
     update_tokens, rollout_tokens: tokens computed at once. Memory and speed only, never the result.
-    padding_free: pack the update's rows end to end, each attending to itself alone, instead of padding them; on a GPU
-        in bfloat16 with torch's variable-length flash attention. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
     old_policy: theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`,
         the one that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been
@@ -248,7 +245,6 @@ class LFPOConfig(TrainingConfig):
     average_decay: float = 0.0
     weight_decay: float = 0.0
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    padding_free: bool = False
     rollout_tokens: int = 16384
     rollout_compile: bool = False
 
@@ -263,6 +259,7 @@ class LFPOConfig(TrainingConfig):
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
         "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
+        "padding_free": (False, "was removed, because it gained nothing that could be measured; leave it out"),
         "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
     }
 

@@ -98,7 +98,7 @@ class DPOTrainer(Trainer):
             own = mine[start : start + config.batch_size]
             views, how = self._views(many, {("held-out pair", i): self.held_out[i] for i in own or [0]})
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), padding_free=False, **how))
+                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), **how))
                 for policy in (CURRENT, BASE)
             )
             reward = config.beta * (now.double() - base.double())

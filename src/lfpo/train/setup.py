@@ -71,11 +71,6 @@ def load_policies(
         shard(model.to(device), mesh, cast=autocast)
     elif args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    if model.block_length is not None and args.padding_free:
-        raise UserError(
-            f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
-            "tokens; leave it out"
-        )
     model.autocast, model.head_precision = autocast, args.head_precision
     if mesh is None:
         model.to(device)
