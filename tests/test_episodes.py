@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked, replay
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.prompts.sources import list_source
+from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
 from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request, as_it_is
@@ -70,7 +69,7 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     engine = ScriptedEngine(model, tokenizer, calls)
     rows = [{"prompt": prompt} for prompt in prompts]
-    source = replace(list_source(rows, [], seed=0), train_row=lambda index: rows[index])
+    source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
     batch = collect(
         source,
         engine,  # type: ignore[arg-type]

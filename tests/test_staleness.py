@@ -61,7 +61,7 @@ def test_batch_i_is_sampled_by_version_i_minus_k(k: int, llada: Path, tmp_path: 
         found = []
         for version in (max(0, i - k), i):
             model.load_state_dict(weights[version])
-            found.append(same(t, rollout(model, prompts, sampler, batch.seeds)))
+            found.append(same(t, rollout(model, prompts, sampler, [turn.seed for turn in batch.turns])))
         assert found == [True, i == 0]  # the newest weights would have sampled other rollouts
 
 

@@ -57,11 +57,6 @@ class Batch:
         """The number of each row's rollout among all R, int64 [B]."""
         return self.first + torch.tensor([turn.rollout for turn in self.turns])
 
-    @property
-    def seeds(self) -> list[int]:
-        """The key of later random choices of each row, [B]."""
-        return [turn.seed for turn in self.turns]
-
     def mine(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
         return torch.isin(self.rollout_B, block).nonzero().flatten()

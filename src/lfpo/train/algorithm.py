@@ -128,8 +128,8 @@ def optimizer_step(
     mine, trajectory = batch.mine(step.block), batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
-    if len(mine) or filler is None:
+    filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
+    if len(mine):
         seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
         views = objective.views(in_rounds(trajectory.rows(mine)), signal_B, seeds, step.inner)
     else:

@@ -24,7 +24,7 @@ from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import Rows, read_rows
-from lfpo.prompts.sources import PromptSource, list_source, task_source
+from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.engine import AsyncEngine, Engine, LocalEngine
@@ -126,13 +126,13 @@ def make_source(
         raise UserError("train_dataset: no rows")
     if n_eval:
         found["eval"] = read_rows(args, "eval", eval_dataset)
-    eval_rows = found["eval"].rows[:n_eval]
-    return list_source(
-        found["train"].rows,
-        functions,
-        seed=args.seed,
-        eval_rows=eval_rows,
+    return PromptSource(
+        name="dataset",
+        train_row=in_epochs(found["train"].rows, args.seed),
+        eval_rows=found["eval"].rows[:n_eval],
         place=lambda split, i: found[split].places[i],
+        reward_functions=functions,
+        rows=found["train"].rows,
     )
 
 
