@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from lfpo.base.checks import Count, NotNegative, Share, check_ranges, not_negative
+from lfpo.base.checks import Count, CountOrZero, NotNegative, Share, check_ranges
 from lfpo.base.config import check_types
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
@@ -94,7 +94,7 @@ class SamplerConfig:
     eps: float = 1e-3
     threshold: float | None = None
     editing_threshold: Share | None = None
-    max_post_steps: Annotated[int, not_negative] = 16
+    max_post_steps: CountOrZero = 16
     factor: float | None = None
     entropy_bound: NotNegative | None = None
     rule: str | None = None
