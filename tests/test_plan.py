@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import lfpo.rollout.collect
+import lfpo.train.collect
 from golden_families import golden
 from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
@@ -71,7 +71,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
         pytest.importorskip("bitsandbytes")
     args = recipe(**changes)
     prompt = list(range(5, 5 + PROMPT))
-    monkeypatch.setattr(lfpo.rollout.collect, "encode_rows", lambda rows, *_: [prompt for _ in rows])
+    monkeypatch.setattr(lfpo.train.collect, "encode_rows", lambda rows, *_: [prompt for _ in rows])
     model = init_model(MODEL, seed=0, dtype=getattr(torch, args.dtype))
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, spaced, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))

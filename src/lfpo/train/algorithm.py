@@ -26,9 +26,9 @@ from lfpo.objectives.measures import Measures, add_measures, means_over_ranks, w
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
-from lfpo.rollout.collect import Batch
 from lfpo.rollout.edits import in_rounds
 from lfpo.runs.context import Context
+from lfpo.train.collect import Batch
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
 

@@ -13,9 +13,9 @@ from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
 from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.records import completion_record
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
+from lfpo.train.records import completion_record
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer

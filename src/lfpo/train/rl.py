@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.collect import Batch, collect
-from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment
-from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
+from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
@@ -36,6 +33,7 @@ from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
+from lfpo.train.records import rollout_records
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import (
     by_epochs,
@@ -154,23 +152,9 @@ class LFPOTrainer(Trainer):
     def sample_and_score(self, iteration: int, context: Context) -> Batch:
         """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
-        args = self.args
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
-        batch = collect(
-            self.source,
-            self.engine,
-            self.reference,
-            self.tokenizer,
-            Request([], [], self.sampler, args.num_generations, self.keep_steps),
-            iteration=iteration,
-            n_prompts=args.prompts_per_iteration,
-            seed=args.seed,
-            score=partial(self.source.score, weights=self.reward_weights, timeout=args.reward_timeout),
-            queue=self.queue,
-            progress=context.progress,
-            environment=self.environment,
-        )
+        batch = collect(self, iteration, context.progress)
         self._count_failures(batch.failed, iteration, context)
         return batch
 
