@@ -81,7 +81,6 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
         tokenizer=tokenizer,
         sampler=SAMPLER,
         keep_steps=[],
-        reward_weights=[],
         queue=None,
         environment=SCRIPTED,
     )

@@ -17,7 +17,6 @@ from lfpo.models import load_model
 from lfpo.models.roles import OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import join
 from lfpo.runs.context import Stopped
@@ -25,6 +24,7 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
+from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, same, step_of
 from test_distributed import assert_same_run, run

@@ -23,7 +23,8 @@ class PromptSource:
     """Training prompts, held-out rows, and how their completions are scored.
 
     train_row(index): the row at a position of the endless training stream; the same after a resume.
-    eval_rows: held-out rows; may be empty. reward_functions: score training completions.
+    eval_rows: held-out rows; may be empty. reward_functions: score training completions. weights, timeout: their
+        weights, and the seconds that each may take for a batch (0: no limit).
     place(split, index): where a row of "train" (an index into `rows`) or "eval" is from, for messages.
     correct_all(rows, completions): whether each completion is right, for evaluation; None for a row that this machine
         cannot judge. The field is None if there is no verifier.
@@ -39,19 +40,14 @@ class PromptSource:
     correct_all: Callable[[Sequence[Row], Sequence[str]], Sequence[bool | None]] | None = None
     gen_length: int = 128
     rows: Sequence[Row] = ()
+    weights: Sequence[float] = ()
+    timeout: float = 0.0
 
-    def score(
-        self,
-        rows: Sequence[Row],
-        texts: Sequence[str],
-        completion_ids: list[list[int]],
-        weights: Sequence[float],
-        timeout: float,
-    ) -> Rewards:
+    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows; see `lfpo.rewards.scoring.score`."""
         prompts, completions = [row["prompt"] for row in rows], as_completions(rows, texts)
         columns = columns_of(rows)
-        return score(self.reward_functions, weights, prompts, completions, completion_ids, columns, timeout)
+        return score(self.reward_functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +82,6 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
     args, source, policy, tokenizer = trainer.args, trainer.source, trainer.reference, trainer.tokenizer
     engine, queue, environment = trainer.engine, trainer.queue, trainer.environment
     n, n_prompts, mine = args.num_generations, args.prompts_per_iteration, distributed.share(args.prompts_per_iteration)
-    score = partial(source.score, weights=trainer.reward_weights, timeout=args.reward_timeout)
 
     def asked(iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and what is asked of the engine."""
@@ -114,7 +112,7 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
         texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-        rewards, sums = score(rows, texts, trajectory.completion_ids()), {}
+        rewards, sums = source.score(rows, texts, trajectory.completion_ids()), {}
         progress.advance(len(rows))
         turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
@@ -124,7 +122,7 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
     metrics, predicted_RM = group_metrics(reward_R, group_R), None
     if trajectory.predicted_tokens is not None:
         started = time.perf_counter()
-        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, score, rewards.failed)
+        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, source.score, rewards.failed)
         times["time/reward_predictions"] = time.perf_counter() - started
         predicted_RM = distributed.all_gather_tensor(predicted_BM)
         metrics["predictions/scored"] = distributed.sum_number(float(scored))

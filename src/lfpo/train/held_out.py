@@ -97,7 +97,7 @@ def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
     rows, total = trainer.source.eval_rows, 0.0
     if mine := distributed.share(len(rows)):
         texts, all_ids = result.completions, result.trajectory.completion_ids()
-        own, ids, limit = [rows[i] for i in mine], [all_ids[i] for i in mine], trainer.args.reward_timeout
-        scored = trainer.source.score(own, [texts[i] for i in mine], ids, trainer.reward_weights, limit)
+        own, ids = [rows[i] for i in mine], [all_ids[i] for i in mine]
+        scored = trainer.source.score(own, [texts[i] for i in mine], ids)
         total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)

@@ -141,8 +141,7 @@ def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
     """
     args, rows = trainer.args, [source.train_row(i) for i in (0, 0, 1, 1)]
     ids = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False)
-    weights, texts = trainer.reward_weights, [STAND_IN] * len(rows)
-    scored = source.score(rows, texts, [list(ids) for _ in rows], weights, args.reward_timeout)
+    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
     failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
     if trainer.environment is not None:
         _, why = step_all(trainer.environment, [Episode(0, rows[0], 0)], [STAND_IN])

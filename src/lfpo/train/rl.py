@@ -33,6 +33,7 @@ from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
+from lfpo.train.queue import RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import (
@@ -40,7 +41,6 @@ from lfpo.train.setup import (
     check_ranks,
     load_policies,
     make_engine,
-    make_queue,
     make_source,
     samplers,
     with_name,
@@ -96,9 +96,10 @@ class LFPOTrainer(Trainer):
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
         functions = self.source.reward_functions
-        self.reward_weights = args.reward_weights or [1.0] * len(functions)
-        if len(self.reward_weights) != len(functions):
-            raise UserError(f"reward_weights: {len(self.reward_weights)} weights for {len(functions)} functions")
+        weights = args.reward_weights or [1.0] * len(functions)
+        if len(weights) != len(functions):
+            raise UserError(f"reward_weights: {len(weights)} weights for {len(functions)} functions")
+        self.source = replace(self.source, weights=weights, timeout=args.reward_timeout)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -118,9 +119,10 @@ class LFPOTrainer(Trainer):
             in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=in_tasks)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        self.queue = make_queue(args, self.engine, self.model.pad_id)
-        ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
-        self.versions = Versions(own_parameters(self.reference)) if ahead else None
+        ahead = args.engine.max_staleness > 0
+        self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
+        kept = ahead and args.old_policy == "sampler"  # else theta_old is the reference
+        self.versions = Versions(own_parameters(self.reference)) if kept else None
         parts = {"average": self.average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,8 +27,7 @@ from lfpo.prompts.dataset import Rows, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.rollout.engine import AsyncEngine, Engine, LocalEngine
-from lfpo.rollout.queue import RolloutQueue
+from lfpo.rollout.engine import Engine, LocalEngine
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import ENGINES, LFPOConfig, TrainingConfig
@@ -210,26 +209,6 @@ def make_engine(args: LFPOConfig) -> Engine:
     """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
     engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
     return engine
-
-
-def make_queue(args: LFPOConfig, engine: Engine, pad_id: int) -> RolloutQueue | None:
-    """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
-    cannot sample ahead."""
-    staleness = args.engine.max_staleness
-    if not staleness:
-        return None
-    if not (hasattr(engine, "submit") and hasattr(engine, "result")):
-        raise UserError(
-            f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} needs; "
-            "set it to 0, or take another engine"
-        )
-    return RolloutQueue(
-        cast(AsyncEngine, engine),
-        staleness=staleness,
-        iterations=args.max_steps,
-        generations=args.num_generations,
-        pad_id=pad_id,
-    )
 
 
 def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
