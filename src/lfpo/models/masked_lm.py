@@ -134,12 +134,7 @@ class MaskedDiffusionLM(nn.Module):
         return hidden.to(self.dtype)
 
     def noised_hidden(
-        self,
-        noised_BL: torch.Tensor,
-        clean_BL: torch.Tensor,
-        attention_mask_BL: torch.Tensor,
-        *,
-        structure: Structure,
+        self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure
     ) -> torch.Tensor:
         """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
         rows without noise, read in the doubled layout only."""
