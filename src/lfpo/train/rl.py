@@ -95,11 +95,6 @@ class LFPOTrainer(Trainer):
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
-        functions = self.source.reward_functions
-        weights = args.reward_weights or [1.0] * len(functions)
-        if len(weights) != len(functions):
-            raise UserError(f"reward_weights: {len(weights)} weights for {len(functions)} functions")
-        self.source = replace(self.source, weights=weights, timeout=args.reward_timeout)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)

@@ -114,25 +114,32 @@ def make_source(
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
         if args.environment is not None:
-            return replace(source, reward_functions=[], correct_all=None)
-        return replace(source, reward_functions=functions) if functions else source
-    if not functions and args.environment is None:
+            source = replace(source, reward_functions=[], correct_all=None)
+        elif functions:
+            source = replace(source, reward_functions=functions)
+    elif functions or args.environment is not None:
+        found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
+        if not found["train"].rows:
+            raise UserError("train_dataset: no rows")
+        if n_eval:
+            found["eval"] = read_rows(args, "eval", eval_dataset)
+        source = PromptSource(
+            name="dataset",
+            train_row=in_epochs(found["train"].rows, args.seed),
+            eval_rows=found["eval"].rows[:n_eval],
+            place=lambda split, i: found[split].places[i],
+            reward_functions=functions,
+            rows=found["train"].rows,
+        )
+    else:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
-    if not found["train"].rows:
-        raise UserError("train_dataset: no rows")
-    if n_eval:
-        found["eval"] = read_rows(args, "eval", eval_dataset)
-    return PromptSource(
-        name="dataset",
-        train_row=in_epochs(found["train"].rows, args.seed),
-        eval_rows=found["eval"].rows[:n_eval],
-        place=lambda split, i: found[split].places[i],
-        reward_functions=functions,
-        rows=found["train"].rows,
-    )
+    count = len(source.reward_functions)
+    weights = args.reward_weights or [1.0] * count
+    if len(weights) != count:
+        raise UserError(f"reward_weights: {len(weights)} weights for {count} functions")
+    return replace(source, weights=weights, timeout=args.reward_timeout)
 
 
 def _functions(
