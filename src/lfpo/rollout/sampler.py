@@ -216,6 +216,13 @@ class SamplerConfig:
         steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
         return replace(self, gen_length=length, block_length=block or length, steps=steps)
 
+    def fitted(self, where: str, default: int, trained_block: int | None = None) -> SamplerConfig:
+        """As `for_length`, whose ValueError is a UserError here that begins with `where`."""
+        try:
+            return self.for_length(default, trained_block)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+
     @property
     def rule_name(self) -> str:
         """The selected reveal rule: a name in REVEAL_RULES or a dotted path."""
@@ -252,10 +259,7 @@ class SamplerConfig:
 
 
 def check_length(sampler: SamplerConfig, default: int, model: str, where: str) -> None:
-    """Raise the UserError of `for_length`, beginning with `where`, if the model is known to have full attention: with
+    """Raise the UserError of `fitted`, beginning with `where`, if the model is known to have full attention: with
     blocks the length is rounded up to whole ones, and that a model has them only its loaded configuration tells."""
     if has_full_attention(model):
-        try:
-            sampler.for_length(default)
-        except ValueError as error:
-            raise UserError(f"{where}: {error}") from error
+        sampler.fitted(where, default)

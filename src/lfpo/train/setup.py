@@ -195,11 +195,9 @@ def samplers(
     gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
     the objective cannot learn from such rollouts or from so few of them a prompt.
     """
-    try:
-        sampler = args.sampler.for_length(gen_length, block_length)
-        evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
-    except ValueError as error:
-        raise UserError(f"sampler: {error}") from error
+    sampler = args.sampler.fitted("sampler", gen_length, block_length)
+    length = sampler.gen_length or 0
+    evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
     if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
