@@ -54,7 +54,7 @@ def plain_rollout(
             confidence = torch.full(x.shape, -torch.inf, dtype=torch.float64, device=model.device)
             guess = x.clone()
             if masked_logits and not cfg_scale:
-                guess[masked], confidence[masked] = _best(model(x, attention, masked), model.mask_id)
+                guess[masked], confidence[masked] = _best(model.head(model.hidden(x, attention)[masked]), model.mask_id)
             else:
                 logits = model(x, attention)
                 if cfg_scale:

@@ -32,7 +32,7 @@ from lfpo.train.algorithm import accumulate_gradients
 
 Case = Callable[[], float]
 TIMESTEPS = 4  # K of every case
-LAYOUTS = ("padded to the longest", "like lengths together", "end to end")  # of ragged rows
+LAYOUTS = ("padded to the longest", "like lengths together")  # of ragged rows
 # More training iterations of the first size: label -> keys of the training configuration.
 FORMS: dict[str, dict[str, Any]] = {
     "LoRA, rank 16": {"lora": {"r": 16}},
@@ -180,9 +180,8 @@ def iteration_cases(config: BenchUpdateConfig, device: torch.device) -> dict[str
 
 
 def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict[str, Case], dict[str, float]]:
-    """One optimiser step's gradient over prompts of several tasks, with three layouts of the same views: all padded to
-    the longest, like lengths together, end to end without padding. Also returns the padding's share of the tokens that
-    each layout computes."""
+    """One optimiser step's gradient over prompts of several tasks, with two layouts of the same views: all padded to
+    the longest, like lengths together. Also returns the padding's share of the tokens that each layout computes."""
     model = load_model(config.model, device=device)
     batch = _task_rollouts(config, model, ["choice", "words", "sudoku"])
     parts = objective, policies, signal, views = _parts(model, batch)
@@ -202,8 +201,8 @@ def padding_cases(config: BenchUpdateConfig, device: torch.device) -> tuple[dict
     lengths = views.attention_mask.sum(-1)
     alike = passes(views, config.update_tokens)
     together = sum(len(index) * int(lengths[index].max()) for index in alike)
-    computed = (len(views) * width, together, int(lengths.sum()))
-    cases = (padded, _step(config, parts), _step(config, parts, padding_free=True))
+    computed = (len(views) * width, together)
+    cases = (padded, _step(config, parts))
     padding = [1 - int(lengths.sum()) / tokens for tokens in computed]
     return dict(zip(LAYOUTS, cases, strict=True)), dict(zip(LAYOUTS, padding, strict=True))
 
@@ -226,16 +225,14 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, 
     return objective, policies, signal, views
 
 
-def _step(config: BenchUpdateConfig, parts: tuple[Any, ...], *, padding_free: bool = False) -> Case:
+def _step(config: BenchUpdateConfig, parts: tuple[Any, ...]) -> Case:
     """The training code's own gradient accumulation over the views."""
     objective, policies, signal, views = parts
 
     def step() -> float:
         policies[CURRENT].zero_grad()
         budget = config.update_tokens
-        return accumulate_gradients(
-            objective, policies, views, signal, update_tokens=budget, padding_free=padding_free
-        )[0]
+        return accumulate_gradients(objective, policies, views, signal, update_tokens=budget)[0]
 
     return step
 

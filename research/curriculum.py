@@ -19,7 +19,7 @@ import yaml
 from lfpo.base.rng import python_rng
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import Row, Task, get_task
-from lfpo.rollout.collect import Batch
+from lfpo.train.collect import Batch
 from research.study import frontier_of, training_config
 
 WAYS = ("uniform", "success", "unsolved", "easy")

@@ -23,11 +23,11 @@ from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.records import completion_record
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
 from watched import Watch
 

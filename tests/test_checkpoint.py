@@ -19,6 +19,8 @@ class Trainee:
 
     def __init__(self, folder: Path):
         self.model = load_model(folder)
+        self.reference: MaskedDiffusionLM | None = None
+        self.parts: dict[str, Any] = {}
         self.tokenizer = load_tokenizer(folder)
         self.optimizer = build_adamw(self.model, optimiser_settings(1e-2, 0.1, 0.98))
 
@@ -28,8 +30,8 @@ class Trainee:
         self.optimizer.zero_grad()
 
     def save(self, run: Path, step: int, **settings: Any) -> Path:
-        objects = {"model": self.model, "tokenizer": self.tokenizer, "optimizer": self.optimizer}
-        return save_checkpoint(run, step, state={"rows": step * 2}, **objects, **settings)
+        trainer: Any = self
+        return save_checkpoint(run, step, trainer, state={"rows": step * 2}, **settings)
 
 
 @pytest.fixture
@@ -96,7 +98,8 @@ def test_hyperparameters_stay_as_configured(trainee: Trainee, run: Path, llada: 
 def test_a_checkpoint_holds_a_model_and_a_reference_that_load(trainee: Trainee, run: Path) -> None:
     reference = trainee.model.frozen_copy()
     trainee.train(1)
-    path = trainee.save(run, 3, reference=reference)
+    trainee.reference = reference
+    path = trainee.save(run, 3)
     assert same(load_model(path / "model"), trainee.model)
     assert same(load_model(path / "reference"), reference)
     assert load_tokenizer(path / "model").mask_token_id == 259

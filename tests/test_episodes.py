@@ -3,8 +3,8 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +20,14 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked, replay
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.prompts.sources import list_source
+from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
-from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.engine import Request, as_it_is
 from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.records import rollout_records
 from lfpo.rollout.trajectory import Trajectory, of_completions
+from lfpo.train.collect import Batch, collect
 from lfpo.train.plan.estimate import Estimate
+from lfpo.train.records import rollout_records
 from lfpo.train.setup import samplers
 from test_distributed import assert_same_run
 from test_distributed import run as run_distributed
@@ -70,21 +70,21 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     engine = ScriptedEngine(model, tokenizer, calls)
     rows = [{"prompt": prompt} for prompt in prompts]
-    source = replace(list_source(rows, [], seed=0), train_row=lambda index: rows[index])
-    batch = collect(
-        source,
-        engine,  # type: ignore[arg-type]
-        model,
-        tokenizer,
-        Request([], [], SAMPLER, n),
-        iteration=0,
-        n_prompts=len(prompts),
-        seed=0,
-        score=None,  # type: ignore[arg-type]
+    source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
+    trainer: Any = SimpleNamespace(
+        args=LFPOConfig(
+            "unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1
+        ),
+        source=source,
+        engine=engine,
+        reference=model,
+        tokenizer=tokenizer,
+        sampler=SAMPLER,
+        keep_steps=[],
         queue=None,
-        progress=Progress(),
         environment=SCRIPTED,
     )
+    batch = collect(trainer, 0, Progress())
     return batch, engine, tokenizer
 
 

@@ -80,7 +80,9 @@ def lora_run(folder: Path, base: Path) -> Path:
     for _, factor in factors(model):
         factor.data = torch.randn(factor.shape, generator=generator) * 0.1
     parameters = [p for p in model.parameters() if p.requires_grad]
-    save_checkpoint(folder, 2, model=model, tokenizer=None, optimizer=torch.optim.AdamW(parameters), state={})
+    optimizer = torch.optim.AdamW(parameters)
+    trainer: Any = SimpleNamespace(model=model, reference=None, tokenizer=None, optimizer=optimizer, parts={})
+    save_checkpoint(folder, 2, trainer, state={})
     return folder
 
 

@@ -98,15 +98,6 @@ def test_padding_changes_nothing(checkpoint: Path, left: int, right: int) -> Non
 
 
 @torch.no_grad()
-def test_positions_index_the_full_logits(checkpoint: Path) -> None:
-    model = load_model(checkpoint)
-    ids, mask = random_ids(3, 11), torch.ones(3, 11, dtype=torch.long)
-    mask[1, :4] = 0
-    wanted = torch.rand(3, 11, generator=torch.Generator().manual_seed(0)) < 0.4
-    close(model(ids, mask, wanted), model(ids, mask)[wanted])
-
-
-@torch.no_grad()
 def test_bfloat16_rotates_in_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(checkpoint, dtype=torch.bfloat16)
     theta = json.loads((checkpoint / "config.json").read_text())["rope_theta"]

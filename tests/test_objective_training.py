@@ -14,9 +14,9 @@ from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.views import passes
-from lfpo.rollout.collect import collect
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
+from lfpo.train.collect import collect
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
 from test_distributed import ARGUMENTS, assert_same_run, run

@@ -23,7 +23,6 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
-from test_attention import varlen_reference
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
@@ -31,17 +30,15 @@ PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 # The losses of all objectives are compared by the check `losses-agree` (tests/gpu/agreement.py).
 OTHERS: list[dict[str, Any]] = [
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
-    *({name: True} for name in ("offload_reference", "padding_free", "gradient_checkpointing")),
-    {"padding_free": True, "bf16": True},
+    *({name: True} for name in ("offload_reference", "gradient_checkpointing")),
 ]
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"bf16": True}, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)], ids=str
 )
-def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path):
     """Each device also resumes from the other's checkpoint."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_reference)
     settings = {
         "task": "choice",
         "reward_funcs": ["reward_samples.even_tokens"],

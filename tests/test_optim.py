@@ -15,7 +15,7 @@ from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.config import LFPOConfig, Optim
-from lfpo.train.optim import SMALL, build_adamw, lr_at, moment_bytes
+from lfpo.train.optim import build_adamw, lr_at, moment_bytes
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config
 from small_runs import whole_and_resumed
@@ -24,6 +24,7 @@ from tiny import optimiser_settings, random_ids
 
 installed = importlib.util.find_spec("bitsandbytes") is not None
 needs_it = pytest.mark.skipif(not installed, reason="bitsandbytes is not installed")
+SMALL = 4096  # tensors with fewer numbers keep float32 moments in bitsandbytes
 
 
 def optimizer(model: torch.nn.Module, optim: Optim) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import lfpo.rollout.collect
+import lfpo.train.collect
 from golden_families import golden
 from gpu.memory import TOLERANCE, peak, spaced
 from gpu.memory import recipe as recipe_of
@@ -18,6 +18,7 @@ from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models.layouts import PUBLISHED
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
@@ -30,7 +31,7 @@ from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
-from lfpo.train.plan.model import PUBLISHED, adapter_size, model_config, model_shape, skeleton
+from lfpo.train.plan.model import adapter_size, model_config, model_shape, skeleton
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from lfpo.train.rl import LFPOTrainer
@@ -70,7 +71,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
         pytest.importorskip("bitsandbytes")
     args = recipe(**changes)
     prompt = list(range(5, 5 + PROMPT))
-    monkeypatch.setattr(lfpo.rollout.collect, "encode_rows", lambda rows, *_: [prompt for _ in rows])
+    monkeypatch.setattr(lfpo.train.collect, "encode_rows", lambda rows, *_: [prompt for _ in rows])
     model = init_model(MODEL, seed=0, dtype=getattr(torch, args.dtype))
     rows = [{"prompt": "a"}]
     trainer = LFPOTrainer(model, spaced, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))

@@ -297,6 +297,7 @@ class Scripted(MaskedDiffusionLM):
         torch.nn.Module.__init__(self)
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
+        self.block_length, self.head_precision = None, "auto"
 
     def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, compiled=False):
         """Its states are the logits themselves."""

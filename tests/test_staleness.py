@@ -16,15 +16,15 @@ from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.models.roles import OLD
 from lfpo.objectives import OBJECTIVES
-from lfpo.rollout.collect import Batch, collect
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.queue import part
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import join
 from lfpo.runs.context import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
+from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
+from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, same, step_of
 from test_distributed import assert_same_run, run
@@ -61,7 +61,7 @@ def test_batch_i_is_sampled_by_version_i_minus_k(k: int, llada: Path, tmp_path: 
         found = []
         for version in (max(0, i - k), i):
             model.load_state_dict(weights[version])
-            found.append(same(t, rollout(model, prompts, sampler, batch.seeds)))
+            found.append(same(t, rollout(model, prompts, sampler, [turn.seed for turn in batch.turns])))
         assert found == [True, i == 0]  # the newest weights would have sampled other rollouts
 
 

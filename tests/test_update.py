@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rectified import rectified_loss
-from lfpo.base.batching import fill_by_tokens, left_pad
+from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
@@ -47,15 +46,15 @@ def setting(checkpoint: Path):
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 10**6])
-def test_rows_end_to_end_change_no_gradient(setting, tokens: int):
+def test_the_size_of_a_pass_changes_no_gradient(setting, tokens: int):
     padded = accumulate_gradients(*setting, update_tokens=10**6)[0]
     expected = gradients(setting[1][CURRENT])
-    packed = accumulate_gradients(*setting, update_tokens=tokens, padding_free=True)[0]
-    assert packed == pytest.approx(padded, rel=1e-12)
+    in_passes = accumulate_gradients(*setting, update_tokens=tokens)[0]
+    assert in_passes == pytest.approx(padded, rel=1e-12)
     torch.testing.assert_close(gradients(setting[1][CURRENT]), expected, rtol=1e-10, atol=1e-14)
     lengths = setting[2].attention_mask.sum(-1)
-    for index in passes(setting[2], tokens, padding_free=True):
-        assert lengths[index].sum() <= tokens or len(index) == 1
+    for index in passes(setting[2], tokens):
+        assert len(index) * lengths[index].max() <= tokens or len(index) == 1
 
 
 def test_loss_is_the_mean_over_all_target_positions(setting):
@@ -87,10 +86,7 @@ def test_ema_by_hand(llada: Path):
     assert torch.equal(reference.backbone.lm_head.weight, model.backbone.lm_head.weight)
 
 
-def test_groups_are_filled_and_rows_padded_on_the_left_by_hand():
-    assert fill_by_tokens([5, 9, 8, 30, 7, 5, 2], 17) == [[3], [1, 2], [4, 0, 5], [6]]
-    assert fill_by_tokens([5, 9, 7, 2, 1], 17) == [[1, 2, 4], [0, 3]]
-
+def test_rows_are_padded_on_the_left_by_hand():
     ids, mask = left_pad([[1, 2], [3]], pad_id=9)
     assert ids.tolist() == [[1, 2], [9, 3]]
     assert mask.tolist() == [[1, 1], [0, 1]]
@@ -102,13 +98,13 @@ def test_a_policy_that_equals_theta_costs_no_forward(name: str, llada: Path, mon
     objective, models, views, signal = step_of(llada, name)
     models[OLD] = models[CURRENT].frozen_copy()
     assert equal_weights(models[OLD], models[CURRENT])
-    forwards, forward = [0], Predictions._forward
+    forwards, forward = [0], MaskedDiffusionLM.hidden
 
-    def counting(*args: Any) -> Any:
+    def counting(*args: Any, **kwargs: Any) -> Any:
         forwards[0] += 1
-        return forward(*args)
+        return forward(*args, **kwargs)
 
-    monkeypatch.setattr(Predictions, "_forward", counting)
+    monkeypatch.setattr(MaskedDiffusionLM, "hidden", counting)
     found = []
     for old in (models[OLD], models[CURRENT]):
         before = forwards[0]

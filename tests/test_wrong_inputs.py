@@ -151,7 +151,6 @@ NEED_TORCH = {
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
     f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
     f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
-    f"{TRAIN} --model embedded-block --padding_free true": "'padding_free' is for models with full attention",
     f"{TRAIN} --lora.experts true": "this model has no experts",
     f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
     f"{TRAIN} --model truncated": "truncated/model.safetensors: corrupt or truncated",
@@ -306,9 +305,13 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
 
 
 def test_settings_of_earlier_versions_are_told_or_left_out() -> None:
-    old = {"output_dir": "x", "refill": 0, "tree": [], "objective": {"name": "lfpo"}}
+    old = {"output_dir": "x", "refill": 0, "tree": [], "padding_free": False, "objective": {"name": "lfpo"}}
     assert build(LFPOConfig, old) == LFPOConfig("x")
     with pytest.raises(UserError, match="config: 'refill: 2' was removed, because it gained nothing"):
         build(LFPOConfig, {**old, "refill": 2})
+    with pytest.raises(
+        UserError, match=r"'padding_free: True' was removed, because it gained nothing .*; leave it out"
+    ):
+        build(LFPOConfig, {**old, "padding_free": True})
     with pytest.raises(UserError, match=r"'tree: \[4, 4\]' was removed; give it as a knob"):
         build(LFPOConfig, {**old, "tree": [4, 4]})

@@ -1,16 +1,15 @@
-"""Attention: the kernel that each case runs, what a new shape costs, and rows without padding."""
+"""Attention: the kernel that each case runs, what a new shape costs, and rows in blocks."""
 
 import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
 
-from gpu.rows import Machine, Row, at_most, measured, not_run, passes
+from gpu.rows import Machine, Row, at_most, measured, passes
 from lfpo.base.measure import timed
-from lfpo.models.attention import Packed, bidirectional_attention, key_mask
+from lfpo.models.attention import bidirectional_attention, key_mask
 from lfpo.models.structure import Structure
 
 MODULE = torch.nn.Identity()
@@ -88,47 +87,6 @@ def _kernels_of(machine: Machine, case: Case, n: int, length: int) -> str:
         _forward_and_backward(machine, case, n, length)
     names = {event.key.removeprefix(prefix) for event in trace.key_averages() if event.key.startswith(prefix)}
     return ", ".join(sorted(name for name in names if not name.endswith("backward")))
-
-
-def packed(machine: Machine) -> list[Row]:
-    """Packed rows against the same rows padded, in float32: states and the three gradients."""
-    if machine.gpu and torch.cuda.get_device_capability() < (8, 0):
-        return [not_run("packed rows", "variable-length attention needs compute capability 8.0")]
-    rows = []
-    lengths = machine.size((700, 31, 512, 1, 900), (5, 1, 9))
-    bar = machine.size(2e-2, 1e-5)
-    for heads, kv_heads in ((32, 32), (28, 4)):
-        error = _packed_error(machine, lengths, heads, kv_heads)
-        rows.append(at_most(f"{heads} heads on {kv_heads}: relative error", error, bar))
-    return rows
-
-
-def _packed_error(machine: Machine, lengths: tuple[int, ...], heads: int, kv_heads: int) -> float:
-    """The largest relative error of the states and of the gradients of queries, keys and values."""
-    device, total, width = machine.device, sum(lengths), machine.size(128, 16)
-    dtype = machine.size(torch.bfloat16, torch.float32)
-    row_lengths = torch.tensor(lengths, device=device)
-    starts = torch.nn.functional.pad(row_lengths.cumsum(0), (1, 0)).int()
-    wide = [torch.randn(1, h, total, width, device=device, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
-    narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
-    direction = torch.randn(total, heads, width, device=device)
-
-    query, key, value = narrow
-    found = bidirectional_attention(MODULE, query, key, value, None, packed=Packed(lengths, starts))[0][0]
-    (found.float() * direction).sum().backward()
-
-    split = [[row[0].transpose(0, 1) for row in x.split(list(lengths), dim=2)] for x in wide]
-    padded = [pad_sequence(rows, batch_first=True) for rows in split]
-    real = torch.arange(max(lengths), device=device) < row_lengths[:, None]
-    query, key, value = (x.transpose(1, 2) for x in padded)
-    expected = bidirectional_attention(MODULE, query, key, value, key_mask(real, torch.float32))[0][real]
-    (expected * direction).sum().backward()
-
-    pairs = [(found, expected)]
-    for a, b in zip(narrow, wide, strict=True):
-        assert a.grad is not None and b.grad is not None
-        pairs.append((a.grad, b.grad))
-    return max(float(((a.float() - b).norm() / b.norm()).detach()) for a, b in pairs)
 
 
 def blocks(machine: Machine) -> list[Row]:

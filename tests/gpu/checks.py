@@ -23,7 +23,6 @@ CHECKS: dict[str, Check] = {
         "does every objective give the CPU's loss and gradient in float32", 120, agreement.losses_agree
     ),
     "attention": Check("which kernel runs in each case, and what does a new shape cost", 60, attention.kernels),
-    "packed": Check("do rows without padding give the padded rows' states and gradients", 40, attention.packed),
     "blocks": Check("does FlexAttention give the states and gradients of the dense mask", 90, attention.blocks),
     "loss": Check("time and error of the rectified loss at 8B size", 60, loss.rectified),
     "loss-kernel": Check("is the loss's Triton kernel right, and faster than what it replaces", 60, loss.kernel),

@@ -38,21 +38,6 @@ def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def fill_by_tokens(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Group indices so that sizes add up to at most `budget` (a larger one is a group by itself): first-fit decreasing,
-    that is the largest first, each into the first group with room."""
-    groups: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        group = next((g for g, free in enumerate(room) if free >= sizes[index]), len(groups))
-        if group == len(groups):
-            groups.append([])
-            room.append(budget)
-        groups[group].append(index)
-        room[group] -= sizes[index]
-    return groups
-
-
 def evenly_spaced(items: Sequence[T], n: int) -> list[T]:
     """At most n evenly spaced items, the first and the last among them (only the last if n is 1)."""
     if len(items) <= n:

@@ -34,7 +34,10 @@ time_limits = _must("be seconds, or 0 for no limit", lambda value: value >= 0)
 
 # Types of fields whose range `check_ranges` checks.
 Count = Annotated[int, at_least_one]
+CountOrZero = Annotated[int, not_negative]
 NotNegative = Annotated[float, not_negative]
 Positive = Annotated[float, positive]
 Share = Annotated[float, in_unit_interval]
+Decay = Annotated[float, decays]
+Seconds = Annotated[float, time_limits]
 AtLeastOne = Annotated[float, at_least_one]

@@ -22,11 +22,11 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator seeded by `key(*parts)`."""
+def generator(*parts: int | str) -> torch.Generator:
+    """A torch generator of the CPU, seeded by `key(*parts)`."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(key(*parts))
+    return torch.Generator().manual_seed(key(*parts))
 
 
 def python_rng(*parts: int | str) -> random.Random:

@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.batching import evenly_spaced
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key
 from lfpo.cli.settings import SampleConfig
 from lfpo.models import load_model, load_tokenizer
@@ -39,10 +38,8 @@ def run_sample(config: SampleConfig) -> None:
     prompt: Any = row["prompt"]
     if config.chat and task is None:
         prompt = [{"role": "user", "content": prompt}]
-    try:
-        sampler = config.sampler.for_length(128 if task is None else task.gen_length, model.block_length)
-    except ValueError as error:
-        raise UserError(f"lfpo sample: sampler: {error}") from error
+    length = 128 if task is None else task.gen_length
+    sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
     trajectory = as_it_is(model).sample(Request(ids, [key(config.seed, "sample")], sampler))
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lfpo.base.checks import not_negative
+from lfpo.base.checks import CountOrZero, check_ranges
 from lfpo.base.config import build, load_yaml, merge, read_arguments
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.config import LFPOConfig
@@ -27,7 +27,7 @@ class SampleConfig:
 
     prompt: str | None = None
     task: str | None = None
-    index: int = 0
+    index: CountOrZero = 0
     model: str = "embedded"
     dtype: Literal["float32", "bfloat16"] = "float32"
     chat: bool = False
@@ -38,7 +38,7 @@ class SampleConfig:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.task is None):
             raise ValueError("give either 'prompt' or 'task'")
-        not_negative(self, "index")
+        check_ranges(self)
 
 
 def demo_config(arguments: list[str]) -> LFPOConfig:

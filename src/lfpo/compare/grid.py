@@ -67,10 +67,8 @@ def check(config: CompareConfig) -> None:
     for label in config.objectives:
         settings = cell_config(config, Cell(label, config.seeds[0]))
         objective, blocks = make_objective(settings.objective), trained_block_length(settings.model)
-        try:
-            sampler = settings.sampler.for_length(get_task(settings.task or "").gen_length, blocks)
-        except ValueError as error:
-            raise UserError(f"lfpo compare: {label}: sampler: {error}") from error
+        length = get_task(settings.task or "").gen_length
+        sampler = settings.sampler.fitted(f"lfpo compare: {label}: sampler", length, blocks)
         check_rollouts(objective, sampler, trained_block=blocks)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.checks import at_least_one
+from lfpo.base.checks import Count, check_ranges
 from lfpo.base.config import build, load_yaml, merge, to_dict
 from lfpo.base.errors import UserError, nearest
 from lfpo.objectives import OBJECTIVES
@@ -20,7 +20,7 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.998)
 DECIDED = {"objective": "objectives", "seed": "seeds", "eval_size": "problems"}
 DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 # Keys of a training configuration that do not change a result beyond rounding.
-NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "padding_free", "gradient_checkpointing"}
+NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision")  # they decide an untrained model's result
 
@@ -52,13 +52,13 @@ class CompareConfig:
     overrides: dict[str, Any] = field(default_factory=dict)
     curve_sampler: str = "threshold"
     thresholds: list[float] = field(default_factory=lambda: list(THRESHOLDS))
-    problems: int = 500
-    workers: int = 1
-    threads: int = 1
+    problems: Count = 500
+    workers: Count = 1
+    threads: Count = 1
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one(self, "problems", "workers", "threads")
+        check_ranges(self)
         self.output_dir = str(Path(self.output_dir).expanduser())
         if not self.thresholds or any(not 0 < t <= 1 for t in self.thresholds):
             raise ValueError(f"'thresholds' must be numbers above 0 and at most 1, found {self.thresholds}")

@@ -80,10 +80,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
     """The job of one task. weights: SHA-256 of the model. block_length: the model's."""
     task = get_task(name)
     rows = task.test_rows(config.n)
-    try:
-        sampler = config.sampler.for_length(task.gen_length, block_length)
-    except ValueError as error:
-        raise UserError(f"lfpo eval: task {task.name!r}: sampler: {error}") from error
+    sampler = config.sampler.fitted(f"lfpo eval: task {task.name!r}: sampler", task.gen_length, block_length)
     asked = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
     settings = {
         "task": task.name,

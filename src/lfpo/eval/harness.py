@@ -144,11 +144,8 @@ class LfpoLM(LM):
         if options.pop("do_sample", None) is False:
             options.pop("temperature", None)
         values = {"gen_length": options.pop("max_gen_toks", DEFAULT_LENGTH), **options, **self.sampler}
-        try:
-            sampler = build(SamplerConfig, values, "lm-eval: sampler")
-            sampler = sampler.for_length(DEFAULT_LENGTH, self.model.block_length)
-        except ValueError as error:
-            raise UserError(f"lm-eval: sampler: {error}") from error
+        where = "lm-eval: sampler"
+        sampler = build(SamplerConfig, values, where).fitted(where, DEFAULT_LENGTH, self.model.block_length)
         return sampler, (until,) if isinstance(until, str) else tuple(until)
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:

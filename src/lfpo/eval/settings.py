@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import Count, CountOrZero, check_ranges
 from lfpo.base.config import RECIPES, build, load_yaml, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.prompts.tasks import TASKS
@@ -36,14 +36,14 @@ class EvalConfig:
     task: str
     model: str = "embedded"
     protocol: str | None = None
-    n: int | None = None
-    n_samples: int = 1
+    n: Count | None = None
+    n_samples: Count = 1
     prompt_format: Literal["chat", "text"] = "chat"
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     seed: int = 0
     dtype: Dtype = "float32"
-    rollout_tokens: int = 16384
-    threads: int = 0
+    rollout_tokens: Count = 16384
+    threads: CountOrZero = 0
     output: str | None = None
     overwrite: bool = False
 
@@ -51,8 +51,7 @@ class EvalConfig:
     ALIASES: ClassVar[dict[str, str]] = {"limit": "n"}
 
     def __post_init__(self) -> None:
-        at_least_one(self, "n", "n_samples", "rollout_tokens")
-        not_negative(self, "threads")
+        check_ranges(self)
         if not self.task_names:
             raise ValueError("'task' names no task")
         if self.n_samples > 1 and not self.sampler.is_random:

@@ -7,9 +7,7 @@ float32, and the attention function casts them to the value's dtype before the d
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,15 +23,6 @@ HALF = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a multiple of this
 
 
-@dataclass(frozen=True)
-class Packed:
-    """N rows concatenated into one sequence of T tokens, without padding. lengths: tokens of each row. starts [N + 1]:
-    index of each row's first token, then T; int32, on the model's device."""
-
-    lengths: tuple[int, ...]
-    starts: torch.Tensor
-
-
 def bidirectional_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -41,19 +30,15 @@ def bidirectional_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | BlockMask | None,
     scaling: float | None = None,
-    packed: Packed | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention, never causal. query [B, H, L, D], key and value [B, H_kv, L, D] -> [B, L, H, D] in
     `product_dtype`.
 
     attention_mask: what `Structure.mask` returns; None when every token attends to all.
-    packed: the rows that the single sequence (B = 1) is made of; a token attends to its own row only.
     """
     dtype = product_dtype(value)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if packed is not None:
-        return _packed_attention(query, key, value, packed, scaling), None
     if isinstance(attention_mask, BlockMask):
         kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
         grouped = query.shape[1] != key.shape[1]
@@ -127,38 +112,6 @@ def _attend(
 def _compiled_flex() -> Callable[..., Any]:
     """FlexAttention as a kernel; uncompiled it would hold all scores in memory."""
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Packed, scaling: float | None
-) -> torch.Tensor:
-    """query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
-    grouped = query.shape[1] != key.shape[1]
-    if _varlen_supports(query):
-        from torch.nn.attention.varlen import varlen_attn
-
-        longest = max(packed.lengths)
-        options: dict[str, Any] = {}
-        if grouped and _takes_gqa(varlen_attn):
-            options = {"enable_gqa": True}
-        elif grouped:  # torch 2.11 has no grouped-query attention here: repeat the key and value heads
-            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out: Any = varlen_attn(q, k, v, packed.starts, packed.starts, longest, longest, scale=scaling, **options)
-        return out[None]
-    rows = zip(*(x.split(list(packed.lengths), dim=2) for x in (query, key, value)), strict=True)
-    parts = [_attend(q, k, v, None, scaling) for q, k, v in rows]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
-
-
-@functools.cache
-def _takes_gqa(kernel: Callable[..., Any]) -> bool:
-    return "enable_gqa" in inspect.signature(kernel).parameters
-
-
-def _varlen_supports(query: torch.Tensor) -> bool:
-    """torch.nn.attention.varlen is flash attention: CUDA, half precision."""
-    return query.is_cuda and query.dtype in HALF
 
 
 class FullPrecisionRope(nn.Module):

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.base.errors import UserError
-from lfpo.models.attention import Packed, key_mask
+from lfpo.models.attention import key_mask
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
@@ -40,9 +39,6 @@ class MaskedDiffusionLM(nn.Module):
     device, dtype: of the head's weights. Inputs must be on `device`.
     """
 
-    head_precision: str = "auto"
-    block_length: int | None = None
-
     def __init__(
         self,
         backbone: Any,
@@ -59,7 +55,7 @@ class MaskedDiffusionLM(nn.Module):
         self.block_length = family.block_length(config)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
-        self.autocast = False
+        self.autocast, self.head_precision = False, "auto"
         # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
@@ -103,19 +99,6 @@ class MaskedDiffusionLM(nn.Module):
     def max_length(self) -> int:
         return int(self.backbone.config.max_position_embeddings)
 
-    def set_block_length(self, length: int) -> None:
-        """Make a model attend block by block, or with another block length; config.json will say so. Training has to
-        follow. Raises UserError for a family whose config.json cannot say it."""
-        key = self.family.block_key
-        if key is None:
-            raise UserError(
-                f"block_length {length}: config.json of {self.family.name} models has no field for it; start from a "
-                "model of another family"
-            )
-        for model in (self, *self.unsplit):
-            model.block_length = self.family.block_length({key: length})
-            model.config = {**model.config, key: length}
-
     def hidden(
         self,
         input_ids_BL: torch.Tensor,
@@ -151,38 +134,14 @@ class MaskedDiffusionLM(nn.Module):
         return hidden.to(self.dtype)
 
     def noised_hidden(
-        self,
-        noised_BL: torch.Tensor,
-        clean_BL: torch.Tensor,
-        attention_mask_BL: torch.Tensor | None = None,
-        *,
-        structure: Structure,
+        self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure
     ) -> torch.Tensor:
         """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
         rows without noise, read in the doubled layout only."""
         if not structure.doubled:
             return self.hidden(noised_BL, attention_mask_BL, structure=structure)
         both = torch.cat([noised_BL, clean_BL], dim=1)
-        real = None if attention_mask_BL is None else attention_mask_BL.repeat(1, 2)
-        return self.hidden(both, real, structure=structure)[:, : noised_BL.shape[1]]
-
-    def packed_hidden(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor) -> torch.Tensor:
-        """`hidden` of the real tokens only, [T, D], rows concatenated; padding is not computed."""
-        real = attention_mask_BL.bool()
-        lengths = real.sum(-1)
-        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        ids = input_ids_BL[real][None]
-        (hidden,) = self._body(
-            input_ids=ids,
-            # An all-true mask keeps transformers from building its own.
-            attention_mask=torch.ones_like(ids, dtype=torch.bool)[:, None, None],
-            position_ids=FULL.positions(attention_mask_BL)[real][None],
-            packed=Packed(tuple(lengths.tolist()), starts),
-        )
-        if self.family.shift:
-            # The shift crosses row borders, which is harmless: position 0 of a row is never scored, as in `hidden`.
-            hidden = torch.cat([hidden[:1], hidden[:-1]])
-        return hidden.to(self.dtype)
+        return self.hidden(both, attention_mask_BL.repeat(1, 2), structure=structure)[:, : noised_BL.shape[1]]
 
     def window_hidden(
         self,
@@ -220,8 +179,11 @@ class MaskedDiffusionLM(nn.Module):
         other = None if self.adapter == CURRENT else self.adapter
         if other is not None:
             switch_adapter(self.backbone, other)
+        in_bfloat16: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.autocast:  # without the cache of weights, which would hold copies of all until the end of the forward
+            in_bfloat16 = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         try:
-            with in_bfloat16(self.device.type, self.autocast):
+            with in_bfloat16:
                 body = self._compiled_body() if compiled else self.backbone.model
                 found: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
         finally:
@@ -264,15 +226,9 @@ class MaskedDiffusionLM(nn.Module):
         """Free the gathered head, if there is one."""
         self._whole_head.clear()
 
-    def forward(
-        self,
-        input_ids_BL: torch.Tensor,
-        attention_mask_BL: torch.Tensor | None = None,
-        positions_BL: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Logits [B, L, V], or [T, V] of the T positions (row-major) where `positions_BL` (bool) is True."""
-        hidden = self.hidden(input_ids_BL, attention_mask_BL)
-        return self.head(hidden if positions_BL is None else hidden[positions_BL])
+    def forward(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, L, V]."""
+        return self.head(self.hidden(input_ids_BL, attention_mask_BL))
 
     def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
         """A policy that uses another adapter of the same backbone object (BASE: none)."""
@@ -314,11 +270,3 @@ def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
-
-
-def in_bfloat16(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[Any]:
-    """Autocast to bfloat16 if `enabled`. Without autocast's weight cache, which would hold copies of all weights until
-    the end of a forward that uses each of them once."""
-    if not enabled:
-        return contextlib.nullcontext()
-    return torch.autocast(device_type, torch.bfloat16, cache_enabled=False)

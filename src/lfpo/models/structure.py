@@ -30,12 +30,6 @@ class Structure:
     block_length: int | None = None
     doubled: bool = False
 
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ValueError(f"block_length {self.block_length} must be at least 1")
-        if self.doubled and self.block_length is None:
-            raise ValueError("the doubled layout is for blocks; give block_length")
-
     def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
         """Position ids [B, L], counted from each row's first real token; in the doubled layout in each half."""
         if not self.doubled:

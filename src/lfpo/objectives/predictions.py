@@ -17,15 +17,13 @@ class Predictions:
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (where training started; the peers' reference model). Each runs at most once, when first needed. Where
         the current model stands under a second name, too, its hidden states serve both.
-    padding_free: run the views packed end to end, without padding (see MaskedDiffusionLM.packed_hidden).
     labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
         second_T: their weights.
     """
 
-    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM], *, padding_free: bool = False):
+    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM]):
         self.views = views
         self.policies = policies
-        self.padding_free = padding_free
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
@@ -53,25 +51,22 @@ class Predictions:
         """
         if policy in self._hidden:
             return self._hidden[policy]
-        model = self.policies[policy]
+        model, views = self.policies[policy], self.views
         # Without gradients here, the current policy's states would be of no use to the loss.
         if policy != CURRENT and model is self.policies.get(CURRENT) and torch.is_grad_enabled():
             self._hidden[policy] = self.hidden(CURRENT).detach()
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-            self._hidden[policy] = self._forward(model)
+            if views.structure.doubled:
+                clean_SL = views.labels if views.clean is None else views.clean
+                hidden_SLD = model.noised_hidden(
+                    views.input_ids, clean_SL, views.attention_mask, structure=views.structure
+                )
+            else:
+                hidden_SLD = model.hidden(views.input_ids, views.attention_mask)
+            self._hidden[policy] = hidden_SLD[views.target]
         self.ran.append(policy)
         return self._hidden[policy]
-
-    def _forward(self, model: MaskedDiffusionLM) -> torch.Tensor:
-        views = self.views
-        ids_SL, mask_SL, target_SL = views.input_ids, views.attention_mask, views.target
-        if views.structure.doubled:
-            clean_SL = views.labels if views.clean is None else views.clean
-            return model.noised_hidden(ids_SL, clean_SL, mask_SL, structure=views.structure)[target_SL]
-        if self.padding_free:
-            return model.packed_hidden(ids_SL, mask_SL)[target_SL[mask_SL.bool()]]
-        return model.hidden(ids_SL, mask_SL)[target_SL]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""

@@ -8,9 +8,9 @@ what was revealed after the first EOS, as published. The type of a knob names th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lfpo.base.checks import AtLeastOne, Count, NotNegative, Positive, Share, not_negative
+from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share
 from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
 
@@ -119,7 +119,7 @@ class DiffuGRPO(ClippedWithKL):
 class UniGRPO(ClippedWithKL):
     num_iterations: Count = 4
     diffusion_steps: int = 1000
-    min_step: Annotated[int, not_negative] = 0
+    min_step: CountOrZero = 0
     after_eos: bool = True
     beta: NotNegative = 0.01
 

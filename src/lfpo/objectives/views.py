@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.batching import fill_by_tokens, pack_by_tokens, tensor_fields
+from lfpo.base.batching import pack_by_tokens, tensor_fields
 from lfpo.base.rng import generator
 from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.sampler import SamplerConfig
@@ -190,16 +190,13 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     return noised(trajectory, rows_B, masked, trajectory.counted)
 
 
-def passes(views: Views, update_tokens: int, *, padding_free: bool = False) -> list[torch.Tensor]:
+def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
-    towards unless there is none."""
+    towards."""
     units: dict[int, list[int]] = {}
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
     lengths = views.structure.tokens(views.attention_mask.sum(-1)).tolist()
-    if padding_free:
-        groups = fill_by_tokens([sum(lengths[i] for i in m) for m in members], update_tokens)
-    else:
-        groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
+    groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]

@@ -40,27 +40,6 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def encode_example(
-    tokenizer: Any,
-    model: MaskedDiffusionLM,
-    prompt: str | list[dict[str, str]],
-    completion: str,
-    gen_length: int,
-    where: str,
-) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, and of its completion padded with EOS to gen_length.
-
-    Raises UserError, starting with `where`, if the prompt has no tokens or either does not fit.
-    """
-    prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = tokenizer.encode(completion, add_special_tokens=False)
-    if reason := misfit(prompt_ids, model, gen_length):
-        raise UserError(f"{where}: the prompt cannot be used: {reason}")
-    if len(ids) > gen_length:
-        raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
-    return prompt_ids, ids + [model.eos_id] * (gen_length - len(ids))
-
-
 def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
     """Token ids of the rows' prompts, without padding.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,61 +18,36 @@ from lfpo.rewards.scoring import Rewards, score
 T = TypeVar("T")
 
 
-def numbered(split: str, index: int) -> str:
-    """A row's name in messages where it has no file."""
-    return f"{split} row {index + 1}"
-
-
 @dataclass(frozen=True)
 class PromptSource:
     """Training prompts, held-out rows, and how their completions are scored.
 
     train_row(index): the row at a position of the endless training stream; the same after a resume.
-    eval_rows: held-out rows; may be empty. reward_functions: score training completions.
+    eval_rows: held-out rows; may be empty. reward_functions: score training completions. weights, timeout: their
+        weights, and the seconds that each may take for a batch (0: no limit).
+    place(split, index): where a row of "train" (an index into `rows`) or "eval" is from, for messages.
     correct_all(rows, completions): whether each completion is right, for evaluation; None for a row that this machine
         cannot judge. The field is None if there is no verifier.
     gen_length: default completion length in tokens.
     rows: the distinct training rows; empty where they are generated. The stream repeats them in epochs.
-    place(split, index): where a row of "train" (an index into `rows`) or "eval" is from, for messages.
     """
 
     name: str
     train_row: Callable[[int], Row]
     eval_rows: Sequence[Row]
+    place: Callable[[str, int], str]
     reward_functions: Sequence[RewardFunction]
     correct_all: Callable[[Sequence[Row], Sequence[str]], Sequence[bool | None]] | None = None
     gen_length: int = 128
     rows: Sequence[Row] = ()
-    place: Callable[[str, int], str] = numbered
+    weights: Sequence[float] = ()
+    timeout: float = 0.0
 
-    def score(
-        self,
-        rows: Sequence[Row],
-        texts: Sequence[str],
-        completion_ids: list[list[int]],
-        weights: Sequence[float],
-        timeout: float,
-    ) -> Rewards:
+    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows; see `lfpo.rewards.scoring.score`."""
         prompts, completions = [row["prompt"] for row in rows], as_completions(rows, texts)
         columns = columns_of(rows)
-        return score(self.reward_functions, weights, prompts, completions, completion_ids, columns, timeout)
-
-    def without(self, indices: Sequence[int]) -> PromptSource:
-        """The same prompts without some of `rows`; the others keep their order in each epoch."""
-        n, dropped = len(self.rows), {id(self.rows[i]) for i in indices}
-
-        @functools.lru_cache(maxsize=1)
-        def kept(epoch: int) -> list[Row]:
-            stream = (self.train_row(epoch * n + position) for position in range(n))
-            return [row for row in stream if id(row) not in dropped]
-
-        def train_row(index: int) -> Row:
-            epoch, position = divmod(index, n - len(dropped))
-            return kept(epoch)[position]
-
-        left = [row for row in self.rows if id(row) not in dropped]
-        return dataclasses.replace(self, train_row=train_row, rows=left)
+        return score(self.reward_functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:
@@ -107,16 +81,3 @@ def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
         return examples[order(epoch)[position]]
 
     return example
-
-
-def list_source(
-    rows: Sequence[Row],
-    reward_functions: Sequence[RewardFunction],
-    *,
-    seed: int,
-    eval_rows: Sequence[Row] = (),
-    place: Callable[[str, int], str] = numbered,
-) -> PromptSource:
-    """The prompts of a data set, in a new order each epoch that depends on the seed only. place: as in PromptSource."""
-    draw = in_epochs(rows, seed)
-    return PromptSource("dataset", draw, eval_rows, reward_functions, rows=rows, place=place)

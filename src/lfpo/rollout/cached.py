@@ -9,30 +9,21 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.packing import bucket, cache_capacity, device_index, padded, pieces
 from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import Pace
 
 
 class CachedForward(Forward):
     """Runs windows of the rows in flight against a cache of their keys and values. How it is filled is its own."""
 
-    def __init__(
-        self,
-        model: MaskedDiffusionLM,
-        sampler: SamplerConfig,
-        prompts: Sequence[Sequence[int]],
-        *,
-        rollout_tokens: int,
-        **how: Any,
-    ):
-        super().__init__(model, sampler, prompts, rollout_tokens=rollout_tokens, **how)
-        totals = [len(p) + completion_columns(sampler, model) for p in prompts]
-        self.cache = KeyValueCache(cache_capacity(totals, sampler, rollout_tokens, bool(model.block_length)))
+    def __init__(self, *what: Any, rollout_tokens: int, **how: Any):
+        super().__init__(*what, rollout_tokens=rollout_tokens, **how)
+        totals = [len(p) + completion_columns(self.sampler, self.model) for p in self.prompts]
+        stores = bool(self.model.block_length)
+        self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores))
 
     def keep(self, index: list[int]) -> None:
         self.cache.keep(device_index(index, self.model.device))

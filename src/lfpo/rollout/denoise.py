@@ -71,10 +71,7 @@ def rollout(
     Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
     and for keep_steps with a cache.
     """
-    try:
-        sampler = sampler.for_length(DEFAULT_LENGTH, model.block_length)
-    except ValueError as error:
-        raise UserError(f"sampler: {error}") from error
+    sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     if not prompts:
         raise UserError("no prompts to sample from; give at least one")
     for number, prompt in enumerate(prompts):

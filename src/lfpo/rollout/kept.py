@@ -64,7 +64,7 @@ def score_predictions(
     t: Trajectory, rows: Sequence[Row], tokenizer: Any, score: Callable[..., Rewards], failed: dict[str, str]
 ) -> tuple[torch.Tensor, int]:
     """Rewards of the predictions kept at M steps [B, M], and how many completions were scored for them: the distinct
-    ones of each row. score: see `collect`. Functions that fail are added to `failed`."""
+    ones of each row. score: (data rows, texts, token ids) -> rewards. Functions that fail are added to `failed`."""
     assert t.predicted_tokens is not None
     found: dict[tuple[int, ...], int] = {}
     which = [

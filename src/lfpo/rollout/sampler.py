@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from lfpo.base.checks import Count, NotNegative, Share, check_ranges, not_negative
+from lfpo.base.checks import Count, CountOrZero, NotNegative, Share, check_ranges
 from lfpo.base.config import check_types
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
@@ -94,7 +94,7 @@ class SamplerConfig:
     eps: float = 1e-3
     threshold: float | None = None
     editing_threshold: Share | None = None
-    max_post_steps: Annotated[int, not_negative] = 16
+    max_post_steps: CountOrZero = 16
     factor: float | None = None
     entropy_bound: NotNegative | None = None
     rule: str | None = None
@@ -216,6 +216,13 @@ class SamplerConfig:
         steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
         return replace(self, gen_length=length, block_length=block or length, steps=steps)
 
+    def fitted(self, where: str, default: int, trained_block: int | None = None) -> SamplerConfig:
+        """As `for_length`, whose ValueError is a UserError here that begins with `where`."""
+        try:
+            return self.for_length(default, trained_block)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+
     @property
     def rule_name(self) -> str:
         """The selected reveal rule: a name in REVEAL_RULES or a dotted path."""
@@ -252,10 +259,7 @@ class SamplerConfig:
 
 
 def check_length(sampler: SamplerConfig, default: int, model: str, where: str) -> None:
-    """Raise the UserError of `for_length`, beginning with `where`, if the model is known to have full attention: with
+    """Raise the UserError of `fitted`, beginning with `where`, if the model is known to have full attention: with
     blocks the length is rounded up to whole ones, and that a model has them only its loaded configuration tells."""
     if has_full_attention(model):
-        try:
-            sampler.for_length(default)
-        except ValueError as error:
-            raise UserError(f"{where}: {error}") from error
+        sampler.fitted(where, default)

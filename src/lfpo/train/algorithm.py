@@ -26,9 +26,9 @@ from lfpo.objectives.measures import Measures, add_measures, means_over_ranks, w
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, fully_masked, passes
-from lfpo.rollout.collect import Batch
 from lfpo.rollout.edits import in_rounds
 from lfpo.runs.context import Context
+from lfpo.train.collect import Batch
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
 
@@ -128,8 +128,8 @@ def optimizer_step(
     mine, trajectory = batch.mine(step.block), batch.trajectory
     signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    filler = fully_masked(trajectory.rows(mine.new_zeros(1))) if args.fsdp or not len(mine) else None
-    if len(mine) or filler is None:
+    filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
+    if len(mine):
         seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
         views = objective.views(in_rounds(trajectory.rows(mine)), signal_B, seeds, step.inner)
     else:
@@ -144,7 +144,6 @@ def optimizer_step(
         views,
         signal_B,
         update_tokens=args.update_tokens,
-        padding_free=args.padding_free,
         meter=step.meter,
         filler=filler if args.fsdp else None,
         progress=context.progress,
@@ -167,7 +166,6 @@ def accumulate_gradients(
     signal_B: torch.Tensor,
     *,
     update_tokens: int,
-    padding_free: bool = False,
     meter: Meter | None = None,
     filler: Views | None = None,
     progress: Progress | None = None,
@@ -182,9 +180,9 @@ def accumulate_gradients(
     progress: its phase counts the passes.
     """
     progress = progress or Progress()
-    size: dict[str, Any] = {"update_tokens": update_tokens, "padding_free": padding_free}
-    views = objective.prepare(views, partial(logp_at_targets, policies, meter=meter, filler=filler, **size))
-    pieces = [views.select(index).trim() for index in passes(views, **size)]
+    logp = partial(logp_at_targets, policies, update_tokens=update_tokens, meter=meter, filler=filler)
+    views = objective.prepare(views, logp)
+    pieces = [views.select(index).trim() for index in passes(views, update_tokens)]
     pieces = [piece for piece in pieces if piece.target.any()]
     normalizer = distributed.sum_number(objective.normalizer(views) if pieces else 0.0)
     if not normalizer:
@@ -194,7 +192,7 @@ def accumulate_gradients(
     progress.begin(progress.phase, len(weighted), "passes")
     for piece, weight in weighted:
         with one_pass(policies.values()), watched_routers(policies[CURRENT]) as balance:
-            predictions = Predictions(piece, policies, padding_free=padding_free)  # hidden states [T, D], labels [T]
+            predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
             loss.backward()
@@ -213,21 +211,19 @@ def logp_at_targets(
     views: Views,
     policy: str,
     *,
+    update_tokens: int,
     meter: Meter | None,
     filler: Views | None,
-    **size: Any,
 ) -> torch.Tensor:
-    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients.
-
-    size: update_tokens and padding_free; all are those of `accumulate_gradients`. Under FSDP a collective.
-    """
+    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
+    other arguments are those of `accumulate_gradients`. Under FSDP a collective."""
     number_SL = torch.full(views.target.shape, -1, device=views.target.device)
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    places = [i for i in passes(views, **size) if views.target[i].any()]
+    places = [i for i in passes(views, update_tokens) if views.target[i].any()]
     found, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
     for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
         with one_pass(policies.values()):
-            logp_T = Predictions(piece, policies, padding_free=size["padding_free"]).logp(policy)
+            logp_T = Predictions(piece, policies).logp(policy)
         if weight:
             found.append(logp_T)
             order.append(number_SL[places[number]][views.target[places[number]]])

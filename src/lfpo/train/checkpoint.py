@@ -7,12 +7,13 @@ called `step-N` is complete. All ranks must see the same file system: each write
 whole tensors, so any number of ranks can read them.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +25,9 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
+
+if TYPE_CHECKING:
+    from lfpo.train.run import Trainer
 
 CARD = "README.md"
 TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
@@ -41,23 +45,13 @@ class Part(Protocol):
 
 
 def save_checkpoint(
-    run_dir: Path,
-    step: int,
-    *,
-    model: MaskedDiffusionLM,
-    tokenizer: Any,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    reference: MaskedDiffusionLM | None = None,
-    parts: Mapping[str, Part] | None = None,
-    card: str = "",
-    keep: int = 2,
+    run_dir: Path, step: int, trainer: Trainer, *, state: dict[str, Any], card: str = "", keep: int = 2
 ) -> Path:
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.
 
-    state: JSON data of the caller (counters). parts: what is saved beside it, by the name of its folder. card: text of
-    `model/README.md`.
+    trainer: its policies, tokenizer, optimiser and parts are saved. state: JSON data of the caller (counters). card:
+    text of `model/README.md`.
     Raises UserError where a file cannot be written; the checkpoints before it are not touched.
     """
     root = run_dir / "checkpoints"
@@ -71,14 +65,14 @@ def save_checkpoint(
 
     try:
         distributed.by_first(prepare)
-        for name, part in (parts or {}).items():
+        for name, part in trainer.parts.items():
             distributed.by_first((partial / name).mkdir)
             part.save(partial / name)
-        _save_policy(model, partial / "model", tokenizer)
+        _save_policy(trainer.model, partial / "model", trainer.tokenizer)
         distributed.by_first(lambda: (partial / "model" / CARD).write_text(card, encoding="utf-8"))
-        if reference is not None:
-            _save_policy(reference, partial / "reference", tokenizer)
-        _save_optimizer(optimizer, partial / "optimizer")
+        if trainer.reference is not None:
+            _save_policy(trainer.reference, partial / "reference", trainer.tokenizer)
+        _save_optimizer(trainer.optimizer, partial / "optimizer")
         distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
         manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))

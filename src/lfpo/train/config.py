@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import at_least_one, decays, not_negative, positive, time_limits
+from lfpo.base.checks import Count, CountOrZero, Decay, NotNegative, Positive, Seconds, check_ranges
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
 from lfpo.base.plugins import dotted
@@ -38,20 +38,18 @@ class EngineSettings:
     """
 
     name: str = "local"
-    prompts_per_unit: int = 0
-    max_staleness: int = 0
-    workers: int = 1
-    gpus_per_worker: float = 0.0
-    cpus_per_worker: int = 1
+    prompts_per_unit: CountOrZero = 0
+    max_staleness: CountOrZero = 0
+    workers: Count = 1
+    gpus_per_worker: NotNegative = 0.0
+    cpus_per_worker: Count = 1
     address: str | None = None
-    unit_timeout: float = 3600.0
-    reward_workers: int = 0
+    unit_timeout: Seconds = 3600.0
+    reward_workers: CountOrZero = 0
 
     def __post_init__(self) -> None:
         dotted(self.name, ENGINES, kind="engine")
-        not_negative(self, "prompts_per_unit", "max_staleness", "gpus_per_worker", "reward_workers")
-        at_least_one(self, "workers", "cpus_per_worker")
-        time_limits(self, "unit_timeout")
+        check_ranges(self)
         if self.name == "local":
             others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
             others += [] if self.reward_workers else ["address"]
@@ -71,40 +69,35 @@ class TrainingConfig:
     lora: LoraSettings | None = None
     bf16: bool = True
     fsdp: bool = False
-    fsdp_size: int = 0
+    fsdp_size: CountOrZero = 0
     gradient_checkpointing: bool = False
     optim: Optim = "adamw_torch"
-    learning_rate: float = 3e-4
+    learning_rate: Positive = 3e-4
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.99
-    max_grad_norm: float = 1.0
-    update_tokens: int = 8192
+    warmup_steps: CountOrZero = 0
+    weight_decay: NotNegative = 0.01
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.99
+    max_grad_norm: NotNegative = 1.0
+    update_tokens: Count = 8192
     seed: int = 0
-    threads: int = 0
-    save_steps: int = 10
-    save_total_limit: int = 2
+    threads: CountOrZero = 0
+    save_steps: Count = 10
+    save_total_limit: Count = 2
     report_to: list[str] = field(default_factory=list)
-    rank_timeout: float = 300.0
-    progress_timeout: float = 7200.0
+    rank_timeout: Seconds = 300.0
+    progress_timeout: Seconds = 7200.0
 
     # These are keys of some commands only.
     dtype = "float32"
     head_precision = "auto"
     load_in_4bit = False
     offload_reference = False
-    padding_free = False
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_ranges(self)
         check_trackers(self.report_to)
-        positive(self, "learning_rate")
-        not_negative(self, "fsdp_size", "warmup_steps", "weight_decay", "max_grad_norm", "threads")
-        decays(self, "adam_beta1", "adam_beta2")
-        at_least_one(self, "update_tokens", "save_steps", "save_total_limit")
-        time_limits(self, "rank_timeout", "progress_timeout")
         if self.dtype == "bfloat16" and self.lora is None:
             raise ValueError(
                 "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
@@ -188,8 +181,6 @@ class LFPOConfig(TrainingConfig):
     gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more compute.
     optimizer_steps_per_iteration: blocks that an iteration's rollouts are cut into, with an optimiser step after each.
     update_tokens, rollout_tokens: tokens computed at once. Memory and speed only, never the result.
-    padding_free: pack the update's rows end to end, each attending to itself alone, instead of padding them; on a GPU
-        in bfloat16 with torch's variable-length flash attention. Memory and speed only.
     rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
     old_policy: theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`,
         the one that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been
@@ -221,16 +212,16 @@ class LFPOConfig(TrainingConfig):
     filter_overlong_prompts: bool = False
     reward_funcs: list[str] = field(default_factory=list)
     reward_weights: list[float] | None = None
-    reward_timeout: float = 1800.0
+    reward_timeout: Seconds = 1800.0
     reward_memory: float = 0.0
     environment: str | None = None
-    max_turns: int = 0
+    max_turns: CountOrZero = 0
     keep_going: bool = False
 
-    max_steps: int = 40
-    num_train_epochs: float = 0.0
-    prompts_per_iteration: int = 16
-    num_generations: int = 8
+    max_steps: Count = 40
+    num_train_epochs: NotNegative = 0.0
+    prompts_per_iteration: Count = 16
+    num_generations: Count = 8
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
     eval_samplers: dict[str, SamplerConfig] = field(
@@ -242,18 +233,17 @@ class LFPOConfig(TrainingConfig):
     load_in_4bit: bool = False
     rollout_gather: Literal["model", "layer"] = "model"
     offload_reference: bool = False
-    optimizer_steps_per_iteration: int = 4
+    optimizer_steps_per_iteration: Count = 4
     old_policy: Literal["reference", "sampler"] = "reference"
-    ema_decay: float = 0.0
-    average_decay: float = 0.0
-    weight_decay: float = 0.0
+    ema_decay: Decay = 0.0
+    average_decay: Decay = 0.0
+    weight_decay: NotNegative = 0.0
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    padding_free: bool = False
-    rollout_tokens: int = 16384
+    rollout_tokens: Count = 16384
     rollout_compile: bool = False
 
-    eval_steps: int = 10
-    eval_size: int = 200
+    eval_steps: CountOrZero = 10
+    eval_size: CountOrZero = 200
     log_completions: bool = True
     stop_on: list[str] = field(default_factory=list)
     push_to_hub: bool = False
@@ -263,6 +253,7 @@ class LFPOConfig(TrainingConfig):
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
         "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
+        "padding_free": (False, "was removed, because it gained nothing that could be measured; leave it out"),
         "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
     }
 
@@ -280,11 +271,6 @@ class LFPOConfig(TrainingConfig):
                 )
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
-        at_least_one(self, "max_steps", "prompts_per_iteration", "num_generations", "optimizer_steps_per_iteration")
-        at_least_one(self, "rollout_tokens")
-        not_negative(self, "eval_size", "eval_steps", "num_train_epochs", "max_turns")
-        decays(self, "ema_decay", "average_decay")
-        time_limits(self, "reward_timeout")
         if sum(given is not None for given in (self.task, self.data_file, self.dataset_name)) > 1:
             raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
         if self.task is not None and (self.columns or self.map_row):

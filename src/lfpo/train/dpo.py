@@ -19,7 +19,6 @@ from lfpo.models.structure import Structure
 from lfpo.objectives.measures import means_over_ranks
 from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
-from lfpo.prompts.encoding import encode_example
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
@@ -32,7 +31,7 @@ from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
-from lfpo.train.sft import sampled_length
+from lfpo.train.sft import encode_example, sampled_length
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
@@ -98,7 +97,7 @@ class DPOTrainer(Trainer):
             own = mine[start : start + config.batch_size]
             views, how = self._views(many, {("held-out pair", i): self.held_out[i] for i in own or [0]})
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), padding_free=False, **how))
+                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), **how))
                 for policy in (CURRENT, BASE)
             )
             reward = config.beta * (now.double() - base.double())

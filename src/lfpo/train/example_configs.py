@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lfpo.base.checks import at_least_one, not_negative, positive
+from lfpo.base.checks import Count, CountOrZero, Decay, Positive, Share
 from lfpo.train.config import TrainingConfig
 
 LossWeight = Literal["1/t", "equal"]
@@ -39,22 +39,22 @@ class SFTConfig(TrainingConfig):
 
     init: dict[str, Any] | None = None
     tasks: dict[str, float] = field(default_factory=dict)
-    right_share: float | None = None
+    right_share: Share | None = None
     data_file: str | None = None
-    gen_length: int = 64
-    block_length: int | None = None
+    gen_length: Count = 64
+    block_length: Count | None = None
     mask_ratios: list[float] = field(default_factory=lambda: [0.0, 1.0])
     loss_weight: LossWeight = "1/t"
-    steps: int = 1000
-    batch_size: int = 64
+    steps: Count = 1000
+    batch_size: Count = 64
     bf16: bool = False
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
-    warmup_steps: int = 100
-    adam_beta2: float = 0.98
-    update_tokens: int = 4096
-    logging_steps: int = 20
-    save_steps: int = 500
+    warmup_steps: CountOrZero = 100
+    adam_beta2: Decay = 0.98
+    update_tokens: Count = 4096
+    logging_steps: Count = 20
+    save_steps: Count = 500
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
@@ -62,13 +62,10 @@ class SFTConfig(TrainingConfig):
         check_examples(self)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
-        if self.right_share is not None and not 0 <= self.right_share <= 1:
-            raise ValueError(f"'right_share' {self.right_share} must be between 0 and 1")
         if self.right_share is not None and self.data_file is not None:
             raise ValueError("'right_share' is for tasks; 'data_file' has its own completions")
         if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
             raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")
-        at_least_one(self, "block_length", "steps", "batch_size", "gen_length", "logging_steps")
 
 
 @dataclass
@@ -99,30 +96,27 @@ class DPOConfig(TrainingConfig):
     data_file: str | None = None
     tasks: dict[str, float] = field(default_factory=dict)
     eval_file: str | None = None
-    eval_size: int = 200
-    gen_length: int = 256
-    beta: float = 0.2
-    mc_samples: int = 4
+    eval_size: CountOrZero = 200
+    gen_length: Count = 256
+    beta: Positive = 0.2
+    mc_samples: Count = 4
     after_eos: bool = False
-    eval_masks: int = 8
-    max_steps: int = 1000
-    batch_size: int = 64
+    eval_masks: Count = 8
+    max_steps: Count = 1000
+    batch_size: Count = 64
     dtype: Literal["float32", "bfloat16"] = "float32"
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     load_in_4bit: bool = False
-    learning_rate: float = 5e-7
-    logging_steps: int = 1
-    eval_steps: int = 50
-    save_steps: int = 100
+    learning_rate: Positive = 5e-7
+    logging_steps: Count = 1
+    eval_steps: CountOrZero = 50
+    save_steps: Count = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_examples(self)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
-        positive(self, "beta")
-        not_negative(self, "eval_size", "eval_steps")
-        at_least_one(self, "gen_length", "mc_samples", "eval_masks", "max_steps", "batch_size", "logging_steps")
 
 
 def check_examples(args: SFTConfig | DPOConfig) -> None:

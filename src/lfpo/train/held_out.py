@@ -13,9 +13,9 @@ from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
 from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.records import completion_record
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
+from lfpo.train.records import completion_record
 
 if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
@@ -97,7 +97,7 @@ def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
     rows, total = trainer.source.eval_rows, 0.0
     if mine := distributed.share(len(rows)):
         texts, all_ids = result.completions, result.trajectory.completion_ids()
-        own, ids, limit = [rows[i] for i in mine], [all_ids[i] for i in mine], trainer.args.reward_timeout
-        scored = trainer.source.score(own, [texts[i] for i in mine], ids, trainer.reward_weights, limit)
+        own, ids = [rows[i] for i in mine], [all_ids[i] for i in mine]
+        scored = trainer.source.score(own, [texts[i] for i in mine], ids)
         total = math.nan if scored.failed else float(scored.reward_B.sum())
     return distributed.sum_number(total) / len(rows)

@@ -16,9 +16,7 @@ from lfpo.base.errors import UserError
 from lfpo.models.four_bit import bitsandbytes
 from lfpo.train.config import Optim
 
-# bitsandbytes' constants.
-SMALL = 4096  # tensors with fewer numbers keep float32 moments
-BLOCK = 256  # numbers that share a scale
+BLOCK = 256  # numbers that share a scale, in bitsandbytes
 
 
 def build_adamw(model: nn.Module, args: Any) -> torch.optim.Optimizer:

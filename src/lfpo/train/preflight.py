@@ -3,6 +3,8 @@ disk room."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import shutil
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -40,7 +42,7 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     and a few lines that say what will run and what was found. A collective. Raises UserError."""
     args, model, reference = trainer.args, trainer.model, trainer.reference
     checked, longest, out = check_prompts(trainer)
-    source = trainer.source.without(out) if out else trainer.source
+    source = without(trainer.source, out) if out else trainer.source
     failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
@@ -112,6 +114,23 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     return len(trained) + len(held_out), longest, left_out
 
 
+def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
+    """The same prompts without some of `rows`; the others keep their order in each epoch."""
+    n, dropped = len(source.rows), {id(source.rows[i]) for i in indices}
+
+    @functools.lru_cache(maxsize=1)
+    def kept(epoch: int) -> list[Row]:
+        stream = (source.train_row(epoch * n + position) for position in range(n))
+        return [row for row in stream if id(row) not in dropped]
+
+    def train_row(index: int) -> Row:
+        epoch, position = divmod(index, n - len(dropped))
+        return kept(epoch)[position]
+
+    left = [row for row in source.rows if id(row) not in dropped]
+    return dataclasses.replace(source, train_row=train_row, rows=left)
+
+
 def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
     the environment.
@@ -122,8 +141,7 @@ def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
     """
     args, rows = trainer.args, [source.train_row(i) for i in (0, 0, 1, 1)]
     ids = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False)
-    weights, texts = trainer.reward_weights, [STAND_IN] * len(rows)
-    scored = source.score(rows, texts, [list(ids) for _ in rows], weights, args.reward_timeout)
+    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
     failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
     if trainer.environment is not None:
         _, why = step_all(trainer.environment, [Episode(0, rows[0], 0)], [STAND_IN])

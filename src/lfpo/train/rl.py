@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.collect import Batch, collect
-from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment
-from lfpo.rollout.records import rollout_records
 from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
+from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
@@ -36,13 +33,14 @@ from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
+from lfpo.train.queue import RolloutQueue
+from lfpo.train.records import rollout_records
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import (
     by_epochs,
     check_ranks,
     load_policies,
     make_engine,
-    make_queue,
     make_source,
     samplers,
     with_name,
@@ -97,10 +95,6 @@ class LFPOTrainer(Trainer):
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
         self.args = args = by_epochs(args, self.source)
-        functions = self.source.reward_functions
-        self.reward_weights = args.reward_weights or [1.0] * len(functions)
-        if len(self.reward_weights) != len(functions):
-            raise UserError(f"reward_weights: {len(self.reward_weights)} weights for {len(functions)} functions")
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -120,9 +114,10 @@ class LFPOTrainer(Trainer):
             in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=in_tasks)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        self.queue = make_queue(args, self.engine, self.model.pad_id)
-        ahead = self.queue is not None and args.old_policy == "sampler"  # else theta_old is the reference
-        self.versions = Versions(own_parameters(self.reference)) if ahead else None
+        ahead = args.engine.max_staleness > 0
+        self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
+        kept = ahead and args.old_policy == "sampler"  # else theta_old is the reference
+        self.versions = Versions(own_parameters(self.reference)) if kept else None
         parts = {"average": self.average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
@@ -154,23 +149,9 @@ class LFPOTrainer(Trainer):
     def sample_and_score(self, iteration: int, context: Context) -> Batch:
         """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
-        args = self.args
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
-        batch = collect(
-            self.source,
-            self.engine,
-            self.reference,
-            self.tokenizer,
-            Request([], [], self.sampler, args.num_generations, self.keep_steps),
-            iteration=iteration,
-            n_prompts=args.prompts_per_iteration,
-            seed=args.seed,
-            score=partial(self.source.score, weights=self.reward_weights, timeout=args.reward_timeout),
-            queue=self.queue,
-            progress=context.progress,
-            environment=self.environment,
-        )
+        batch = collect(self, iteration, context.progress)
         self._count_failures(batch.failed, iteration, context)
         return batch
 

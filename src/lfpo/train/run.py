@@ -266,11 +266,7 @@ class TrainingRun:
         save_checkpoint(
             self.folder.dir,
             self.done,
-            model=trainer.model,
-            reference=trainer.reference,
-            tokenizer=trainer.tokenizer,
-            optimizer=trainer.optimizer,
-            parts=trainer.parts,
+            trainer,
             state={**trainer.state, "unlogged": self.unlogged},
             card=model_card(self.folder, to_dict(self.args), trainer.kind),
             keep=self.args.save_total_limit,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,11 +24,10 @@ from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import Rows, read_rows
-from lfpo.prompts.sources import PromptSource, list_source, task_source
+from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.rollout.engine import AsyncEngine, Engine, LocalEngine
-from lfpo.rollout.queue import RolloutQueue
+from lfpo.rollout.engine import Engine, LocalEngine
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import ENGINES, LFPOConfig, TrainingConfig
@@ -71,11 +70,6 @@ def load_policies(
         shard(model.to(device), mesh, cast=autocast)
     elif args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    if model.block_length is not None and args.padding_free:
-        raise UserError(
-            f"'padding_free' is for models with full attention, and this one attends in blocks of {model.block_length} "
-            "tokens; leave it out"
-        )
     model.autocast, model.head_precision = autocast, args.head_precision
     if mesh is None:
         model.to(device)
@@ -120,25 +114,32 @@ def make_source(
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
         source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
         if args.environment is not None:
-            return replace(source, reward_functions=[], correct_all=None)
-        return replace(source, reward_functions=functions) if functions else source
-    if not functions and args.environment is None:
+            source = replace(source, reward_functions=[], correct_all=None)
+        elif functions:
+            source = replace(source, reward_functions=functions)
+    elif functions or args.environment is not None:
+        found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
+        if not found["train"].rows:
+            raise UserError("train_dataset: no rows")
+        if n_eval:
+            found["eval"] = read_rows(args, "eval", eval_dataset)
+        source = PromptSource(
+            name="dataset",
+            train_row=in_epochs(found["train"].rows, args.seed),
+            eval_rows=found["eval"].rows[:n_eval],
+            place=lambda split, i: found[split].places[i],
+            reward_functions=functions,
+            rows=found["train"].rows,
+        )
+    else:
         raise UserError(
             "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
-    found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
-    if not found["train"].rows:
-        raise UserError("train_dataset: no rows")
-    if n_eval:
-        found["eval"] = read_rows(args, "eval", eval_dataset)
-    eval_rows = found["eval"].rows[:n_eval]
-    return list_source(
-        found["train"].rows,
-        functions,
-        seed=args.seed,
-        eval_rows=eval_rows,
-        place=lambda split, i: found[split].places[i],
-    )
+    count = len(source.reward_functions)
+    weights = args.reward_weights or [1.0] * count
+    if len(weights) != count:
+        raise UserError(f"reward_weights: {len(weights)} weights for {count} functions")
+    return replace(source, weights=weights, timeout=args.reward_timeout)
 
 
 def _functions(
@@ -194,11 +195,9 @@ def samplers(
     gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
     the objective cannot learn from such rollouts or from so few of them a prompt.
     """
-    try:
-        sampler = args.sampler.for_length(gen_length, block_length)
-        evaluated = {n: s.for_length(sampler.gen_length or 0, block_length) for n, s in args.eval_samplers.items()}
-    except ValueError as error:
-        raise UserError(f"sampler: {error}") from error
+    sampler = args.sampler.fitted("sampler", gen_length, block_length)
+    length = sampler.gen_length or 0
+    evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
     if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
@@ -215,26 +214,6 @@ def make_engine(args: LFPOConfig) -> Engine:
     """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
     engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
     return engine
-
-
-def make_queue(args: LFPOConfig, engine: Engine, pad_id: int) -> RolloutQueue | None:
-    """The queue of rollouts that are sampled ahead; None for max_staleness 0. Raises UserError for an engine that
-    cannot sample ahead."""
-    staleness = args.engine.max_staleness
-    if not staleness:
-        return None
-    if not (hasattr(engine, "submit") and hasattr(engine, "result")):
-        raise UserError(
-            f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness {staleness} needs; "
-            "set it to 0, or take another engine"
-        )
-    return RolloutQueue(
-        cast(AsyncEngine, engine),
-        staleness=staleness,
-        iterations=args.max_steps,
-        generations=args.num_generations,
-        pad_id=pad_id,
-    )
 
 
 def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:

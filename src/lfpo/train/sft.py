@@ -24,7 +24,7 @@ from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import cross_entropy_sum
-from lfpo.prompts.encoding import encode_example
+from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
@@ -64,7 +64,7 @@ class SFTTrainer(Trainer):
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
-            self.model.set_block_length(config.block_length)
+            set_block_length(self.model, config.block_length)
         self.draw = _example_source(config, self.tokenizer, self.model)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
@@ -158,6 +158,27 @@ def accumulate_sft_gradients(
     return total
 
 
+def encode_example(
+    tokenizer: Any,
+    model: MaskedDiffusionLM,
+    prompt: str | list[dict[str, str]],
+    completion: str,
+    gen_length: int,
+    where: str,
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt, and of its completion padded with EOS to gen_length.
+
+    Raises UserError, starting with `where`, if the prompt has no tokens or either does not fit.
+    """
+    prompt_ids = encode_prompt(tokenizer, prompt)
+    ids = tokenizer.encode(completion, add_special_tokens=False)
+    if reason := misfit(prompt_ids, model, gen_length):
+        raise UserError(f"{where}: the prompt cannot be used: {reason}")
+    if len(ids) > gen_length:
+        raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
+    return prompt_ids, ids + [model.eos_id] * (gen_length - len(ids))
+
+
 def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: MaskedDiffusionLM) -> int:
     """Tokens of a completion as a sampler would have left it: to the end of the block that holds its first EOS. For a
     model with full attention all tokens."""
@@ -165,6 +186,20 @@ def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: Mask
         return len(completion)
     end = completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
     return end + -(len(prompt) + end) % model.block_length
+
+
+def set_block_length(model: MaskedDiffusionLM, length: int) -> None:
+    """Make a model attend block by block, or with another block length; config.json will say so. Raises UserError for a
+    family whose config.json cannot say it."""
+    key = model.family.block_key
+    if key is None:
+        raise UserError(
+            f"block_length {length}: config.json of {model.family.name} models has no field for it; start from a "
+            "model of another family"
+        )
+    for policy in (model, *model.unsplit):
+        policy.block_length = model.family.block_length({key: length})
+        policy.config = {**policy.config, key: length}
 
 
 def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:

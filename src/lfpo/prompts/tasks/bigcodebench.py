@@ -86,23 +86,3 @@ TASK = _task("bigcodebench", FULL, "complete_prompt")
 INSTRUCT = _task("bigcodebench_instruct", FULL, "instruct_prompt")
 HARD_TASK = _task("bigcodebench_hard", HARD, "complete_prompt")
 HARD_INSTRUCT = _task("bigcodebench_hard_instruct", HARD, "instruct_prompt")
-
-KNOWN_BROKEN = {
-    "BigCodeBench/21": "reads /proc, which a confined process does not have",
-    "BigCodeBench/35": "uses DataFrame.applymap, which pandas 3 removed",
-    "BigCodeBench/36": "uses DataFrame.applymap, which pandas 3 removed",
-    "BigCodeBench/39": "calls nonzero on an array without dimensions, which numpy 2 rejects",
-    "BigCodeBench/46": "expects column types that differ in pandas 3",
-    "BigCodeBench/50": "expects times in nanoseconds; pandas 3 keeps microseconds",
-    "BigCodeBench/91": "expects 0 for a regression over one point; newer libraries give NaN",
-    "BigCodeBench/101": "downloads a data set",
-    "BigCodeBench/108": "writes text into a column of integers, which pandas 3 rejects",
-    "BigCodeBench/111": "expects None; pandas 3 gives NaN",
-    "BigCodeBench/112": "expects a column order that differs in pandas 3",
-    "BigCodeBench/115": "indexes a mode, which is a number in newer SciPy",
-    "BigCodeBench/147": "opens a socket, which the sandbox forbids",
-    "BigCodeBench/157": "expects an array shape that differs in newer libraries",
-    "BigCodeBench/176": "looks up the host names of 8.8.8.8 and 8.8.4.4 on the internet",
-    "BigCodeBench/177": "needs a list of words that NLTK downloads",
-}
-"""Rows whose reference solution fails here, because of the sandbox or a library version. They count in the accuracy."""

@@ -194,9 +194,3 @@ MBPP = CodeTask(name="mbpp", build=mbpp_row, hub=_MBPP)
 MBPP_PLUS = CodeTask(
     name="mbpp_plus", build=mbpp_plus_row, hub=(_MBPP[0], ("test", HubSplit("evalplus/mbppplus", "test")))
 )
-
-KNOWN_BROKEN = {
-    "HumanEval/32": "the suite unpacks the root, a number, as a list; no program passes",
-    "Mbpp/255": "returns millions of tuples, which need more memory than the limit allows",
-}
-"""Rows of HumanEval+ and MBPP+ whose reference solution fails here. They count in the accuracy."""

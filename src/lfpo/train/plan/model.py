@@ -19,7 +19,7 @@ from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone
 from lfpo.models.fsdp import tie
-from lfpo.models.layouts import LAYOUTS, with_layers
+from lfpo.models.layouts import LAYOUTS, PUBLISHED, with_layers
 from lfpo.models.loading import SHIPPED, described
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
@@ -27,23 +27,6 @@ from lfpo.models.settings import LoraSettings
 P = ParamSpec("P")
 R = TypeVar("R")
 Kind = Literal["full", "checkpointed", "forward"]
-
-# Published checkpoints of each layout: a plan for them needs no network.
-CHECKPOINTS = {
-    "llada-8b": "GSAI-ML/LLaDA-8B-Base GSAI-ML/LLaDA-8B-Instruct GSAI-ML/LLaDA-1.5",
-    "dream-7b": "Dream-org/Dream-v0-Base-7B Dream-org/Dream-v0-Instruct-7B Dream-org/Dream-Coder-v0-Instruct-7B "
-    "apple/DiffuCoder-7B-Base apple/DiffuCoder-7B-Instruct apple/DiffuCoder-7B-cpGRPO",
-    "llada-moe-7b": "inclusionAI/LLaDA-MoE-7B-A1B-Base inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
-    "llada2-mini": "inclusionAI/LLaDA2.0-mini inclusionAI/LLaDA2.1-mini",
-    "sdar-1.7b": "JetLM/SDAR-1.7B-Chat",
-    "sdar-4b": "JetLM/SDAR-4B-Chat",
-    "sdar-8b": "JetLM/SDAR-8B-Chat",
-    "sdar-30b-a3b": "JetLM/SDAR-30B-A3B-Chat",
-    "dllm-0.6b": "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1",
-    "dllm-0.6b-blocks": "dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1",
-    "illada-8b": "GSAI-ML/iLLaDA-8B-Base GSAI-ML/iLLaDA-8B-Instruct",
-}
-PUBLISHED = {name: layout for layout, names in CHECKPOINTS.items() for name in names.split()}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from lfpo.base.checks import at_least_one, positive
+from lfpo.base.checks import Count, Positive, check_ranges
 from lfpo.base.config import build, merge
 from lfpo.base.errors import UserError, nearest
 from lfpo.train.config import LFPOConfig
@@ -24,19 +24,18 @@ class PlanConfig:
     output: a JSON file to write the plan to.
     """
 
-    gpus: int = 1
-    gpu_memory: float | None = None
-    prompt_length: int | None = None
-    tflops: float | None = None
-    tflops_float32: float | None = None
-    price_per_hour: float | None = None
-    gpus_per_machine: int = 8
+    gpus: Count = 1
+    gpu_memory: Positive | None = None
+    prompt_length: Count | None = None
+    tflops: Positive | None = None
+    tflops_float32: Positive | None = None
+    price_per_hour: Positive | None = None
+    gpus_per_machine: Count = 8
     device: Literal["cuda", "cpu"] = "cuda"
     output: str | None = None
 
     def __post_init__(self) -> None:
-        at_least_one(self, "gpus", "gpus_per_machine", "prompt_length")
-        positive(self, "gpu_memory", "price_per_hour", "tflops", "tflops_float32")
+        check_ranges(self)
         if self.gpus > self.gpus_per_machine and self.gpus % self.gpus_per_machine:
             raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
 

@@ -1,28 +1,29 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank keeps its own."""
 
-import dataclasses
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
-from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
-from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
 from lfpo.rewards.scoring import measured
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.engine import Engine, Request
-from lfpo.rollout.episodes import Environment, Turn, play
+from lfpo.rollout.engine import Request
+from lfpo.rollout.episodes import Turn, play
 from lfpo.rollout.kept import score_predictions
-from lfpo.rollout.queue import RolloutQueue
 from lfpo.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from lfpo.train.rl import LFPOTrainer
 
 AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
 
@@ -57,11 +58,6 @@ class Batch:
         """The number of each row's rollout among all R, int64 [B]."""
         return self.first + torch.tensor([turn.rollout for turn in self.turns])
 
-    @property
-    def seeds(self) -> list[int]:
-        """The key of later random choices of each row, [B]."""
-        return [turn.seed for turn in self.turns]
-
     def mine(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
         return torch.isin(self.rollout_B, block).nonzero().flatten()
@@ -76,40 +72,24 @@ class Batch:
         return bool(self.rewards.parts) and self.failed.keys() == self.rewards.parts.keys()
 
 
-def collect(
-    source: PromptSource,
-    engine: Engine,
-    policy: MaskedDiffusionLM,
-    tokenizer: Any,
-    plain: Request,
-    *,
-    iteration: int,
-    n_prompts: int,
-    seed: int,
-    score: Callable[[Sequence[Row], Sequence[str], list[list[int]]], Rewards],
-    queue: RolloutQueue | None,
-    progress: Progress,
-    environment: Environment | None = None,
-) -> Batch:
-    """Sample `plain.generations` rollouts for each of the iteration's prompts with an engine, and score them.
+def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
+    """Sample a group of rollouts for each of the iteration's prompts from theta_old, and score them. A collective.
 
-    policy: whose weights the engine samples with; it says what a prompt may be.
-    plain: the request without prompts and seeds; its `keep_steps` are scored too.
-    score: (data rows, texts, token ids) -> rewards. progress: told what is done.
-    queue: gives the iteration's rollouts, which are then of earlier weights; without it the engine samples them now.
-    environment: plays the rollouts in turns, and gives their rewards in place of `score`.
-    Each rank samples and scores those of its share of the prompts. Rewards and the sums behind the metrics are
-    exchanged; nothing else is.
+    They come from the trainer's queue, where there is one, and are then of earlier weights; an environment plays them
+    in turns, and gives their rewards. Each rank samples and scores those of its share of the prompts. Rewards and the
+    sums behind the metrics are exchanged; nothing else is. progress: told what is done.
     """
-    n, mine = plain.generations, distributed.share(n_prompts)
+    args, source, policy, tokenizer = trainer.args, trainer.source, trainer.reference, trainer.tokenizer
+    engine, queue, environment = trainer.engine, trainer.queue, trainer.environment
+    n, n_prompts, mine = args.num_generations, args.prompts_per_iteration, distributed.share(args.prompts_per_iteration)
 
     def asked(iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and what is asked of the engine."""
         rows = [source.train_row(iteration * n_prompts + i) for i in mine]
-        seeds = [key(seed, iteration, i * n + j, "rollout") for i in mine for j in range(n)]
-        encoded = encode_rows(rows, tokenizer, policy, plain.sampler.gen_length or 0)
-        request = dataclasses.replace(plain, prompts=[ids for ids in encoded for _ in range(n)], seeds=seeds)
-        return [row for row in rows for _ in range(n)], request
+        seeds = [key(args.seed, iteration, i * n + j, "rollout") for i in mine for j in range(n)]
+        encoded = encode_rows(rows, tokenizer, policy, trainer.sampler.gen_length or 0)
+        prompts = [ids for ids in encoded for _ in range(n)]
+        return [row for row in rows for _ in range(n)], Request(prompts, seeds, trainer.sampler, n, trainer.keep_steps)
 
     def told(index: Sequence[int], t: Trajectory) -> None:
         progress.advance(len(index), int(t.lengths.sum()))
@@ -132,7 +112,7 @@ def collect(
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
         texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-        rewards, sums = score(rows, texts, trajectory.completion_ids()), {}
+        rewards, sums = source.score(rows, texts, trajectory.completion_ids()), {}
         progress.advance(len(rows))
         turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
@@ -142,7 +122,7 @@ def collect(
     metrics, predicted_RM = group_metrics(reward_R, group_R), None
     if trajectory.predicted_tokens is not None:
         started = time.perf_counter()
-        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, score, rewards.failed)
+        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, source.score, rewards.failed)
         times["time/reward_predictions"] = time.perf_counter() - started
         predicted_RM = distributed.all_gather_tensor(predicted_BM)
         metrics["predictions/scored"] = distributed.sum_number(float(scored))

@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -20,9 +20,10 @@ from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.engine import AsyncEngine, Request, Ticket
+from lfpo.rollout.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
+from lfpo.train.config import LFPOConfig
 
 INDEX = "queue.json"
 
@@ -34,13 +35,19 @@ class RolloutQueue:
     are then version i, and a batch that was submitted before keeps its version. While iteration i learns, at most
     `staleness` further batches are in the queue. Batches are numbered by their iteration, counted from 0.
 
-    engine: takes the requests. iterations: of the whole run; no batch after them is sampled. generations: rollouts of a
-    prompt. pad_id: of the model.
+    No batch after the run's last iteration is sampled.
+    engine: takes the requests. Raises UserError for one that cannot sample ahead. pad_id: of the model.
     """
 
-    def __init__(self, engine: AsyncEngine, *, staleness: int, iterations: int, generations: int, pad_id: int):
-        self.engine, self.staleness, self.iterations = engine, staleness, iterations
-        self.generations, self.pad_id = generations, pad_id
+    def __init__(self, engine: Engine, args: LFPOConfig, pad_id: int):
+        self.staleness, self.iterations = args.engine.max_staleness, args.max_steps
+        self.generations, self.pad_id = args.num_generations, pad_id
+        if not (hasattr(engine, "submit") and hasattr(engine, "result")):
+            raise UserError(
+                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness "
+                f"{self.staleness} needs; set it to 0, or take another engine"
+            )
+        self.engine = cast(AsyncEngine, engine)
         self.tickets: dict[int, Ticket] = {}  # of all batches in the queue
         self.sampled: dict[int, Trajectory] = {}  # this rank's rollouts of those that the engine has given back
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from lfpo.prompts.encoding import token_texts
-from lfpo.rollout.collect import Batch
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.trajectory import Trajectory
+from lfpo.train.collect import Batch
 
 
 def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
