@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lfpo.base.errors import UserError
-from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.structure import FULL, Structure
+from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
@@ -204,17 +203,6 @@ def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
     expected = 2 * of_weights + attention * int(sees.sum()) + head
     assert update_flops(model, views, backward=False) == pytest.approx(expected, rel=1e-12)
-
-
-def test_one_block_for_all_is_full_attention(model: MaskedDiffusionLM, rollouts: Trajectory):
-    """A block as long as the row: the states of the noised half are those that full attention gives."""
-    t = dataclasses.replace(rollouts, structure=Structure(64))
-    rng = generator(1)
-    masked = torch.rand(t.tokens.shape, generator=rng) < 0.5
-    objective = make_objective({"name": "unigrpo"})
-    doubled, whole = (objective.masked_views(x, masked) for x in (t, dataclasses.replace(t, structure=FULL)))  # type: ignore[attr-defined]
-    found = Predictions(doubled, policies(model)).logp()
-    torch.testing.assert_close(found, Predictions(whole, policies(model)).logp(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
