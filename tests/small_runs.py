@@ -99,7 +99,7 @@ def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> 
     return [row for row in trainer.run.read_metrics() if "reward" in row]
 
 
-def choice_config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+def choice_config(folder: Path, model: Path | str, **settings: Any) -> LFPOConfig:
     """A short training of `choice` by a reward that any model gets some of, with a checkpoint each iteration."""
     values = {
         "output_dir": str(folder),

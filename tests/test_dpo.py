@@ -19,6 +19,7 @@ from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from lfpo.train.example_configs import DPOConfig
 from processes import run_lfpo
+from test_distributed import metrics
 
 ROWS = [
     {"prompt": p, "chosen": "aaaa"[:n], "rejected": "zzz"[:n]} for n, p in ((1, "x"), (2, "yy"), (3, "xyx"), (2, "y"))
@@ -52,11 +53,6 @@ def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
         "save_steps": 2,
     }
     return DPOConfig(**{**values, **changes})
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 def quiet(_: str) -> None:

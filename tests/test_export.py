@@ -37,6 +37,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.export import run_export, run_push
 from lfpo.train.export_config import ExportConfig, PushConfig
 from lfpo.train.preflight import check_disk
+from small_runs import choice_config
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
@@ -157,16 +158,6 @@ def test_the_documented_sampler_gives_the_tokens_of_lfpo(
         found = rollout(model, [ids], SamplerConfig(gen_length=64), [0])
         expected.append(tokenizer.decode(found.completion_ids()[0]).split(tokenizer.eos_token)[0])
     assert printed == "\n".join("\n".join(expected).splitlines())
-
-
-def test_a_merged_checkpoint_is_base_plus_adapter(home: Path):
-    base, merged = read_weights(home / "own/llada"), load_file(home / "merged-own/model.safetensors")
-    adapter = load_file(home / "adapter-own/adapter_model.safetensors")
-    assert merged.keys() == base.keys()
-    layer = "model.transformer.blocks.0.ff_out"
-    a, b = (adapter[f"base_model.model.{layer}.lora_{x}.weight"] for x in "AB")
-    assert torch.allclose(merged[f"{layer}.weight"], base[f"{layer}.weight"] + 2 * b @ a, atol=1e-5)  # alpha / r = 2
-    assert torch.equal(merged["model.transformer.ff_out.weight"], base["model.transformer.ff_out.weight"])  # the head
 
 
 def test_an_adapter_for_the_familys_own_code_names_its_layers(home: Path):
@@ -356,29 +347,10 @@ def test_a_push_uploads_model_card_recipe_metrics_and_report(
     assert "nothing was uploaded" in printed
 
 
-def test_a_refused_push_says_how_to_log_in(hub: Any, tmp_path: Path):
-    run = write_run(tmp_path / "run", ["text"])
-    save_model(load_model("embedded"), run / "model", load_tokenizer("embedded"))
-    api = HfApi(endpoint=f"http://127.0.0.1:{hub.server_address[1]}", token="hf_bad")
-    with pytest.raises(UserError, match=r"refused or could not be reached .*HF_TOKEN to a token that may write to me"):
-        run_push(PushConfig(str(run), "me/thing", private=False, report=False), api)
-    assert hub.files == {}
-    with pytest.raises(ValueError, match="USER/NAME"):
-        PushConfig(str(run), "thing")
-
-
 def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hub: Any, tmp_path: Path, monkeypatch):
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    args = LFPOConfig(
-        output_dir=str(tmp_path / "run"),
-        task="choice",
-        max_steps=1,
-        prompts_per_iteration=2,
-        num_generations=2,
-        eval_steps=0,
-        push_to_hub=True,
-        hub_model_id="me/thing",
-    )
+    hub_keys = {"push_to_hub": True, "hub_model_id": "me/thing"}
+    args = choice_config(tmp_path / "run", "embedded", max_steps=1, eval_steps=0, **hub_keys)
     monkeypatch.setattr("lfpo.train.export.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
     with pytest.raises(UserError, match=r"me/thing: the hub at http.* refused or could not be reached .*HF_TOKEN"):
         LFPOTrainer(args=args).train()

@@ -16,7 +16,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.copies import Average
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED
+from small_runs import AS_PUBLISHED, choice_config
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 
@@ -211,18 +211,9 @@ def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: 
 
 
 def with_callbacks(folder: Path, *callbacks: Any, **changes: Any) -> LFPOTrainer:
-    values: dict[str, Any] = {
-        "task": "choice",
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "eval_samplers": {"greedy": SamplerConfig(threshold=0.9)},
-        "eval_size": 2,
-        "eval_steps": 2,
-        "save_steps": 2,
-        "max_steps": 4,
-        "threads": 1,
-    }
-    return LFPOTrainer(args=LFPOConfig(output_dir=str(folder), **(values | changes)), callbacks=callbacks)
+    given = {"reward_funcs": [], "eval_samplers": {"greedy": {"threshold": 0.9}}, "max_steps": 4} | changes
+    args = choice_config(folder, "embedded", **{"eval_steps": 2, "save_steps": 2} | given)
+    return LFPOTrainer(args=args, callbacks=callbacks)
 
 
 class Recorder(TrainerCallback):
