@@ -118,16 +118,6 @@ def test_queries_by_hand_and_as_the_model_saw_them(
     assert rollout_flops(model, alone) == pytest.approx(seen["flops"] + heads)
 
 
-def test_flops_of_a_cached_forward_by_hand(llada: Path):
-    model = load_model(llada)
-    d, layers = model.backbone.config.hidden_size, model.backbone.config.num_hidden_layers
-    weights = sum(p.numel() for p in model.backbone.model.layers.parameters())
-    # 2 and 4 tokens are run; each attends all 3 and 6 of its row.
-    expected = 2 * weights * (2 + 4) + 4 * layers * d * (2 * 3 + 4 * 6)
-    found = forward_flops(model, torch.tensor([3, 6]), 0, torch.tensor([2, 4]))
-    assert found == pytest.approx(expected)
-
-
 def test_a_memory_is_divided_anew_in_place():
     """Room for 2 rows of 100 tokens (128 columns) is room for 4 rows of 50."""
     cache = KeyValueCache(capacity=2 * 128)

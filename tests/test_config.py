@@ -278,8 +278,8 @@ def test_every_row_of_the_paper_composes() -> None:
         config = build(LFPOConfig, load_yaml(f"paper/{name}"), name)
         base = "apple/DiffuCoder-7B-Instruct" if name.startswith("diffucoder") else "GSAI-ML/LLaDA-8B-Instruct"
         assert (config.model, config.objective["name"]) == (base, "lfpo")
-        assert config.task is not None
-        assert name.endswith(config.task)
+        assert config.task is not None and name.endswith(config.task) and config.bf16
+        assert not config.reward_funcs or "acecode" not in name
         assert (config.sampler.gen_length, config.sampler.steps, config.sampler.temperature) == (512, 2048, 1.0)
         assert config.eval_samplers["confidence"].early_stop == "both"
         get_task(config.task)
