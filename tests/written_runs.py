@@ -151,8 +151,10 @@ def policy_metrics(step: int) -> dict[str, float | None]:
     }
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
 
 
 def _evaluation(accuracy: float) -> dict[str, float]:
