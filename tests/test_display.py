@@ -9,7 +9,7 @@ from lfpo.base import progress as progress_module
 from lfpo.base.progress import Progress, duration
 from lfpo.cli import main
 from lfpo.runs import display as display_module
-from lfpo.runs.display import Display, _iterations, sparkline
+from lfpo.runs.display import Display, _iterations
 from test_cli import train_arguments
 
 METRICS = {
@@ -75,11 +75,6 @@ def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_las
         for step in range(1, 10):
             display.update({**(METRICS if step == 5 else plain), "step": step})
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/9", "5/9", "9/9"]
-
-
-def test_sparkline_by_hand():
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
-    assert sparkline([1.0, 1.0]) == "▁▁"
 
 
 class Clock:

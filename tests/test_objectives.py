@@ -200,7 +200,7 @@ def test_trace_rl_leaves_out_prompts_too_easy_or_too_hard_and_keeps_rollouts_tha
 
 # Objective -> values that its knobs refuse.
 REFUSED = {
-    "lfpo": "beta=0.0 beta=.nan timesteps=0",
+    "lfpo": "beta=0.0 beta=.nan timesteps=0 baseline=1.5 baseline=-0.1",
     "diffu_grpo": "p_mask_prompt=1.5 num_iterations=0 advantage=loo epsilon_high=-2.0",
     "unigrpo": "beta=-0.1 min_step=-1",
     "coupled_grpo": "min_ratio=0.0 max_ratio=1.0 epsilon=-1.0",
