@@ -36,16 +36,6 @@ def rolled(model: MaskedDiffusionLM) -> Trajectory:
     return rollout(model, PROMPTS, sampler, SEEDS)
 
 
-def state_alone(model: MaskedDiffusionLM, trajectory: Trajectory, row: int, step: int, block: int) -> torch.Tensor:
-    """Logits [positions, V] of one block of a row before a scheduled step, from a forward of its own over the prompt,
-    the blocks before it and the block as the sampler saw it; of the block's completion positions."""
-    prompt = trajectory.prompt_ids[row][trajectory.prompt_mask[row].bool()]
-    seen = trajectory.state_before(torch.full((len(trajectory),), step))[row]
-    ids = torch.cat([prompt, seen])[: (block + 1) * BLOCK]
-    start = max(block * BLOCK, len(prompt))
-    return model.head(model.hidden(ids[None], structure=Structure(BLOCK))[0, start:])
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> MaskedDiffusionLM:
     return load_model(write_llada(tmp_path / "blocks", block_length=BLOCK))
@@ -99,37 +89,6 @@ def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     rounds = int(in_rounds(rollouts).reveal_step.amax()) + 1
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
     assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
-
-
-def test_lfpo_replays_stratified_steps_of_each_block(model: MaskedDiffusionLM, rollouts: Trajectory):
-    """At most K views a rollout; each block of each shows a state that the sampler saw, predicted as from it alone."""
-    views = views_for("lfpo", rollouts, states="stratified", timesteps=2)
-    assert views.row.bincount().max() == 2
-    logits = Predictions(views, policies(model)).logits()
-    view_T, column_T = views.target.nonzero().unbind(-1)
-    width = rollouts.prompt_ids.shape[1]
-    compared = 0
-    for number in range(len(views)):
-        row = int(views.row[number])
-        blocks = rollouts.block_BC[row]
-        for block in blocks[rollouts.entered[row]].unique().tolist():
-            column = (blocks == block).nonzero().flatten() + width
-            at = (view_T == number) & torch.isin(column_T, column)
-            if not at.any():
-                continue
-            shown = views.input_ids[number, column]
-            own = rollouts.reveal_step[row, column - width]
-            states = {
-                int(step): rollouts.state_before(torch.full((len(rollouts),), int(step)))[row, column - width]
-                for step in own.unique()
-            }
-            (step,) = [step for step, state in states.items() if torch.equal(state, shown)]
-            expected = state_alone(model, rollouts, row, step, block)
-            masked = views.target[number, column]  # still masked, up to the first EOS
-            assert torch.equal(masked, (own >= step) & rollouts.counted[row, column - width])
-            torch.testing.assert_close(logits[at], expected[masked], rtol=0, atol=1e-4)
-            compared += 1
-    assert compared > 15
 
 
 def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):

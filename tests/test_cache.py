@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
@@ -59,21 +58,6 @@ def test_cached_rows_equal_two_copies_of_the_row_side_by_side(
         assert batch.confidence[row].tolist() == pytest.approx(sure, rel=1e-5)
     # With two layers it is an approximation: the prompt's keys in the second are out of date after a reveal.
     assert not torch.allclose(batch.confidence[0], exact.confidence[0], rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("second", [[20, 21, 22, 23, 24], [20, 21, 22, 23, 24, 25, 26, 27]], ids=["padded", "whole"])
-def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: MaskedDiffusionLM, second: list[int]):
-    ids, mask = left_pad([[5, 6, 7, 8, 9, 10, 11, 12], second, second[::-1]], 0)
-    cache = KeyValueCache()
-    whole = model.hidden(ids, mask, cache)
-    torch.testing.assert_close(whole, model.hidden(ids, mask if len(second) < 8 else None), rtol=0, atol=1e-10)
-    for start in ([1, 4, 3], [5, 5, 5], [7, 6, 4]):  # from 7 and 6, three columns exceed the row's 8
-        found = model.window_hidden(ids, mask, torch.tensor(start), 3, cache)
-        assert found.shape == (3, 3, whole.shape[-1])
-        for row, first in enumerate(start):
-            expected = whole[row, first : first + 3]
-            torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
