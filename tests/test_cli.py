@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import tiny
 from lfpo.cli.command_line import main
 from processes import environment, start
 
@@ -81,13 +80,6 @@ def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.Ca
     assert main(["sample", "--task", "choice"]) == 0
     assert "verdict: " in capsys.readouterr().out
     assert main(["sample", "--task", "choice", "--index", "-1"]) == 2
-
-
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_every_family_trains_and_samples(family: str, tmp_path: Path):
-    model = tiny.WRITERS[family](tmp_path / family)
-    assert main(train_arguments(tmp_path, model=str(model))) == 0
-    assert main(["sample", "--model", str(tmp_path / "run/model"), "--prompt", "abc", "--sampler.gen_length", "4"]) == 0
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
