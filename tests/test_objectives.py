@@ -246,8 +246,8 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"beta": 0.1}, "'name' is missing"),
         ({"name": 3}, "'name' is missing"),
         ({"name": "collections:OrderedDict"}, "not a dataclass"),
-        ({"name": "own_objective:Reinfroce"}, "has no 'Reinfroce'"),
-        ({"name": "own_objective:Reinforce", "scal": 2.0}, "did you mean 'scale'"),
+        ({"name": "failing:Fialing"}, "has no 'Fialing'"),
+        ({"name": "failing:Failing", "aftr": ""}, "did you mean 'after'"),
     ],
 )
 def test_bad_knobs_are_named(knobs: dict, named: str):
