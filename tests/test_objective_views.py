@@ -1,5 +1,5 @@
 """Which states each objective asks about: what is masked, how often, what is scored, and that a draw belongs to its
-rollout. Rates are held to six standard deviations."""
+rollout. Rates are held to four standard deviations."""
 
 from collections import Counter
 from typing import Any
