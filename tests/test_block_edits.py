@@ -12,13 +12,11 @@ import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.objective import check_rollouts
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_means, step_views
-from lfpo.objectives.views import Views, replay
+from lfpo.objectives.views import replay
 from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
@@ -29,6 +27,7 @@ from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from small_runs import AS_PUBLISHED
+from test_block_views import asked_of_replay, replayed, views_for
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
@@ -226,46 +225,14 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
 # Training.
 
 
-def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
-    signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS[: len(t)], 0)
-
-
-def logp_of(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
-    return Predictions(views, dict.fromkeys((CURRENT, OLD, BASE), model)).logp()
-
-
-@pytest.mark.parametrize(
-    ("name", "knobs"),
-    [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
+@replayed
 def test_a_replay_gives_the_log_probabilities_that_were_recorded(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, edited: Trajectory
 ):
     """In the doubled layout, of revealed tokens and of edits, for prompts of any length."""
-    t = in_rounds(edited)
-    views = views_for(name, edited, **knobs)
-    step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
-    place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
-    recorded = {
-        (row, int(place_BW[row, w]), int(step_BW[row, w])): float(confidence_BW[row, w])
-        for row, w in (step_BW >= 0).nonzero().tolist()
-    }
-    view, column = views.target.nonzero().unbind(-1)
-    place = (column - t.prompt_ids.shape[1]).tolist()
-    if name == "trace_rl":  # whose views have no numbers: of each row one a step, in order
-        steps = [t.distinct_steps()[row].tolist() for row in range(len(t))]
-        number = [step for own in steps for step in own]
-    else:
-        number = views.state.tolist()
-    asked = [(int(views.row[v]), p, number[v]) for v, p in zip(view.tolist(), place, strict=True)]
-    drawn = torch.tensor([recorded[key] for key in asked])
-    torch.testing.assert_close(logp_of(model, views), drawn.log(), rtol=0, atol=1e-4)
-    scored = t.scored(after_eos=name in ("cj_grpo", "egspo"))
-    every = {key for key in recorded if bool(scored[key[0], key[1]])}
-    assert set(asked) <= every and (name == "agrpo" or set(asked) == every)
-    assert len(asked) == len(set(asked)) and sum(key[2] > int(t.reveal_step[key[0], key[1]]) for key in asked) > 3
+    asked = asked_of_replay(name, views_for(name, edited, **knobs), in_rounds(edited), model)
+    revealed = in_rounds(edited).reveal_step
+    assert sum(step > int(revealed[row, place]) for row, place, step in asked) > 3
 
 
 def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(edited: Trajectory):

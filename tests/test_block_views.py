@@ -52,7 +52,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS, 0)
+    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, range(len(t)), 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -69,26 +69,46 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         assert torch.equal(again.reveal_step[row], alone)
 
 
-@pytest.mark.parametrize(
+replayed = pytest.mark.parametrize(
     ("name", "knobs"),
     [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
     ids=lambda x: x if isinstance(x, str) else "",
 )
+Write = tuple[int, int, int]  # row, position and step of a token that was written
+
+
+def asked_of_replay(name: str, views: Views, t: Trajectory, model: MaskedDiffusionLM) -> list[Write]:
+    """What the views of rounds `t` ask about: every token that the objective scores, once, with the log-probability
+    that was recorded when it was written."""
+    step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
+    place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
+    recorded: dict[Write, float] = {
+        (row, int(place_BW[row, w]), int(step_BW[row, w])): float(confidence_BW[row, w])
+        for row, w in (step_BW >= 0).nonzero().tolist()
+    }
+    view, column = views.target.nonzero().unbind(-1)
+    place = (column - t.prompt_ids.shape[1]).tolist()
+    if name == "trace_rl":  # whose views have no numbers: of each row one a step, in order
+        number = [step for row in range(len(t)) for step in t.distinct_steps()[row].tolist()]
+    else:
+        number = views.state.tolist()
+    asked = [(int(views.row[v]), p, number[v]) for v, p in zip(view.tolist(), place, strict=True)]
+    drawn = torch.tensor([recorded[key] for key in asked])
+    torch.testing.assert_close(Predictions(views, policies(model)).logp(), drawn.log(), rtol=0, atol=1e-4)
+    scored = t.scored(after_eos=name in ("cj_grpo", "egspo"))
+    every = {key for key in recorded if bool(scored[key[0], key[1]])}
+    assert set(asked) <= every and (name == "agrpo" or set(asked) == every) and len(asked) == len(set(asked))
+    return asked
+
+
+@replayed
 def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, rollouts: Trajectory
 ):
-    views = views_for(name, rollouts, **knobs)
-    logp = Predictions(views, policies(model)).logp()
-    view, column = views.target.nonzero().unbind(-1)
-    completion = column - rollouts.prompt_ids.shape[1]
-    drawn = rollouts.confidence[views.row[view], completion]
-    torch.testing.assert_close(logp.exp(), drawn, rtol=1e-4, atol=1e-7)
-    every = {(int(r), int(c)) for r, c in rollouts.scored(after_eos=name in ("cj_grpo", "egspo")).nonzero()}
-    scored = {(int(r), int(c)) for r, c in zip(views.row[view], completion, strict=True)}
-    assert scored <= every and (name == "agrpo" or scored == every)
-    rounds = int(in_rounds(rollouts).reveal_step.amax()) + 1
+    views, t = views_for(name, rollouts, **knobs), in_rounds(rollouts)
+    assert asked_of_replay(name, views, t, model)
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
-    assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
+    assert len(views) <= (int(t.reveal_step.amax()) + 1) * len(rollouts) < steps  # not a forward for each step
 
 
 def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
