@@ -33,13 +33,8 @@ BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8, 1, 2, 3]]
 SEEDS = [11, 12, 13, 14, 15]
-EDITING: dict[str, Any] = {
-    "gen_length": 12,
-    "remasking": "low_confidence_dynamic",
-    "threshold": 0.3,
-    "editing_threshold": 0.05,
-    "max_post_steps": 3,
-}
+EDITING: dict[str, Any] = {"gen_length": 12, "remasking": "low_confidence_dynamic", "threshold": 0.3}
+EDITING |= {"editing_threshold": 0.05, "max_post_steps": 3}
 MASK, EOS = 90, 91
 
 

@@ -12,21 +12,9 @@ from lfpo.runs import display as display_module
 from lfpo.runs.display import Display, _iterations
 from test_cli import train_arguments
 
-METRICS = {
-    "step": 3,
-    "reward": 0.5,
-    "steps": 16.0,
-    "nfe": 9.5,
-    "loss": 1.25,
-    "grad_norm": 0.3,
-    "time/rollout": 2.0,
-    "time/reward": 0.0,
-    "time/update": 1.0,
-    "eval/greedy/accuracy": 0.75,
-    "eval/greedy/nfe": 16.0,
-    "eval/greedy/steps": 16.0,
-    "completions/mean_length": 12.0,
-}
+METRICS: dict[str, float] = {"step": 3, "reward": 0.5, "steps": 16.0, "nfe": 9.5, "loss": 1.25, "grad_norm": 0.3}
+METRICS |= {"time/rollout": 2.0, "time/reward": 0.0, "time/update": 1.0, "eval/greedy/accuracy": 0.75}
+METRICS |= {"eval/greedy/nfe": 16.0, "eval/greedy/steps": 16.0, "completions/mean_length": 12.0}
 
 
 def test_a_log_file_gets_one_plain_line_an_iteration():

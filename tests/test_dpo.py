@@ -39,19 +39,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "data_file": str(data),
-        "eval_file": str(data),
-        "gen_length": 4,
-        "beta": 1.0,
-        "max_steps": 4,
-        "batch_size": 3,
-        "learning_rate": 1e-2,
-        "eval_steps": 4,
-        "save_steps": 2,
-    }
+    values: dict[str, Any] = {"output_dir": str(folder), "model": str(model), "data_file": str(data)}
+    values |= {"eval_file": str(data), "gen_length": 4, "beta": 1.0, "max_steps": 4, "batch_size": 3}
+    values |= {"learning_rate": 1e-2, "eval_steps": 4, "save_steps": 2}
     return DPOConfig(**{**values, **changes})
 
 

@@ -22,32 +22,15 @@ from processes import run_lfpo
 from test_train import metrics
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
-INIT = {
-    "model_type": "llada",
-    "d_model": 32,
-    "n_layers": 1,
-    "n_heads": 2,
-    "n_kv_heads": 2,
-    "mlp_hidden_size": 64,
-    "vocab_size": 300,
-    "max_sequence_length": 128,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-}
+INIT: dict[str, Any] = {"model_type": "llada", "d_model": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2}
+INIT |= {"mlp_hidden_size": 64, "vocab_size": 300, "max_sequence_length": 128, "rope_theta": 10000.0}
+INIT |= {"rms_norm_eps": 1e-5}
 
 
 def config(folder: Path, **changes: Any) -> SFTConfig:
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "init": INIT,
-        "tasks": {"choice": 1.0, "sudoku": 1.0},
-        "steps": 60,
-        "batch_size": 16,
-        "learning_rate": 1e-2,
-        "warmup_steps": 5,
-        "logging_steps": 10,
-        "save_steps": 1000,
-    }
+    values: dict[str, Any] = {"output_dir": str(folder), "init": INIT, "tasks": {"choice": 1.0, "sudoku": 1.0}}
+    values |= {"steps": 60, "batch_size": 16, "learning_rate": 1e-2, "warmup_steps": 5, "logging_steps": 10}
+    values |= {"save_steps": 1000}
     return SFTConfig(**{**values, **changes})
 
 

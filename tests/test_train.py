@@ -32,18 +32,10 @@ def even_letters(prompts, completions, **columns):
 
 
 def config(tmp_path: Path, **changes) -> LFPOConfig:
-    settings = {
-        "output_dir": str(tmp_path / "run"),
-        "max_steps": 3,
-        "prompts_per_iteration": 2,
-        "num_generations": 4,
-        "sampler": SamplerConfig(gen_length=4, temperature=1.0),
-        "eval_samplers": {"greedy": SamplerConfig(gen_length=4)},
-        "optimizer_steps_per_iteration": 2,
-        "learning_rate": 1e-2,
-        "eval_steps": 2,
-        "save_steps": 1,
-    }
+    settings: dict[str, Any] = {"output_dir": str(tmp_path / "run"), "max_steps": 3, "prompts_per_iteration": 2}
+    settings |= {"num_generations": 4, "sampler": SamplerConfig(gen_length=4, temperature=1.0)}
+    settings |= {"eval_samplers": {"greedy": SamplerConfig(gen_length=4)}, "optimizer_steps_per_iteration": 2}
+    settings |= {"learning_rate": 1e-2, "eval_steps": 2, "save_steps": 1}
     return LFPOConfig(**{**settings, **changes})
 
 
