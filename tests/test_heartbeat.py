@@ -1,6 +1,5 @@
 """Which rank is silent, which is behind, and which prints the reason. The test counts the seconds: nothing waits."""
 
-import os
 import random
 import threading
 import time
@@ -112,23 +111,6 @@ def test_the_lowest_rank_left_speaks_and_local_rank_0_of_each_machine(monkeypatc
     assert (three[1].speaks(), three[2].speaks()) == (True, False)
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert three[2].speaks()
-
-
-def test_a_rank_that_gives_up_says_why_and_exits_with_75(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    class Exited(Exception):
-        pass
-
-    def leave(code: int) -> None:
-        raise Exited(code)
-
-    two = hearts(2)
-    monkeypatch.setattr(two[0]._closed, "wait", lambda seconds: False)
-    monkeypatch.setattr(os, "_exit", leave)
-    with pytest.raises(Exited, match="75"):
-        two[0]._watch()
-    assert capsys.readouterr().err.startswith("lost: rank 1 gave no sign of life for 10 s (rank_timeout)")
 
 
 def test_the_threads_beat_and_end():
