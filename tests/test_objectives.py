@@ -241,8 +241,6 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
         ({"name": "slim_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
         ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
-        ({"name": "agrpo", "mc_sample": 3}, "did you mean 'mc_samples'"),
-        ({"name": "coupled_gpro"}, "did you mean 'coupled_grpo'"),
         ({"beta": 0.1}, "'name' is missing"),
         ({"name": 3}, "'name' is missing"),
         ({"name": "collections:OrderedDict"}, "not a dataclass"),

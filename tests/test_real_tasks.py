@@ -295,7 +295,6 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
         ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
         ("words@there", "makes its own problems and reads no files; leave out '@there', or write 'words@validation'"),
-        ("gsm8k@nowhere", "nowhere: no such file or folder"),
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
         ("gsm8k@test=gone.jsonl", "gone.jsonl: no such file"),
