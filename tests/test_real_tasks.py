@@ -26,15 +26,8 @@ GPQA: list[dict[str, Any]] = [
     {"Question": f"Made up {i}?", "Correct Answer": "yes", **{f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}}
     for i in range(6)
 ]
-SLICES = {
-    "gsm8k": "gsm8k",
-    "math": "train=math/train.jsonl",
-    "math500": "math500",
-    "d1_countdown": "countdown",
-    "d1_sudoku": "sudoku4x4/test_d1.csv",
-    "hellaswag": "hellaswag",
-    "winogrande": "winogrande",
-}
+SLICES = {name: name for name in ("gsm8k", "math500", "hellaswag", "winogrande")}
+SLICES |= {"math": "train=math/train.jsonl", "d1_countdown": "countdown", "d1_sudoku": "sudoku4x4/test_d1.csv"}
 
 
 class Hub:
