@@ -182,7 +182,6 @@ def half(prompts, completions, want):
 )
 def test_terms_by_hand(term, lengths, more, expected):
     assert rewards_of(term, lengths, **more) == expected
-    assert weighted(half, "w").__name__ == "half"
 
 
 @pytest.mark.parametrize("buffer", [0, 11])
@@ -192,6 +191,7 @@ def test_the_buffer_of_overlong_lies_within_the_length(buffer: int):
 
 
 def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
+    assert weighted(half, "w").__name__ == "half"
     with pytest.raises(UserError, match="no column 'w', only completion_ids, want"):
         rewards_of(weighted(half, "w"), [1], want=[1])
     with pytest.raises(UserError, match="column 'w' must hold numbers, found 'x' in row 1 of the batch"):
