@@ -160,6 +160,16 @@ def test_the_documented_sampler_gives_the_tokens_of_lfpo(
     assert printed == "\n".join("\n".join(expected).splitlines())
 
 
+def test_a_merged_checkpoint_is_base_plus_adapter(home: Path):
+    base, merged = read_weights(home / "own/llada"), load_file(home / "merged-own/model.safetensors")
+    adapter = load_file(home / "adapter-own/adapter_model.safetensors")
+    assert merged.keys() == base.keys()
+    layer = "model.transformer.blocks.0.ff_out"
+    a, b = (adapter[f"base_model.model.{layer}.lora_{x}.weight"] for x in "AB")
+    assert torch.allclose(merged[f"{layer}.weight"], base[f"{layer}.weight"] + 2 * b @ a, atol=1e-5)  # alpha / r = 2
+    assert torch.equal(merged["model.transformer.ff_out.weight"], base["model.transformer.ff_out.weight"])  # the head
+
+
 def test_an_adapter_for_the_familys_own_code_names_its_layers(home: Path):
     modules = {k.removesuffix(".weight") for k in read_weights(home / "own/llada")}
     config = json.loads((home / "adapter-own/adapter_config.json").read_text())
