@@ -3,7 +3,7 @@
 Benchmarks and tests compare the engine with it. Two of the engine's techniques can be switched on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -23,7 +23,6 @@ def plain_rollout(
     skip_idle: bool = False,
     masked_logits: bool = False,
     cfg_scale: float = 0.0,
-    on_step: Callable[[int, torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Greedy low-confidence remasking of all prompts in one batch; returns tokens [B, gen_length] and forwards run.
 
@@ -31,7 +30,6 @@ def plain_rollout(
     mask_padding: False is as published: shorter prompts attend to their padding.
     skip_idle: no forward for steps that reveal nothing. masked_logits: run the head only at positions that a step can
         reveal. cfg_scale: unsupervised classifier-free guidance, with logits everywhere.
-    on_step: called with the number and the completions [B, gen_length] before every scheduled step.
     """
     prompt_ids, prompt_mask = (x.to(model.device) for x in left_pad(prompts, model.pad_id))
     blank = torch.full((len(prompts), gen_length), model.mask_id, device=model.device)
@@ -44,8 +42,6 @@ def plain_rollout(
         end = start + (block + 1) * block_length
         for i in range(steps // blocks):
             count = base + (i < extra)
-            if on_step is not None:
-                on_step(block * (steps // blocks) + i, x[:, start:].clone())
             if skip_idle and not count:
                 continue
             forwards += 1

@@ -24,14 +24,8 @@ _LLADA = ("<|startoftext|>", "<role>", "<|endoftext|>", "</role>", "<|role_end|>
 _LLADA2 = (*_LLADA[:5], "<|mask|>")
 _SDAR = ("<|endoftext|>", "<|im_end|>", "<|MASK|>")
 # The added tokens of each family, from id TEXT on.
-SPECIAL = {
-    "llada": _LLADA,
-    "lladamoe": _LLADA2,
-    "llada2_0": _LLADA2,
-    "llada2_1": _LLADA2,
-    "sdar": _SDAR,
-    "sdar_moe": _SDAR,
-}
+SPECIAL = {"llada": _LLADA, "sdar": _SDAR, "sdar_moe": _SDAR}
+SPECIAL |= dict.fromkeys(("lladamoe", "llada2_0", "llada2_1"), _LLADA2)
 
 
 def golden(name: str, folder: Path, **changes: Any) -> Path:

@@ -102,16 +102,9 @@ def _sample_on(machines: list[float]) -> None:
 
 
 ITERATIONS, REPEATS, UNITS = 8, 3, 8
-RECIPE: dict[str, Any] = {
-    "task": "words",
-    "objective": {"name": "lfpo", "timesteps": 2},
-    "prompts_per_iteration": UNITS,
-    "num_generations": 8,
-    "max_steps": ITERATIONS,
-    "save_steps": ITERATIONS,
-    "eval_steps": 0,
-    "sampler": {"threshold": 0.9, "temperature": 1.0},
-}
+RECIPE: dict[str, Any] = {"task": "words", "objective": {"name": "lfpo", "timesteps": 2}}
+RECIPE |= {"prompts_per_iteration": UNITS, "num_generations": 8, "max_steps": ITERATIONS, "save_steps": ITERATIONS}
+RECIPE |= {"eval_steps": 0, "sampler": {"threshold": 0.9, "temperature": 1.0}}
 
 
 def ahead() -> None:

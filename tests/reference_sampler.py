@@ -4,7 +4,6 @@ One row at a time, because the procedures do not handle padding. Confidences are
 engine, so that ties are broken alike; the mask token is never drawn.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,22 +12,9 @@ from benchmarks.plain import plain_rollout
 from lfpo.models import MaskedDiffusionLM
 
 
-def generate(
-    model: MaskedDiffusionLM,
-    prompt: list[int],
-    on_step: Callable[[int, torch.Tensor], None] | None = None,
-    **settings: Any,
-) -> list[int]:
-    """LLaDA's greedy low-confidence remasking of one row: the plain loop of the benchmarks.
-
-    on_step(step, completion) is called before every scheduled step.
-    """
-
-    def row(step: int, tokens_BC: torch.Tensor) -> None:
-        if on_step is not None:
-            on_step(step, tokens_BC[0])
-
-    return plain_rollout(model, [prompt], on_step=row, **settings)[0][0].tolist()
+def generate(model: MaskedDiffusionLM, prompt: list[int], **settings: Any) -> list[int]:
+    """LLaDA's greedy low-confidence remasking of one row: the plain loop of the benchmarks."""
+    return plain_rollout(model, [prompt], **settings)[0][0].tolist()
 
 
 @torch.no_grad()

@@ -21,16 +21,8 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 # LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
-AS_PUBLISHED: dict[str, Any] = {
-    "name": "lfpo",
-    "states": "stratified",
-    "timesteps": 4,
-    "num_iterations": 1,
-    "baseline": 1.0,
-    "deviation": "batch",
-    "clip": 1.0,
-    "target_weight": "equal",
-}
+AS_PUBLISHED: dict[str, Any] = {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1}
+AS_PUBLISHED |= {"baseline": 1.0, "deviation": "batch", "clip": 1.0, "target_weight": "equal"}
 KNOBS: dict[str, dict[str, Any]] = {
     "lfpo": {"timesteps": 3},
     "diffu_grpo": {"p_mask_prompt": 0.5},
@@ -99,20 +91,11 @@ def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> 
     return [row for row in trainer.run.read_metrics() if "reward" in row]
 
 
-def choice_config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
+def choice_config(folder: Path, model: Path | str, **settings: Any) -> LFPOConfig:
     """A short training of `choice` by a reward that any model gets some of, with a checkpoint each iteration."""
-    values = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "task": "choice",
-        "prompts_per_iteration": 2,
-        "num_generations": 4,
-        "optimizer_steps_per_iteration": 2,
-        "eval_size": 2,
-        "save_steps": 1,
-        "learning_rate": 1e-2,
-        "reward_funcs": ["reward_samples.even_tokens"],
-    }
+    values: dict[str, Any] = {"output_dir": str(folder), "model": str(model), "task": "choice"}
+    values |= {"prompts_per_iteration": 2, "num_generations": 4, "optimizer_steps_per_iteration": 2, "eval_size": 2}
+    values |= {"save_steps": 1, "learning_rate": 1e-2, "reward_funcs": ["reward_samples.even_tokens"]}
     return build(LFPOConfig, values | settings)
 
 

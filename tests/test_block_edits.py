@@ -12,13 +12,11 @@ import tiny
 from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.objective import check_rollouts
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_means, step_views
-from lfpo.objectives.views import Views, replay
+from lfpo.objectives.views import replay
 from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
@@ -29,19 +27,14 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
-from watched import Watch
+from test_block_views import asked_of_replay, replayed, views_for
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8, 1, 2, 3]]
 SEEDS = [11, 12, 13, 14, 15]
-EDITING: dict[str, Any] = {
-    "gen_length": 12,
-    "remasking": "low_confidence_dynamic",
-    "threshold": 0.3,
-    "editing_threshold": 0.05,
-    "max_post_steps": 3,
-}
+EDITING: dict[str, Any] = {"gen_length": 12, "remasking": "low_confidence_dynamic", "threshold": 0.3}
+EDITING |= {"editing_threshold": 0.05, "max_post_steps": 3}
 MASK, EOS = 90, 91
 
 
@@ -184,30 +177,6 @@ def test_the_rule_by_hand():
 # What the sampler does.
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "max_post_steps": 0}])
-def test_each_state_is_rebuilt_as_the_sampler_saw_it(model: MaskedDiffusionLM, settings: dict[str, Any]):
-    watch = Watch()
-    sampler = SamplerConfig(**{**EDITING, **settings})
-    t = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, hook=watch)
-    for row, clock, tokens in watch.seen:
-        assert t.rows(torch.tensor([row])).state_before(torch.tensor([clock]))[0].tolist() == tokens
-    assert {(row, clock) for row, clock, _ in watch.seen} == {
-        (row, clock) for row, steps in enumerate(t.scheduled_steps.tolist()) for clock in range(steps + 1)
-    } - {(row, steps) for row, steps in enumerate(t.scheduled_steps.tolist())}
-    assert isinstance(t, EditedTrajectory)
-    shown = t.reveal_step >= 0
-    assert torch.equal(t.state_before(t.scheduled_steps)[shown], t.tokens[shown])
-    assert sum(len(row) for row in edits_of(t)) > 5
-    for row, edits in enumerate(edits_of(t)):
-        assert [step for _, step, _ in edits] == sorted(step for _, step, _ in edits)
-        assert all(step > int(t.reveal_step[row, place]) for place, step, _ in edits)
-        held = t.revealed[row].tolist()
-        for place, _, token in edits:
-            assert held[place] != token != model.mask_id
-            held[place] = token
-        assert [x for x, s in zip(held, shown[row].tolist(), strict=True) if s] == t.tokens[row][shown[row]].tolist()
-
-
 def test_a_row_is_the_same_alone_refilled_and_without_stored_blocks(
     model: MaskedDiffusionLM, edited: Trajectory, monkeypatch: pytest.MonkeyPatch
 ):
@@ -251,50 +220,19 @@ def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedD
 # Training.
 
 
-def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
-    signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS[: len(t)], 0)
-
-
-def logp_of(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
-    return Predictions(views, dict.fromkeys((CURRENT, OLD, BASE), model)).logp()
-
-
-@pytest.mark.parametrize(
-    ("name", "knobs"),
-    [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
+@replayed
 def test_a_replay_gives_the_log_probabilities_that_were_recorded(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, edited: Trajectory
 ):
     """In the doubled layout, of revealed tokens and of edits, for prompts of any length."""
-    t = in_rounds(edited)
-    views = views_for(name, edited, **knobs)
-    step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
-    place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
-    recorded = {
-        (row, int(place_BW[row, w]), int(step_BW[row, w])): float(confidence_BW[row, w])
-        for row, w in (step_BW >= 0).nonzero().tolist()
-    }
-    view, column = views.target.nonzero().unbind(-1)
-    place = (column - t.prompt_ids.shape[1]).tolist()
-    if name == "trace_rl":  # whose views have no numbers: of each row one a step, in order
-        steps = [t.distinct_steps()[row].tolist() for row in range(len(t))]
-        number = [step for own in steps for step in own]
-    else:
-        number = views.state.tolist()
-    asked = [(int(views.row[v]), p, number[v]) for v, p in zip(view.tolist(), place, strict=True)]
-    drawn = torch.tensor([recorded[key] for key in asked])
-    torch.testing.assert_close(logp_of(model, views), drawn.log(), rtol=0, atol=1e-4)
-    scored = t.scored(after_eos=name in ("cj_grpo", "egspo"))
-    every = {key for key in recorded if bool(scored[key[0], key[1]])}
-    assert set(asked) <= every and (name == "agrpo" or set(asked) == every)
-    assert len(asked) == len(set(asked)) and sum(key[2] > int(t.reveal_step[key[0], key[1]]) for key in asked) > 3
+    asked = asked_of_replay(name, views_for(name, edited, **knobs), in_rounds(edited), model)
+    revealed = in_rounds(edited).reveal_step
+    assert sum(step > int(revealed[row, place]) for row, place, step in asked) > 3
 
 
 def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(edited: Trajectory):
     views = views_for("lfpo", edited, states="stratified", timesteps=2)
+    assert views.row.bincount().max() == 2
     width, edits = edited.prompt_ids.shape[1], 0
     for number, row in enumerate(views.row.tolist()):
         for block in edited.block_BC[row][edited.entered[row]].unique():

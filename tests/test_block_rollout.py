@@ -113,23 +113,6 @@ def test_a_row_ends_after_the_block_with_an_eos_and_keeps_what_was_sampled_there
     assert int(inside.nfe[0]) <= int(ended.nfe[0])
 
 
-@pytest.mark.parametrize("settings", [{}, {"threshold": 0.3}, {"early_stop": "eos"}])
-def test_states_replay_to_the_recorded_probabilities(model: MaskedDiffusionLM, settings: dict[str, Any]):
-    """Each token's probability in the state before its step, under the trajectory's structure, is what was recorded;
-    tokens after an EOS included."""
-    sampler = SamplerConfig(gen_length=12, temperature=1.0, **settings)
-    make_eos_common(model, sampler)
-    t = rollout(model, PROMPTS, sampler, SEEDS)
-    assert bool((t.scored(True) & ~t.counted).any())
-    mask = torch.cat([t.prompt_mask, torch.ones_like(t.tokens)], dim=1)
-    for step in range(int(t.reveal_step.max()) + 1):
-        now = t.reveal_step == step
-        state = torch.cat([t.prompt_ids, t.state_before(torch.full((5,), step))], dim=1)
-        hidden = model.hidden(state, mask, structure=t.structure)[:, t.prompt_ids.shape[1] :]
-        p = model.head(hidden[now]).softmax(-1).gather(1, t.tokens[now][:, None])[:, 0]
-        torch.testing.assert_close(p.float(), t.confidence[now], rtol=1e-5, atol=1e-7)
-
-
 def count_tokens(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """A list that grows by the shape of each forward's input."""
     shapes: list[tuple[int, ...]] = []
@@ -278,8 +261,6 @@ def test_sample_and_eval_take_the_models_block_length(tmp_path: Path, capsys: py
     found = json.loads(output.read_text())
     assert found["sampler"]["block_length"] == 4
     assert found["sampler"]["gen_length"] % 4 == 0
-    assert main(["sample", "--model", str(source), "--prompt", "a", "--sampler.cache", "dual"]) == 2
-    assert "cache 'dual' is an approximation for models with full attention" in capsys.readouterr().err
 
 
 def reveal(score: list[float], eligible: list[bool], block_step: int = 0, **fields: Any) -> list[bool]:

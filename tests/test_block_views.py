@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lfpo.base.errors import UserError
-from lfpo.base.rng import generator
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.structure import FULL, Structure
+from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.objective import check_rollouts
 from lfpo.objectives.predictions import Predictions
@@ -37,16 +36,6 @@ def rolled(model: MaskedDiffusionLM) -> Trajectory:
     return rollout(model, PROMPTS, sampler, SEEDS)
 
 
-def state_alone(model: MaskedDiffusionLM, trajectory: Trajectory, row: int, step: int, block: int) -> torch.Tensor:
-    """Logits [positions, V] of one block of a row before a scheduled step, from a forward of its own over the prompt,
-    the blocks before it and the block as the sampler saw it; of the block's completion positions."""
-    prompt = trajectory.prompt_ids[row][trajectory.prompt_mask[row].bool()]
-    seen = trajectory.state_before(torch.full((len(trajectory),), step))[row]
-    ids = torch.cat([prompt, seen])[: (block + 1) * BLOCK]
-    start = max(block * BLOCK, len(prompt))
-    return model.head(model.hidden(ids[None], structure=Structure(BLOCK))[0, start:])
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> MaskedDiffusionLM:
     return load_model(write_llada(tmp_path / "blocks", block_length=BLOCK))
@@ -63,7 +52,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, SEEDS, 0)
+    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, range(len(t)), 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -80,57 +69,46 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         assert torch.equal(again.reveal_step[row], alone)
 
 
-@pytest.mark.parametrize(
+replayed = pytest.mark.parametrize(
     ("name", "knobs"),
     [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
     ids=lambda x: x if isinstance(x, str) else "",
 )
+Write = tuple[int, int, int]  # row, position and step of a token that was written
+
+
+def asked_of_replay(name: str, views: Views, t: Trajectory, model: MaskedDiffusionLM) -> list[Write]:
+    """What the views of rounds `t` ask about: every token that the objective scores, once, with the log-probability
+    that was recorded when it was written."""
+    step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
+    place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
+    recorded: dict[Write, float] = {
+        (row, int(place_BW[row, w]), int(step_BW[row, w])): float(confidence_BW[row, w])
+        for row, w in (step_BW >= 0).nonzero().tolist()
+    }
+    view, column = views.target.nonzero().unbind(-1)
+    place = (column - t.prompt_ids.shape[1]).tolist()
+    if name == "trace_rl":  # whose views have no numbers: of each row one a step, in order
+        number = [step for row in range(len(t)) for step in t.distinct_steps()[row].tolist()]
+    else:
+        number = views.state.tolist()
+    asked = [(int(views.row[v]), p, number[v]) for v, p in zip(view.tolist(), place, strict=True)]
+    drawn = torch.tensor([recorded[key] for key in asked])
+    torch.testing.assert_close(Predictions(views, policies(model)).logp(), drawn.log(), rtol=0, atol=1e-4)
+    scored = t.scored(after_eos=name in ("cj_grpo", "egspo"))
+    every = {key for key in recorded if bool(scored[key[0], key[1]])}
+    assert set(asked) <= every and (name == "agrpo" or set(asked) == every) and len(asked) == len(set(asked))
+    return asked
+
+
+@replayed
 def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, rollouts: Trajectory
 ):
-    views = views_for(name, rollouts, **knobs)
-    logp = Predictions(views, policies(model)).logp()
-    view, column = views.target.nonzero().unbind(-1)
-    completion = column - rollouts.prompt_ids.shape[1]
-    drawn = rollouts.confidence[views.row[view], completion]
-    torch.testing.assert_close(logp.exp(), drawn, rtol=1e-4, atol=1e-7)
-    every = {(int(r), int(c)) for r, c in rollouts.scored(after_eos=name in ("cj_grpo", "egspo")).nonzero()}
-    scored = {(int(r), int(c)) for r, c in zip(views.row[view], completion, strict=True)}
-    assert scored <= every and (name == "agrpo" or scored == every)
-    rounds = int(in_rounds(rollouts).reveal_step.amax()) + 1
+    views, t = views_for(name, rollouts, **knobs), in_rounds(rollouts)
+    assert asked_of_replay(name, views, t, model)
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
-    assert len(views) <= rounds * len(rollouts) < steps  # not a forward for each step
-
-
-def test_lfpo_replays_stratified_steps_of_each_block(model: MaskedDiffusionLM, rollouts: Trajectory):
-    """At most K views a rollout; each block of each shows a state that the sampler saw, predicted as from it alone."""
-    views = views_for("lfpo", rollouts, states="stratified", timesteps=2)
-    assert views.row.bincount().max() == 2
-    logits = Predictions(views, policies(model)).logits()
-    view_T, column_T = views.target.nonzero().unbind(-1)
-    width = rollouts.prompt_ids.shape[1]
-    compared = 0
-    for number in range(len(views)):
-        row = int(views.row[number])
-        blocks = rollouts.block_BC[row]
-        for block in blocks[rollouts.entered[row]].unique().tolist():
-            column = (blocks == block).nonzero().flatten() + width
-            at = (view_T == number) & torch.isin(column_T, column)
-            if not at.any():
-                continue
-            shown = views.input_ids[number, column]
-            own = rollouts.reveal_step[row, column - width]
-            states = {
-                int(step): rollouts.state_before(torch.full((len(rollouts),), int(step)))[row, column - width]
-                for step in own.unique()
-            }
-            (step,) = [step for step, state in states.items() if torch.equal(state, shown)]
-            expected = state_alone(model, rollouts, row, step, block)
-            masked = views.target[number, column]  # still masked, up to the first EOS
-            assert torch.equal(masked, (own >= step) & rollouts.counted[row, column - width])
-            torch.testing.assert_close(logits[at], expected[masked], rtol=0, atol=1e-4)
-            compared += 1
-    assert compared > 15
+    assert len(views) <= (int(t.reveal_step.amax()) + 1) * len(rollouts) < steps  # not a forward for each step
 
 
 def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
@@ -204,17 +182,6 @@ def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
     expected = 2 * of_weights + attention * int(sees.sum()) + head
     assert update_flops(model, views, backward=False) == pytest.approx(expected, rel=1e-12)
-
-
-def test_one_block_for_all_is_full_attention(model: MaskedDiffusionLM, rollouts: Trajectory):
-    """A block as long as the row: the states of the noised half are those that full attention gives."""
-    t = dataclasses.replace(rollouts, structure=Structure(64))
-    rng = generator(1)
-    masked = torch.rand(t.tokens.shape, generator=rng) < 0.5
-    objective = make_objective({"name": "unigrpo"})
-    doubled, whole = (objective.masked_views(x, masked) for x in (t, dataclasses.replace(t, structure=FULL)))  # type: ignore[attr-defined]
-    found = Predictions(doubled, policies(model)).logp()
-    torch.testing.assert_close(found, Predictions(whole, policies(model)).logp(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
@@ -43,19 +42,6 @@ def test_a_cache_renewed_at_every_forward_is_exact(model: MaskedDiffusionLM, set
     torch.testing.assert_close(renewed.confidence, exact.confidence)
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_with_one_layer_a_cache_loses_nothing(family: str, cache: Any):
-    """While a block is denoised no token outside it changes, so neither do their keys and values."""
-    model = shallow(family)
-    exact = rollout(model, PROMPTS, SamplerConfig(**COMMON), SEEDS)
-    cached = rollout(model, PROMPTS, SamplerConfig(**COMMON, cache=cache), SEEDS)
-    assert torch.equal(cached.tokens, exact.tokens)
-    assert torch.equal(cached.reveal_step, exact.reveal_step)
-    torch.testing.assert_close(cached.confidence, exact.confidence)
-    assert int(cached.queries.sum()) < int(exact.queries.sum())
-
-
 @pytest.mark.parametrize(("cache", "block", "refresh"), [("prefix", 4, None), ("dual", 4, None), ("dual", 8, 3)])
 def test_cached_rows_equal_two_copies_of_the_row_side_by_side(
     model: MaskedDiffusionLM, cache: Any, block: int, refresh: int | None
@@ -72,39 +58,6 @@ def test_cached_rows_equal_two_copies_of_the_row_side_by_side(
         assert batch.confidence[row].tolist() == pytest.approx(sure, rel=1e-5)
     # With two layers it is an approximation: the prompt's keys in the second are out of date after a reveal.
     assert not torch.allclose(batch.confidence[0], exact.confidence[0], rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("second", [[20, 21, 22, 23, 24], [20, 21, 22, 23, 24, 25, 26, 27]], ids=["padded", "whole"])
-def test_a_window_of_unchanged_tokens_gives_the_states_of_the_whole(model: MaskedDiffusionLM, second: list[int]):
-    ids, mask = left_pad([[5, 6, 7, 8, 9, 10, 11, 12], second, second[::-1]], 0)
-    cache = KeyValueCache()
-    whole = model.hidden(ids, mask, cache)
-    torch.testing.assert_close(whole, model.hidden(ids, mask if len(second) < 8 else None), rtol=0, atol=1e-10)
-    for start in ([1, 4, 3], [5, 5, 5], [7, 6, 4]):  # from 7 and 6, three columns exceed the row's 8
-        found = model.window_hidden(ids, mask, torch.tensor(start), 3, cache)
-        assert found.shape == (3, 3, whole.shape[-1])
-        for row, first in enumerate(start):
-            expected = whole[row, first : first + 3]
-            torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
-def test_a_window_takes_new_tokens_and_leaves_the_rest_as_it_was():
-    """With one layer the result is exact: tokens changed only in this window or in earlier ones."""
-    for family in ("llada", "dream"):
-        model = shallow(family)
-        ids, mask = left_pad([[5, 6, 7, 8, 9, 10], [20, 21, 22, 23]], 0)
-        cache = KeyValueCache()
-        model.hidden(ids, mask, cache)
-        ids[:, 2:4] += 50
-        model.window_hidden(ids, mask, torch.tensor([2, 3]), 2, cache)  # row 1's window leaves column 2 out
-        ids[:, 4] += 50
-        found = model.window_hidden(ids, mask, torch.tensor([4, 4]), 2, cache)
-        seen = ids.clone()
-        if family == "llada":  # with Dream's shift the token before the window, column 2, is run too
-            seen[1, 2] -= 50
-        torch.testing.assert_close(found, model.hidden(seen, mask)[:, 4:6], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -147,57 +100,6 @@ def test_queries_by_hand_and_as_the_model_saw_them(
     assert alone.queries.tolist() == [expected] == [seen["tokens"]]
     heads = 2 * model.vocab_size * model.backbone.config.hidden_size * seen["predicted"]
     assert rollout_flops(model, alone) == pytest.approx(seen["flops"] + heads)
-
-
-def test_flops_of_a_cached_forward_by_hand(llada: Path):
-    model = load_model(llada)
-    d, layers = model.backbone.config.hidden_size, model.backbone.config.num_hidden_layers
-    weights = sum(p.numel() for p in model.backbone.model.layers.parameters())
-    # 2 and 4 tokens are run; each attends all 3 and 6 of its row.
-    expected = 2 * weights * (2 + 4) + 4 * layers * d * (2 * 3 + 4 * 6)
-    found = forward_flops(model, torch.tensor([3, 6]), 0, torch.tensor([2, 4]))
-    assert found == pytest.approx(expected)
-
-
-def test_a_memory_keeps_rows_apart():
-    """Keys are [B, 2, 4 columns, 3]; the last column is scratch."""
-    cache = KeyValueCache()
-
-    def fill(rows: list[int], source: list[int], numbers: list[float], width: int = 3, *, later: bool = False) -> None:
-        x = torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 2, width, 3)
-        cache.fill(torch.tensor(rows), torch.tensor(source), later=later)
-        key, value = cache.update(x, 10 * x, 0)
-        assert torch.equal(key, x)
-        assert torch.equal(value, 10 * x)
-
-    def held() -> list[list[float]]:
-        key, value = cache.layers[0]
-        assert torch.equal(value, 10 * key)
-        return key[:, 1, :, 2].tolist()
-
-    cache.fit(2, 3)
-    fill([0, 1], [0, 1], [7, 8])
-    assert held() == [[7, 7, 7, 0], [8, 8, 8, 0]]
-    cache.fit(4, 3)  # more than there is room for
-    assert held() == [[7, 7, 7, 0], [8, 8, 8, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    before = cache.layers[0][0]
-    fill([3, 1, 2], [0, 1, 0], [9, 5], width=2)  # rows 3 and 2 share; the first column holds padding
-    assert held() == [[7, 7, 7, 0], [8, 5, 5, 0], [0, 9, 9, 0], [0, 9, 9, 0]]
-    cache.columns = torch.tensor([[0], [2], [3], [3]])
-    cache.update(torch.full((4, 2, 1, 3), 1.0), torch.full((4, 2, 1, 3), 10.0), 0)
-    assert cache.layers[0][0] is before  # in place
-    assert held() == [[1, 7, 7, 0], [8, 5, 1, 0], [0, 9, 9, 1], [0, 9, 9, 1]]
-    cache.keep(torch.tensor([3, 0]))
-    assert held() == [[0, 9, 9, 1], [1, 7, 7, 0]]
-    cache.fit(2, 2)  # the first column is forgotten
-    assert held() == [[9, 9, 1], [7, 7, 0]]
-    fill([1], [0], [4], width=3, later=True)  # a forward padded to more columns than there are
-    assert held() == [[9, 9, 1], [7, 7, 0]]
-    cache.store()
-    assert held() == [[9, 9, 1], [4, 4, 0]]
-    cache.fit(3, 2)  # back to an old place, which holds something
-    assert held()[:2] == [[9, 9, 1], [4, 4, 0]]
-    assert cache.layers[0][0].untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
 
 
 def test_a_memory_is_divided_anew_in_place():

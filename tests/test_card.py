@@ -5,22 +5,15 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
+from lfpo import LFPOTrainer
 from lfpo.runs.card import model_card
 from lfpo.runs.directory import Run
+from small_runs import choice_config
 
 
 def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path):
-    args = LFPOConfig(
-        output_dir=str(tmp_path / "my run"),
-        task="choice",
-        max_steps=1,
-        prompts_per_iteration=2,
-        num_generations=2,
-        eval_samplers={"quick": SamplerConfig(threshold=0.9)},
-        eval_size=4,
-    )
-    trainer = LFPOTrainer(args=args)
+    settings = {"max_steps": 1, "reward_funcs": [], "eval_samplers": {"quick": {"threshold": 0.9}}}
+    trainer = LFPOTrainer(args=choice_config(tmp_path / "my run", "embedded", **settings))
     folder = trainer.train()
     card = ModelCard.load(folder / "README.md")
     assert card.data.library_name == "lfpo"

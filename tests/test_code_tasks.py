@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from lfpo.base.config import RECIPES, build, load_yaml
 from lfpo.base.errors import UserError
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
@@ -25,7 +24,7 @@ from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
 from lfpo.rewards.sandbox import launch
-from lfpo.train.config import LFPOConfig
+from written_runs import write_rows
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
@@ -81,11 +80,6 @@ def allow_resource_limits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LFPO_UNSAFE_SANDBOX", "root")
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def own(name: str) -> CodeTask:
     task = get_task(f"{name}@{OWN / name.removesuffix('_instruct')}")
     assert isinstance(task, CodeTask)
@@ -100,19 +94,9 @@ def rows_of(name: str, folder: Path = DATA) -> list[dict[str, Any]]:
     return [*train, *task.test_rows()]
 
 
-SWAPS: dict[type, ast.AST] = {
-    ast.Add: ast.Sub(),
-    ast.Sub: ast.Add(),
-    ast.Mult: ast.Add(),
-    ast.Lt: ast.GtE(),
-    ast.LtE: ast.Gt(),
-    ast.Gt: ast.LtE(),
-    ast.GtE: ast.Lt(),
-    ast.Eq: ast.NotEq(),
-    ast.NotEq: ast.Eq(),
-    ast.And: ast.Or(),
-    ast.Or: ast.And(),
-}
+SWAPS: dict[type, ast.AST] = {ast.Add: ast.Sub(), ast.Sub: ast.Add(), ast.Mult: ast.Add(), ast.And: ast.Or()}
+SWAPS |= {ast.Lt: ast.GtE(), ast.LtE: ast.Gt(), ast.Gt: ast.LtE(), ast.GtE: ast.Lt(), ast.Or: ast.And()}
+SWAPS |= {ast.Eq: ast.NotEq(), ast.NotEq: ast.Eq()}
 
 
 def mutants(program: str, most: int = 3) -> list[str]:
@@ -271,7 +255,7 @@ def test_bigcodebench_has_two_prompts_and_one_suite() -> None:
 def test_rows_that_need_a_missing_library_are_not_judged(tmp_path: Path) -> None:
     record = json.loads((OWN / "bigcodebench" / "test.jsonl").read_text().splitlines()[0])
     record["test"] = f"import nowhere.to.be.found, os\nfrom missing_too import x\n{record['test']}"
-    task = get_task(f"bigcodebench@{write_jsonl(tmp_path / 'test.jsonl', [record])}")
+    task = get_task(f"bigcodebench@{write_rows(tmp_path / 'test.jsonl', [record])}")
     assert isinstance(task, DataTask)
     [row] = task.test_rows()
     assert task.needs(row) == "library missing_too, nowhere"
@@ -297,7 +281,7 @@ def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPat
 
 
 def test_training_rows_are_acecode_and_test_rows_the_suite(tmp_path: Path) -> None:
-    train = write_jsonl(tmp_path / "train.jsonl", ACECODE)
+    train = write_rows(tmp_path / "train.jsonl", ACECODE)
     for name in ("acecode", "humaneval", "humaneval_plus", "bigcodebench"):
         suite = OWN / ("humaneval" if name == "acecode" else name) / "test.jsonl"
         task = get_task(f"{name}@train={train},test={suite}")
@@ -321,7 +305,7 @@ def test_mbpp_plus_does_not_train_on_its_test_rows(tmp_path: Path) -> None:
     plus = [json.loads(line) for line in (OWN / "mbpp_plus" / "test.jsonl").read_text().splitlines()]
     shared = {"task_id": plus[0]["task_id"], "text": plus[0]["prompt"], "code": plus[0]["code"]}
     mine = [json.loads(line) for line in (OWN / "mbpp" / "train.jsonl").read_text().splitlines()]
-    train = write_jsonl(tmp_path / "train.jsonl", [*mine, {**shared, "test_list": plus[0]["test_list"]}])
+    train = write_rows(tmp_path / "train.jsonl", [*mine, {**shared, "test_list": plus[0]["test_list"]}])
     task = get_task(f"mbpp_plus@train={train},test={OWN / 'mbpp_plus' / 'test.jsonl'}")
     assert isinstance(task, DataTask)
     assert len(split_rows(task, "train")) == len(mine)
@@ -340,14 +324,3 @@ def test_samples_are_whole_programs_with_the_scorers_ids(name: str) -> None:
         assert parses(record["solution"])
         assert task.needs(row) or passes_as_a_script(record["solution"], row)
     assert not hasattr(get_task("gsm8k"), "sample_record") and not hasattr(get_task("sudoku"), "sample_record")
-
-
-# Recipes
-
-
-@pytest.mark.parametrize("recipe", ["paper/diffucoder-7b-acecode", "paper/llada-8b-acecode"])
-def test_the_papers_code_rows(recipe: str) -> None:
-    config = build(LFPOConfig, load_yaml(RECIPES / f"{recipe}.yaml"))
-    assert config.task == "acecode" and config.bf16 and not config.reward_funcs
-    assert (config.sampler.gen_length, config.sampler.steps) == (512, 2048)
-    assert config.model == ("apple/DiffuCoder-7B-Instruct" if "diffu" in recipe else "GSAI-ML/LLaDA-8B-Instruct")

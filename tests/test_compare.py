@@ -35,15 +35,9 @@ THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
 
 
 def small(folder: Path, **changes: Any) -> CompareConfig:
-    values: dict[str, Any] = {
-        "recipe": "choice",
-        "output_dir": str(folder),
-        "objectives": {"lfpo": {"name": "lfpo", "timesteps": 1}, "rejection": {"name": "rejection"}},
-        "seeds": [100, 101],
-        "overrides": {**TINY, **THRESHOLD},
-        "thresholds": [0.5, 0.9],
-        "problems": 4,
-    }
+    values: dict[str, Any] = {"recipe": "choice", "output_dir": str(folder)}
+    values |= {"objectives": {"lfpo": {"name": "lfpo", "timesteps": 1}, "rejection": {"name": "rejection"}}}
+    values |= {"seeds": [100, 101], "overrides": {**TINY, **THRESHOLD}, "thresholds": [0.5, 0.9], "problems": 4}
     return CompareConfig(**{**values, **changes})
 
 

@@ -12,22 +12,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "rows.jsonl"
 
 
-def test_rows_keep_their_columns_and_order(file: Path) -> None:
-    rows = [{"prompt": "a", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": None}]
-    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert load_jsonl(file) == rows
-
-
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_the_last_line_may_end_or_not(file: Path, end: str) -> None:
-    file.write_bytes(('{"prompt": "a"}' + end).encode())
-    assert load_jsonl(file) == [{"prompt": "a"}]
-
-
-def test_only_newlines_end_a_row(file: Path) -> None:
+def test_rows_keep_their_columns_and_order_and_only_newlines_end_them(file: Path, end: str) -> None:
     text = "one\u2028two\u2029three\x85four"
-    file.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert load_jsonl(file) == [{"prompt": text}]
+    rows = [{"prompt": text, "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": None}]
+    file.write_bytes(("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + end).encode())
+    assert load_jsonl(file) == rows
 
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'

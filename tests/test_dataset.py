@@ -31,16 +31,10 @@ def failing(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> LFPOConfig:
-    values: dict[str, Any] = {
-        "output_dir": "run",
-        "columns": {"question": "prompt"},
-        "map_row": "test_dataset.shortened",
-        "sampler": SamplerConfig(gen_length=8, temperature=1.0, threshold=0.9),
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "eval_size": 3,
-        "threads": 1,
-    }
+    values: dict[str, Any] = {"output_dir": "run", "columns": {"question": "prompt"}}
+    values |= {"map_row": "test_dataset.shortened"}
+    values |= {"sampler": SamplerConfig(gen_length=8, temperature=1.0, threshold=0.9), "prompts_per_iteration": 2}
+    values |= {"num_generations": 2, "eval_size": 3, "threads": 1}
     return LFPOConfig(**(values | changes))
 
 

@@ -10,7 +10,6 @@ from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.rollout.reveal import Step, find_rule
 from lfpo.rollout.reveal.published import origin_steps
-from lfpo.rollout.reveal.rule import best
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_counts
 
@@ -68,33 +67,6 @@ def test_origin_leaves_a_position_masked_with_the_schedules_probability(steps: i
         assert masked_after == pytest.approx(1 - (i + 1) * (1 - eps) / steps, abs=1 / n)
 
 
-def test_the_best_eligible_are_taken_and_ties_broken_to_the_left():
-    score = torch.tensor([[0.9, 0.5, 0.5, 0.1], [0.2, 0.8, 0.9, 0.7]])
-    eligible = torch.tensor([[False, True, True, True], [True, True, True, True]])
-    chosen = best(score, eligible, torch.tensor([1, 3]))
-    assert chosen.tolist() == [[False, True, False, False], [False, True, True, True]]
-
-
-def test_threshold_takes_all_above_and_always_the_best():
-    confidence = torch.tensor([[0.95, 0.91, 0.2], [0.1, 0.3, 0.2]])
-    eligible = torch.ones(2, 3, dtype=torch.bool)
-    assert revealed(confidence, eligible, threshold=0.9).tolist() == [[True, True, False], [False, True, False]]
-
-
-def test_threshold_of_equal_confidences_takes_the_leftmost():
-    confidence = torch.tensor([[0.9, 0.3, 0.3]])
-    assert revealed(confidence, torch.tensor([[False, True, True]]), threshold=0.5).tolist() == [[False, True, False]]
-    # At the threshold is enough.
-    assert revealed(confidence, torch.tensor([[False, True, True]]), threshold=0.3).tolist() == [[False, True, True]]
-
-
-def test_threshold_leftmost_falls_back_to_the_leftmost():
-    confidence = torch.tensor([[0.2, 0.95, 0.91], [0.1, 0.3, 0.2], [0.1, 0.3, 0.2], [0.95, 0.9, 0.9]])
-    eligible = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False] * 3])
-    found = revealed(confidence, eligible, rule="threshold_leftmost", threshold=0.9)
-    assert chosen(found) == [[1, 2], [0], [1], []]  # a confidence at a position that is not eligible does not count
-
-
 def test_tau_budget_adds_up_the_risks_of_what_is_above_the_threshold():
     """The budget is 1/4. The quota is 2 at the first step and none at the second, where it counts as 1."""
     score = torch.tensor(
@@ -126,29 +98,32 @@ def chosen(mask: torch.Tensor) -> list[list[int]]:
     return [row.nonzero().flatten().tolist() for row in mask]
 
 
-def test_factor_takes_the_longest_run_that_is_sure_enough():
-    # The n-th must reach 1 - 1 / (n + 1): 1/2, 2/3, 3/4, 4/5.
-    confidence = torch.tensor(
-        [
-            [0.9, 0.79, 0.76, 0.95],  # the last candidate, 0.76, fails 4/5 and is not taken
-            [0.9, 0.75, 0.7, 0.95],  # 3/4 is just enough
-            [0.1, 0.4, 0.35, 0.2],  # none is, so the best alone
-            [0.65, 0.65, 0.65, 0.65],  # fails at n = 2
-        ],
-        dtype=torch.float64,
-    )
-    eligible = torch.ones(4, 4, dtype=torch.bool)
-    assert chosen(revealed(confidence, eligible, factor=1.0)) == [[0, 1, 3], [0, 1, 3], [1], [0]]
-    # Twice the factor: 0, 1/3, 1/2, 3/5.
-    assert chosen(revealed(confidence, eligible, factor=2.0)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2], [0, 1, 2, 3]]
+LEFT_OUT = [[0.2, 0.95, 0.91], [0.1, 0.3, 0.2], [None, 0.3, 0.2], [None, None, None]]
+# With factor 1 the n-th must reach 1 - 1 / (n + 1): 1/2, 2/3, 3/4, 4/5. In the first row the last candidate, 0.76,
+# fails 4/5; in the second 3/4 is just enough; in the third none is, so the best alone; the fourth fails at n = 2.
+SURE = [[0.9, 0.79, 0.76, 0.95], [0.9, 0.75, 0.7, 0.95], [0.1, 0.4, 0.35, 0.2], [0.65, 0.65, 0.65, 0.65]]
+ENTROPIES = [[0.5, 0.125, 1.0, 0.25], [3.0, 2.0, 4.0, 5.0]]
 
 
-def test_entropy_bound_adds_up_all_but_the_largest():
-    entropy = torch.tensor([[0.5, 0.125, 1.0, 0.25], [3.0, 2.0, 4.0, 5.0]], dtype=torch.float64)
-    eligible = torch.ones(2, 4, dtype=torch.bool)
-    assert chosen(revealed(entropy, eligible, entropy_bound=0.375)) == [[0, 1, 3], [1]]  # 1/8 + 1/4 is just within it
-    assert chosen(revealed(entropy, eligible, entropy_bound=0.374)) == [[1, 3], [1]]
-    assert chosen(revealed(entropy, eligible, entropy_bound=9.0)) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+@pytest.mark.parametrize(
+    ("rows", "fields", "expected"),
+    [
+        ([[0.95, 0.91, 0.2], [0.1, 0.3, 0.2]], {"threshold": 0.9}, [[0, 1], [1]]),  # all above, and always the best
+        ([[None, 0.3, 0.3]], {"threshold": 0.5}, [[1]]),  # of equals the leftmost
+        ([[None, 0.3, 0.3]], {"threshold": 0.3}, [[1, 2]]),  # at the threshold is enough
+        (LEFT_OUT, {"rule": "threshold_leftmost", "threshold": 0.9}, [[1, 2], [0], [1], []]),
+        (SURE, {"factor": 1.0}, [[0, 1, 3], [0, 1, 3], [1], [0]]),
+        (SURE, {"factor": 2.0}, [[0, 1, 2, 3], [0, 1, 2, 3], [1, 2], [0, 1, 2, 3]]),  # 0, 1/3, 1/2, 3/5
+        (ENTROPIES, {"entropy_bound": 0.375}, [[0, 1, 3], [1]]),  # all but the largest: 1/8 + 1/4 is just within it
+        (ENTROPIES, {"entropy_bound": 0.374}, [[1, 3], [1]]),
+        (ENTROPIES, {"entropy_bound": 9.0}, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+    ],
+)
+def test_rules_without_a_schedule_by_hand(rows: list[Any], fields: dict[str, Any], expected: list[list[int]]):
+    """None: a position that is not eligible; its value, though the best, does not count."""
+    eligible = torch.tensor([[x is not None for x in row] for row in rows])
+    values = torch.tensor([[0.95 if x is None else x for x in row] for row in rows], dtype=torch.float64)
+    assert chosen(revealed(values, eligible, **fields)) == expected
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.05, 3.0), st.integers(0, 255))
@@ -195,9 +170,7 @@ def test_a_value_out_of_range_is_named(setting: str):
         ({"alg": "origin", "alg_temp": 0.5}, "alg_temp"),
         ({"alg": "origin", "schedule": "llada"}, "schedule 'llada'"),
         ({"alg": "entropy", "remasking": "random"}, "remasking 'random'"),
-        ({"alg": "entropy", "threshold": 0.9}, "alg and threshold"),
         ({"factor": 1.0, "entropy_bound": 0.1}, "factor and entropy_bound"),
-        ({"factor": 1.0, "steps": 4}, "'steps'"),
         ({"factor": 1.0, "schedule": "uniform"}, "'schedule'"),
         ({"factor": 1.0, "early_stop": "confidence"}, "early_stop 'confidence'"),
         ({"entropy_bound": 0.1, "steps": 4}, "'steps'"),
@@ -220,8 +193,6 @@ def test_a_value_out_of_range_is_named(setting: str):
         ({"rule": "test_decoding:no_such_rule"}, "has no 'no_such_rule'"),
         ({"rule": "lfpo.rollout.reveal:REVEAL_RULES"}, "expected a function or a Rule, found dict"),
         ({"eps": 0.1}, "eps 0.1 has no effect without schedule 'dream'"),
-        ({"cache": "prefix", "cfg_scale": 1.0}, "cfg_scale"),
-        ({"cache_refresh": 4}, "cache_refresh"),
         ({"cache": "dual", "cache_refresh": 0}, "cache_refresh 0"),
         ({"cache": "dual", "gen_length": 8}, "block_length"),
         ({"cache": "prefix", "gen_length": 8, "block_length": 8}, "cache_refresh"),

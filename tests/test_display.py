@@ -9,24 +9,12 @@ from lfpo.base import progress as progress_module
 from lfpo.base.progress import Progress, duration
 from lfpo.cli import main
 from lfpo.runs import display as display_module
-from lfpo.runs.display import Display, _iterations, sparkline
+from lfpo.runs.display import Display, _iterations
 from test_cli import train_arguments
 
-METRICS = {
-    "step": 3,
-    "reward": 0.5,
-    "steps": 16.0,
-    "nfe": 9.5,
-    "loss": 1.25,
-    "grad_norm": 0.3,
-    "time/rollout": 2.0,
-    "time/reward": 0.0,
-    "time/update": 1.0,
-    "eval/greedy/accuracy": 0.75,
-    "eval/greedy/nfe": 16.0,
-    "eval/greedy/steps": 16.0,
-    "completions/mean_length": 12.0,
-}
+METRICS: dict[str, float] = {"step": 3, "reward": 0.5, "steps": 16.0, "nfe": 9.5, "loss": 1.25, "grad_norm": 0.3}
+METRICS |= {"time/rollout": 2.0, "time/reward": 0.0, "time/update": 1.0, "eval/greedy/accuracy": 0.75}
+METRICS |= {"eval/greedy/nfe": 16.0, "eval/greedy/steps": 16.0, "completions/mean_length": 12.0}
 
 
 def test_a_log_file_gets_one_plain_line_an_iteration():
@@ -75,11 +63,6 @@ def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_las
         for step in range(1, 10):
             display.update({**(METRICS if step == 5 else plain), "step": step})
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/9", "5/9", "9/9"]
-
-
-def test_sparkline_by_hand():
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
-    assert sparkline([1.0, 1.0]) == "▁▁"
 
 
 class Clock:

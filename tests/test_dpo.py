@@ -19,6 +19,7 @@ from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from lfpo.train.example_configs import DPOConfig
 from processes import run_lfpo
+from test_distributed import metrics
 
 ROWS = [
     {"prompt": p, "chosen": "aaaa"[:n], "rejected": "zzz"[:n]} for n, p in ((1, "x"), (2, "yy"), (3, "xyx"), (2, "y"))
@@ -38,25 +39,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "model": str(model),
-        "data_file": str(data),
-        "eval_file": str(data),
-        "gen_length": 4,
-        "beta": 1.0,
-        "max_steps": 4,
-        "batch_size": 3,
-        "learning_rate": 1e-2,
-        "eval_steps": 4,
-        "save_steps": 2,
-    }
+    values: dict[str, Any] = {"output_dir": str(folder), "model": str(model), "data_file": str(data)}
+    values |= {"eval_file": str(data), "gen_length": 4, "beta": 1.0, "max_steps": 4, "batch_size": 3}
+    values |= {"learning_rate": 1e-2, "eval_steps": 4, "save_steps": 2}
     return DPOConfig(**{**values, **changes})
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 def quiet(_: str) -> None:

@@ -110,17 +110,6 @@ def logits_as_states(vocabulary: int) -> Any:
     return SimpleNamespace(vocab_size=vocabulary, mask_id=MASK, head=lambda hidden: hidden, products="float32")
 
 
-def test_guidance_moves_away_from_the_prediction_without_the_prompt():
-    generator = torch.Generator().manual_seed(1)
-    guided, free = (torch.randn(6, 9, generator=generator, dtype=torch.float64) for _ in range(2))
-    sampler = SamplerConfig(temperature=1.0, cfg_scale=1.5)
-    drawn = draw(logits_as_states(9), [guided, free], sampler, evenly(6))
-    expected = draw_from_logits(2.5 * guided - 1.5 * free, sampler, MASK, evenly(6))
-    assert torch.equal(drawn.token, expected.token)
-    torch.testing.assert_close(drawn.confidence, expected.confidence)
-    torch.testing.assert_close(drawn.entropy, expected.entropy)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
-from drill import command, failures, fuzz
+from drill import command, failures
 from drill.command import DrillConfig
 from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
 
@@ -22,24 +21,6 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
 def test_a_reward_function_that_always_raises(drill: Drill):
     row = failures.always_raises(drill)
     assert row.tried == 1 and not row.failures, row
-
-
-def test_the_fuzz_sees_errors_hangs_and_stray_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fuzz, "SECONDS", 0.1)
-    (tmp_path / "own").mkdir()
-
-    def take(value: int) -> None:
-        (tmp_path / "own" / "fine").write_text("")
-        (tmp_path / "stray").write_text("")
-        if value == 3:
-            raise KeyError("oh")
-        while value == 1:
-            pass
-
-    row = fuzz.feed(0, "all", st.sampled_from([3, 1, 2]), take, 3, fuzz.Watch(tmp_path / "own"))
-    found = row.result()["note"]
-    assert "KeyError: 'oh'" in found and "hung on 1" in found and str(tmp_path / "stray") in found
-    assert str(tmp_path / "own") not in found
 
 
 def test_any_difference_is_seen(drill: Drill, tmp_path: Path):

@@ -91,17 +91,6 @@ def test_intervals_and_pass_at_k_by_hand():
     assert mean_interval([1, 2], [2, 2]) == pytest.approx((0.75 - 0.49, 1.0))
 
 
-def test_a_users_task_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "shout.py").write_text(
-        "from lfpo.prompts.tasks.task import Task\n"
-        "TASK = Task('shout', lambda rng: {'prompt': rng.choice('abcdefgh'), 'answer': 'x'}, lambda r: r['prompt'],\n"
-        "            lambda c, r: c == r['answer'], lambda r, rng, share: 'x', 0.4, 4)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    task = get_task("shout:TASK")
-    assert task.reward_functions[0](["a"], ["x"], answer=["x"]) == [1.0]
-
-
 @torch.no_grad()
 def test_plain_transformers_loads_its_export_with_the_callers_mask(tmp_path: Path):
     assert main(["export", "embedded-block", "--layout", "transformers", "--output", str(tmp_path / "out")]) == 0

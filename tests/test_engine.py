@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import queue
 import random
 import shutil
 import signal
@@ -41,7 +40,7 @@ from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.train.config import EngineSettings, LFPOConfig
-from lfpo.train.ray_engine import Dispatcher, Job, RayEngine, Worker, set_weights, weights_of
+from lfpo.train.ray_engine import Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies, make_engine
@@ -230,68 +229,6 @@ def test_training_ahead_is_that_of_the_local_engine(workers: int, llada: Path, t
     mine = run_with(tmp_path / "local", llada, max_staleness=2, prompts_per_unit=1)
     assert [m.get("engine/staleness") for m in mine] == [None, 0, 1, 2, 2]  # an evaluation first
     assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray", workers=workers) == mine
-
-
-class Task:
-    """A call of a stand-in for a worker."""
-
-    def __init__(self, unit: Any):
-        self.unit, self.ended = unit, threading.Event()
-
-
-class Actor:
-    """A stand-in for a worker's handle: each call is a task that ends when the test says so."""
-
-    def __init__(self, calls: queue.Queue[Task]):
-        self.calls, self.sample = calls, self
-
-    def remote(self, version: int, weights: Any, unit: Any) -> Task:
-        self.calls.put(Task((version, weights, unit)))
-        return self.calls.queue[-1]
-
-
-class Ray:
-    """A stand-in for the module."""
-
-    exceptions = type(
-        "Errors", (), {n: type(n, (Exception,), {}) for n in ("RayError", "RayTaskError", "RayActorError")}
-    )
-
-    @staticmethod
-    def wait(tasks: list[Task], num_returns: int, timeout: float) -> tuple[list[Task], list[Task]]:
-        time.sleep(0.001)
-        return [t for t in tasks if t.ended.is_set()], []
-
-    @staticmethod
-    def get(task: Task) -> list[Any]:
-        return [task.unit]
-
-
-def test_workers_get_their_next_unit_while_the_trainer_updates(monkeypatch: pytest.MonkeyPatch):
-    """Nobody asks for results here, as in an update, and all units of two jobs are handed out, one at a time."""
-    monkeypatch.setattr(lfpo.train.ray_engine, "import_ray", lambda: Ray)
-    calls: queue.Queue[Task] = queue.Queue()
-    dispatcher = Dispatcher([Actor(calls)], unit_timeout=0.0)
-    units: list[Any] = ["a", "b"]
-    jobs = [dispatcher.submit(Job(version, f"weights {version}", units)) for version in (0, 1)]
-    order = []
-    for _ in range(4):
-        task = calls.get(timeout=30)
-        assert calls.empty()  # one worker, one unit
-        order.append(task.unit)
-        task.ended.set()
-    assert order == [(v, f"weights {v}", unit) for v in (0, 1) for unit in units]
-    assert [sorted(number for number, _ in dispatcher.results(job)) for job in jobs] == [[0, 1], [0, 1]]
-    assert [job.weights for job in jobs] == [None, None]
-    assert dispatcher.metrics()["engine/worker_0/rollouts"] == 4
-    assert dispatcher.metrics()["engine/units_open"] == 0
-    # What ends the thread is raised where a result is asked for.
-    job = dispatcher.submit(Job(2, None, units))
-    monkeypatch.setattr(Ray, "get", staticmethod(lambda task: 1 / 0))
-    calls.get(timeout=30).ended.set()
-    with pytest.raises(ZeroDivisionError):
-        list(dispatcher.results(job))
-    dispatcher.close()
 
 
 def worker_pids() -> list[int]:

@@ -156,11 +156,9 @@ def test_the_mean_of_evalplus():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"n_samples": 2}, "same completion"),
         ({"rollout_tokens": 0}, "rollout_tokens"),
         ({"overwrite": True}, "output"),
         ({"task": ","}, "no task"),
-        ({"protocol": "papr"}, "did you mean 'paper'"),
     ],
 )
 def test_settings_that_would_be_ignored_are_errors(changes: dict[str, Any], told: str):

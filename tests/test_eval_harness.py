@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def harness_task(folder: Path, **more: Any) -> dict[str, Any]:
+def harness_task(folder: Path, metric: str, **more: Any) -> dict[str, Any]:
     """The first problems of `choice` as a task of the harness over a local file."""
     rows = get_task("choice").test_rows(N)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -34,29 +34,19 @@ def harness_task(folder: Path, **more: Any) -> dict[str, Any]:
         "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
         "doc_to_text": "{{prompt}}",
+        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True}],
         **more,
     }
 
 
 def generation(folder: Path, **kwargs: Any) -> dict[str, Any]:
-    return harness_task(
-        folder,
-        output_type="generate_until",
-        doc_to_target="{{answer}}",
-        generation_kwargs={"until": [], "max_gen_toks": 4, **kwargs},
-        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    )
+    given = {"output_type": "generate_until", "generation_kwargs": {"until": [], "max_gen_toks": 4, **kwargs}}
+    return harness_task(folder, "exact_match", doc_to_target="{{answer}}", **given)
 
 
 def choice(folder: Path) -> dict[str, Any]:
-    return harness_task(
-        folder,
-        output_type="multiple_choice",
-        doc_to_choice=["A", "B"],
-        doc_to_target="{{['A', 'B'].index(answer)}}",
-        target_delimiter="",
-        metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    )
+    given = {"output_type": "multiple_choice", "doc_to_choice": ["A", "B"], "target_delimiter": ""}
+    return harness_task(folder, "acc", doc_to_target="{{['A', 'B'].index(answer)}}", **given)
 
 
 def evaluate(task: dict[str, Any], **arguments: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from lfpo.objectives.measures import watched_routers
 from lfpo.rollout.denoise import rollout
 from lfpo.train.algorithm import accumulate_gradients, ema_update
 from lfpo.train.flops import forward_flops
-from lfpo.train.plan.model import adapter_size, model_shape
+from lfpo.train.plan.model import model_shape
 from processes import run_ranks
 from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
 from test_lora import moved
@@ -246,11 +246,3 @@ def test_published_sizes() -> None:
     assert round(sizes["llada2-mini"].active / 1e6) == 789
     assert round(sizes["llada-moe-7b"].active / 1e9, 1) == 1.1
     assert sizes["sdar-4b"].active == sizes["sdar-4b"].layers
-
-
-@pytest.mark.parametrize("lora", [LORA, ON_EXPERTS])
-def test_the_adapters_of_a_model_whose_first_layer_is_dense(lora: LoraSettings, tmp_path: Path) -> None:
-    model = load_model(golden("llada2_0", tmp_path / "m"))
-    attach(model, lora)
-    own = sum(p.numel() for n, p in model.backbone.named_parameters() if f".{CURRENT}." in n)
-    assert adapter_size(model.config, lora) == own

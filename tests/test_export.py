@@ -37,6 +37,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.export import run_export, run_push
 from lfpo.train.export_config import ExportConfig, PushConfig
 from lfpo.train.preflight import check_disk
+from small_runs import choice_config
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
@@ -358,29 +359,10 @@ def test_a_push_uploads_model_card_recipe_metrics_and_report(
     assert "nothing was uploaded" in printed
 
 
-def test_a_refused_push_says_how_to_log_in(hub: Any, tmp_path: Path):
-    run = write_run(tmp_path / "run", ["text"])
-    save_model(load_model("embedded"), run / "model", load_tokenizer("embedded"))
-    api = HfApi(endpoint=f"http://127.0.0.1:{hub.server_address[1]}", token="hf_bad")
-    with pytest.raises(UserError, match=r"refused or could not be reached .*HF_TOKEN to a token that may write to me"):
-        run_push(PushConfig(str(run), "me/thing", private=False, report=False), api)
-    assert hub.files == {}
-    with pytest.raises(ValueError, match="USER/NAME"):
-        PushConfig(str(run), "thing")
-
-
 def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hub: Any, tmp_path: Path, monkeypatch):
     endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-    args = LFPOConfig(
-        output_dir=str(tmp_path / "run"),
-        task="choice",
-        max_steps=1,
-        prompts_per_iteration=2,
-        num_generations=2,
-        eval_steps=0,
-        push_to_hub=True,
-        hub_model_id="me/thing",
-    )
+    hub_keys = {"push_to_hub": True, "hub_model_id": "me/thing"}
+    args = choice_config(tmp_path / "run", "embedded", max_steps=1, eval_steps=0, **hub_keys)
     monkeypatch.setattr("lfpo.train.export.HfApi", functools.partial(HfApi, endpoint=endpoint, token="hf_bad"))
     with pytest.raises(UserError, match=r"me/thing: the hub at http.* refused or could not be reached .*HF_TOKEN"):
         LFPOTrainer(args=args).train()

@@ -24,6 +24,9 @@ def test_a_forward_by_hand(llada: Path):
     weights = sum(p.numel() for p in model.backbone.model.layers.parameters())
     expected = 2 * weights * 7 + 4 * layers * d * (3 * 3 + 4 * 4) + 2 * config.vocab_size * d * 5
     assert forward_flops(model, torch.tensor([3, 4]), 5) == pytest.approx(expected)
+    # With a cache 2 and 4 tokens are run; each attends to all 3 and 6 of its row.
+    expected = 2 * weights * (2 + 4) + 4 * layers * d * (2 * 3 + 4 * 6)
+    assert forward_flops(model, torch.tensor([3, 6]), 0, torch.tensor([2, 4])) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,6 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.sft import Example, accumulate_sft_gradients
 from small_runs import step_of
 
-CPU = torch.device("cpu")
-
 
 def double(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
@@ -309,17 +307,6 @@ def test_a_function_in_chunks_is_the_function_and_runs_again_only_if_there_are_s
     _, _, forward, both = counts
     assert forward == sizes
     assert sorted(both) == sorted(sizes if len(sizes) == 1 else 2 * sizes)
-
-
-@torch.no_grad()
-def test_without_gradients_each_chunk_runs_once():
-    case, calls = random_case(), list[int]()
-    function, rows = chosen_logp(case.head.requires_grad_(), calls), [case.hidden, case.y, case.weight]
-    with chunks_of(25):
-        found = in_chunks(function, rows, 11)
-    assert calls == [2, 2, 2, 1]
-    assert not found.requires_grad
-    torch.testing.assert_close(found, function(*rows), rtol=1e-13, atol=0)
 
 
 # Training

@@ -295,11 +295,6 @@ def test_an_algebra_process_that_hangs_is_killed_and_replaced() -> None:
     assert equivalent("y+y", "2y")
 
 
-def test_conversational_completions_are_read_as_in_trl() -> None:
-    message = [{"role": "assistant", "content": "#### 5"}]
-    assert number_accuracy(None, [message, "#### 6"], ["5", "5"]) == [1.0, 0.0]
-
-
 TAGGED = "<reasoning>\n1 + 1\n= 2\n</reasoning>\n<answer>\n2\n</answer>"
 
 

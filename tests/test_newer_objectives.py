@@ -10,7 +10,6 @@ import torch
 
 import peers
 from letters import Table, rollouts
-from lfpo.base import distributed
 from lfpo.base.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -26,12 +25,11 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import elbo_views, masked_views
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.step_views import shared_by_state, step_means, step_views
+from lfpo.objectives.step_views import step_means
 from lfpo.objectives.views import subset_masks
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
-from processes import run_ranks
 from small_runs import rolled, step_of
 from test_objective_views import check_rate, views_of
 from test_objectives import GOOD_BAD, loss_of
@@ -159,22 +157,6 @@ def test_means_of_steps_by_hand():
     values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
     assert [m.tolist() for m in step_means(t, values)] == [[2.0, 2.5], [2.5, 2.0]]
     assert [m.tolist() for m in step_means(t, values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
-
-
-def weigh_in_ranks() -> None:
-    """Rank 0 has both tokens of step 0 and one of step 1, rank 1 two of step 1, rank 2 no views."""
-    distributed.start()
-    t = rollouts(["ab", "ab", "ab"], ["00", "01", "11"])
-    mine: Any = [([0, 1], [0, 1]), ([2], [1]), ([], [])][distributed.rank()]
-    views = shared_by_state(step_views(t, *(torch.tensor(x, dtype=torch.long) for x in mine)))
-    expected = [[[0.5, 0.5], [0.0, 1 / 3]], [[1 / 3, 1 / 3]], []][distributed.rank()]
-    assert torch.allclose(views.weight[:, 2:], torch.tensor(expected).view(-1, 2))
-
-
-@pytest.mark.long
-def test_tokens_of_a_step_share_a_weight_over_ranks():
-    ended = run_ranks(3, weigh_in_ranks)
-    assert [rank.returncode for rank in ended] == [0] * 3, ended
 
 
 # Published defects, and what is made of them.

@@ -1,5 +1,5 @@
 """Which states each objective asks about: what is masked, how often, what is scored, and that a draw belongs to its
-rollout. Rates are held to six standard deviations."""
+rollout. Rates are held to four standard deviations."""
 
 from collections import Counter
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import small_runs
 from letters import MASK, rollouts, spell
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.agrpo import AGRPO
@@ -52,17 +53,9 @@ def hidden(views: Views, width: int = 0) -> torch.Tensor:
 
 # What every objective's views have in common.
 
-KNOBS: dict[str, dict[str, Any]] = {
-    "diffu_grpo": {"p_mask_prompt": 0.5},
+KNOBS = small_runs.KNOBS | {
     "spg": {"block_length": 4, "num_masks": 3, "p_mask": 0.5},
     "wd1": {"p_mask_prompt": 0.5},
-    "trace_rl": {"shrink": 2},
-    "agrpo": {"mc_samples": 3},
-    "rldf": {"states": 3},
-    "egspo": {"steps": 3},
-    "bgpo": {"mc_samples": 3},
-    "ebpo": {"mc_samples": 3},
-    "mask_aware": {"mc_samples": 3},
     "stable_drl": {"block_length": 4, "num_masks": 3, "p_mask": 0.5},
 }
 # Those that score what was revealed after the first EOS, and those that draw nothing.

@@ -12,12 +12,12 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.ebpo import EBPO
 from lfpo.objectives.mask_aware import MaskAware
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import gauss_legendre
 from lfpo.objectives.slim_rl import SLIMRL
 from lfpo.objectives.views import noised
 from lfpo.train.algorithm import accumulate_gradients
+from test_fused import chunks_of, random_case
 from test_newer_objectives import HALF, LN2, masks
 from test_objective_views import check_rate, hidden, views_of
 from test_objectives import GOOD_BAD, loss_of
@@ -251,26 +251,22 @@ def test_dtm_s_minimiser_is_the_tilted_posterior():
     assert torch.allclose(z.softmax(-1)[0], expected / expected.sum(), atol=1e-6)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_mixture_sum_is_the_plain_loss(shared: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("heads", ["own", "shared"])
+def test_mixture_sum_is_the_plain_loss(heads: str):
     """Value and gradients of states and head, in one chunk and in many."""
-    g = torch.Generator().manual_seed(1)
-    hidden = torch.randn(7, 4, generator=g, dtype=torch.float64, requires_grad=True)
-    hidden_old = torch.randn(7, 4, generator=g, dtype=torch.float64)
-    head = torch.randn(11, 4, generator=g, dtype=torch.float64, requires_grad=True)
-    head_old = head if shared else torch.randn(11, 4, generator=g, dtype=torch.float64)
-    y = torch.randint(11, (7,), generator=g)
-    a, b = torch.rand(7, generator=g), torch.rand(7, generator=g) - 0.3
-    target = a[:, None] * (hidden_old @ head_old.detach().T).softmax(-1)
-    target = target + torch.nn.functional.one_hot(y, 11) * b[:, None]
+    case = random_case(heads)
+    a, b = case.r, case.weight - 0.8
+    target = a[:, None] * (case.hidden_ref @ case.head_ref.T).softmax(-1)
+    target += torch.nn.functional.one_hot(case.y, 11) * b[:, None]
+    hidden, head = case.hidden.requires_grad_(), case.head.requires_grad_()
     plain = -(target * (hidden @ head.T).log_softmax(-1)).sum()
     expected = torch.autograd.grad(plain, (hidden, head))
     for elements in (2**20, 22):
-        monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", elements)
-        loss = mixture_sum(hidden, hidden_old, head, head_old, y, a, b)
-        found = torch.autograd.grad(loss, (hidden, head))
+        with chunks_of(elements):
+            loss = mixture_sum(hidden, case.hidden_ref, head, case.head_ref, case.y, a, b)
         assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
-        assert all(torch.allclose(f, e, atol=1e-6) for f, e in zip(found, expected, strict=True))
+        for found, wanted in zip(torch.autograd.grad(loss, (hidden, head)), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_dtm_s_states():

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from lfpo.base.config import build, load_yaml
 from lfpo.train.checkpoint import latest_checkpoint
@@ -21,12 +20,9 @@ from lfpo.train.rl import LFPOTrainer
 from lfpo.train.run import TrainingRun
 from processes import run_lfpo
 from small_runs import AS_PUBLISHED
+from tiny import read_weights
 
 OLD = Path(__file__).parent / "data" / "run-of-7ccad80"
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +62,9 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.Mo
     run.restore()
     run.save()
     for part in ("model", "reference", "optimizer"):
-        old, new = tensors(OLD / "checkpoints" / "step-2" / part), tensors(Path("run/checkpoints/step-2") / part)
+        old, new = (
+            read_weights(OLD / "checkpoints" / "step-2" / part),
+            read_weights(Path("run/checkpoints/step-2") / part),
+        )
         assert old.keys() == new.keys()
         assert all(torch.equal(old[name], new[name]) for name in old)

@@ -94,10 +94,6 @@ def clip_of(golden: dict[str, Any]) -> dict[str, Any]:
     return {"epsilon": hyper["eps_low"], "epsilon_high": hyper["eps_high"]}
 
 
-def test_the_batch_is_that_of_the_first_goldens():
-    assert all(peers.NEWER[key] == peers.GOLDEN[key] for key in ("params", "batch", "mask_id", "eos_id", "vocab"))
-
-
 def test_diffu_grpo():
     golden, t = first("diffu_grpo"), peers.trajectory()
     views = fully_masked(t, peers.masks(golden)[0][:, :5])

@@ -148,10 +148,9 @@ def test_a_reference_in_cpu_memory_changes_nothing(objective: str, llada: Path, 
     assert not torch.equal(near.model.head_weight, near.reference.head_weight)
 
 
-def with_adapter(checkpoint: Path, dtype: torch.dtype = torch.float64) -> MaskedDiffusionLM:
+def with_adapter(checkpoint: Path) -> MaskedDiffusionLM:
     """A reference policy whose adapter adds a hundredth of the weights' size."""
-    model = load_model(checkpoint, dtype=dtype)
-    policy = attach(model, LoraSettings(r=4))
+    policy = attach(load_model(checkpoint, dtype=torch.float64), LoraSettings(r=4))
     for _, factor in factors(policy):
         factor.data.copy_(0.1 * torch.randn(factor.shape, generator=torch.Generator().manual_seed(factor.numel())))
     return policy
@@ -176,17 +175,10 @@ def test_a_merged_adapter_gives_the_same_and_is_taken_out_again(checkpoint: Path
     assert torch.equal(other.hidden(IDS), current)
 
 
-@torch.no_grad()
-def test_a_merged_adapter_is_rounded_once_under_autocast(checkpoint: Path):
-    policy = with_adapter(checkpoint, torch.float32)
-    wide = policy.hidden(IDS)
-    policy.autocast = True
-    separate = policy.hidden(IDS)
+def test_copies_with_a_merged_adapter_are_cast(checkpoint: Path):
+    policy = with_adapter(checkpoint)
     with sampling(policy, cast=True, move_to_device=False, merge=True):
         assert matrix_dtypes(policy) == {torch.bfloat16}
-        merged = policy.hidden(IDS)
-    errors = [float((x - wide).norm() / wide.norm()) for x in (merged, separate)]
-    assert errors[0] < 2 * errors[1]
 
 
 def test_merging_in_bfloat16_costs_no_accuracy():

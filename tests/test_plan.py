@@ -139,10 +139,11 @@ def test_a_base_in_four_bits_by_hand():
     assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0, 0]
 
 
-def test_an_adapter_of_experts_counts_the_layers_that_have_some():
+@pytest.mark.parametrize("experts", [False, True])
+def test_an_adapter_counts_the_layers_that_have_experts(experts: bool):
     """Of LLaDA2's layers the first two are dense here; a mixture of 2 and 3 layers alone would have other ones."""
     config = {**model_config("llada2-mini"), "num_hidden_layers": 4, "first_k_dense_replace": 2}
-    settings, model = LoraSettings(r=2, experts=True), skeleton(config)
+    settings, model = LoraSettings(r=2, experts=experts), skeleton(config)
     inject(model, settings)
     assert adapter_size(config, settings) == sum(p.numel() for _, p in factors(model))
 

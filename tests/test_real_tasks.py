@@ -16,6 +16,7 @@ from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
 from lfpo.train.config import LFPOConfig
 from small_runs import trained_on_rows
+from written_runs import write_rows
 
 DATA = Path(__file__).parent / "data"
 PIQA: list[dict[str, Any]] = [
@@ -25,21 +26,8 @@ GPQA: list[dict[str, Any]] = [
     {"Question": f"Made up {i}?", "Correct Answer": "yes", **{f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}}
     for i in range(6)
 ]
-SLICES = {
-    "gsm8k": "gsm8k",
-    "math": "train=math/train.jsonl",
-    "math500": "math500",
-    "d1_countdown": "countdown",
-    "d1_sudoku": "sudoku4x4/test_d1.csv",
-    "hellaswag": "hellaswag",
-    "winogrande": "winogrande",
-}
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+SLICES = {name: name for name in ("gsm8k", "math500", "hellaswag", "winogrande")}
+SLICES |= {"math": "train=math/train.jsonl", "d1_countdown": "countdown", "d1_sudoku": "sudoku4x4/test_d1.csv"}
 
 
 class Hub:
@@ -151,8 +139,8 @@ def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_ord
 
 def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -> None:
     rows = [{"problem": f"What is $ {i} + 1 $?", "answer": str(i + 1)} for i in range(6)]
-    write_jsonl(tmp_path / "train.jsonl", [*rows[:4], {**rows[4], "problem": "What is $4+1$?"}])
-    write_jsonl(tmp_path / "test.jsonl", rows[3:])
+    write_rows(tmp_path / "train.jsonl", [*rows[:4], {**rows[4], "problem": "What is $4+1$?"}])
+    write_rows(tmp_path / "test.jsonl", rows[3:])
     task = data_task(f"math@{tmp_path}")
     assert {task.row("train", i)["answer"] for i in range(20)} == {"1", "2", "3"}
 
@@ -160,8 +148,8 @@ def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -
 def test_a_folder_with_one_split_leaves_the_other_on_the_hub(tmp_path: Path, hub: Hub) -> None:
     hub.rows = lambda config, split: [{"question": f"{split}?", "answer": "#### 7"}]
     row = {"question": "1?", "answer": "#### 1"}
-    write_jsonl(tmp_path / "a" / "train.jsonl", [row])
-    write_jsonl(tmp_path / "b" / "test.jsonl", [row])
+    write_rows(tmp_path / "a" / "train.jsonl", [row])
+    write_rows(tmp_path / "b" / "test.jsonl", [row])
     only_train, only_test = data_task(f"gsm8k@{tmp_path / 'a'}"), data_task(f"gsm8k@{tmp_path / 'b'}")
     assert only_train.row("train", 0)["question"] == "1?"
     assert not hub.asked  # training on local rows does not load the test split
@@ -178,8 +166,8 @@ def test_sudoku_is_split_by_solution(here: None) -> None:
 
 
 def test_gpqa_trains_on_main_minus_diamond_with_its_options_in_a_fixed_order(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "gpqa_main.jsonl", GPQA)
-    write_jsonl(tmp_path / "gpqa_diamond.jsonl", GPQA[:2])
+    write_rows(tmp_path / "gpqa_main.jsonl", GPQA)
+    write_rows(tmp_path / "gpqa_diamond.jsonl", GPQA[:2])
     task = data_task(f"gpqa@{tmp_path}")
     trained = {row["question"]: row for row in (task.row("train", i) for i in range(12))}
     assert sorted(trained) == [row["Question"] for row in GPQA[2:]]
@@ -190,7 +178,7 @@ def test_gpqa_trains_on_main_minus_diamond_with_its_options_in_a_fixed_order(tmp
 
 def test_countdown_reads_the_hubs_fields_and_keeps_three_numbers(tmp_path: Path) -> None:
     rows = [{"target": 10, "nums": [1, 2, 7]}, {"target": 24, "nums": [1, 2, 3, 4]}, {"target": 1, "nums": [3, 3, 9]}]
-    task = data_task(f"d1_countdown@{write_jsonl(tmp_path / 'test.jsonl', rows)}")
+    task = data_task(f"d1_countdown@{write_rows(tmp_path / 'test.jsonl', rows)}")
     assert [row["numbers"] for row in task.test_rows()] == [[1, 2, 7], [3, 3, 9]]
     assert all(task.correct(task.solution(row), row) for row in task.test_rows())
 
@@ -201,14 +189,14 @@ def test_a_reference_is_taken_from_the_solutions_box_and_null_answers_are_left_o
         {"problem": "2?", "solution": "Thus $x = \\boxed 2$."},
         {"problem": "lost", "answer": None},
     ]
-    task = data_task(f"math@{write_jsonl(tmp_path / 'test.jsonl', rows)}")
+    task = data_task(f"math@{write_rows(tmp_path / 'test.jsonl', rows)}")
     assert [row["answer"] for row in task.test_rows()] == ["\\frac{1}{2}", "2"]
 
 
 def test_the_same_rows_load_from_every_kind_of_file(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    write_jsonl(tmp_path / "a" / "validation.jsonl", PIQA)
+    write_rows(tmp_path / "a" / "validation.jsonl", PIQA)
     (tmp_path / "validation.json").write_text(json.dumps(PIQA))
     lines = [",".join(PIQA[0]), *(",".join(map(str, row.values())) for row in PIQA)]
     (tmp_path / "validation.csv").write_text("\n".join(lines) + "\n")
@@ -285,7 +273,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
     if good is None:
         good = json.loads((DATA / name.removesuffix("_instruct") / "test.jsonl").read_text().splitlines()[0])
         line = {key: value for key, value in (good | line).items() if value is not None}
-    file = write_jsonl(tmp_path / "test.jsonl", [good, line])
+    file = write_rows(tmp_path / "test.jsonl", [good, line])
     with pytest.raises(UserError) as error:
         data_task(f"{name}@{file}").row("test", 0)
     assert f"test.jsonl:2: field {said}" in str(error.value)
@@ -300,7 +288,6 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("lfpo.prompts.tasks.nothing:TASK", "lfpo.prompts.tasks.nothing"),
         ("lfpo.prompts.tasks.sudoku:NOTHING", "NOTHING"),
         ("words@there", "makes its own problems and reads no files; leave out '@there', or write 'words@validation'"),
-        ("gsm8k@nowhere", "nowhere: no such file or folder"),
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
         ("gsm8k@test=gone.jsonl", "gone.jsonl: no such file"),
@@ -388,7 +375,7 @@ def test_a_folder_with_only_training_rows_trains_without_evaluation(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(8)]  # these fit the tiny model's context
-    write_jsonl(tmp_path / "data" / "train.jsonl", rows)
+    write_rows(tmp_path / "data" / "train.jsonl", rows)
     sizes = {"max_steps": 1, "num_generations": 2, "eval_size": 0}
     (metrics,) = trained_on_rows(llada, f"gsm8k@{tmp_path / 'data'}", tmp_path / "run", **sizes)
     assert "rewards/number_accuracy/mean" in metrics

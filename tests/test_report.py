@@ -16,7 +16,7 @@ from lfpo.report.completions import highlight, histogram, playable, reveal_map, 
 from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.runs.directory import Run
-from written_runs import CODE, HOSTILE, policy_metrics, record, write_comparison, write_rows, write_run
+from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
 
 
 def data_of(page: str) -> dict:
@@ -215,12 +215,3 @@ def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     (tmp_path / "results.json").write_text('{"cells": []}')
     with pytest.raises(UserError, match=r"results\.json: lacks title, .*lfpo compare"):
         write_report(Run(tmp_path))
-
-
-def test_a_comparison_has_its_table_and_curves(tmp_path: Path):
-    data = data_of((write_report(Run(write_comparison(tmp_path)))).read_text())
-    assert data["kind"] == "comparison"
-    assert [row[0] for row in data["table"]["rows"]] == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
-    assert [curve["label"] for curve in data["curves"]] == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
-    assert data["curves"][1]["learning"]["mean"][-1] == pytest.approx(0.93)
-    assert "recipe: sudoku" in data["config"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -162,38 +163,35 @@ def rewards_of(function, lengths, prompts=None, **columns):
     return next(iter(found.parts.values()))
 
 
-def test_overlong_is_dapos_equation():
-    # L_max 10, L_cache 4: 0 up to 6, then (6 - length) / 4, then -1.
-    assert rewards_of(overlong_penalty(10, 4), [0, 6, 7, 9, 10, 11]) == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
-    for maximum, buffer in ((10, 0), (10, 11)):
-        with pytest.raises(UserError, match=f"buffer {buffer} must be above 0"):
-            overlong_penalty(maximum, buffer)
-
-
-def test_tokens_are_counted():
-    assert rewards_of(tokens, [3, 0]) == [3.0, 0.0]
-
-
-def test_relative_length_is_within_a_prompt():
-    assert rewards_of(relative_length, [2, 4, 6, 5, 5], ["p"] * 3 + ["q"] * 2) == [0.5, 0.0, -0.5, 0.0, 0.0]
-
-
-def test_target_length_is_by_row():
-    assert rewards_of(target_length(alpha=0.5), [3, 3, 3], target_length=[3, 1, 7]) == [0.0, -1.0, -2.0]
-    assert rewards_of(target_length("n", 1.0), [3], n=[4]) == [-1.0]
-
-
 def half(prompts, completions, want):
     return [None if w is None else 0.5 for w in want]
 
 
-def test_a_column_weighs_the_rewards_of_its_rows():
-    assert rewards_of(weighted(half, "w"), [1, 1, 1], want=[1, 1, None], w=[2, 0.5, 3]) == [1.0, 0.25, None]
-    assert rewards_of(weighted(tokens, "w"), [4], w=[2.0]) == [8.0]
-    assert weighted(half, "w").__name__ == "half"
+@pytest.mark.parametrize(
+    ("term", "lengths", "more", "expected"),
+    [
+        # DAPO's equation. L_max 10, L_cache 4: 0 up to 6, then (6 - length) / 4, then -1.
+        (overlong_penalty(10, 4), [0, 6, 7, 9, 10, 11], {}, [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]),
+        (tokens, [3, 0], {}, [3.0, 0.0]),
+        (relative_length, [2, 4, 6, 5, 5], {"prompts": ["p"] * 3 + ["q"] * 2}, [0.5, 0.0, -0.5, 0.0, 0.0]),
+        (target_length(alpha=0.5), [3, 3, 3], {"target_length": [3, 1, 7]}, [0.0, -1.0, -2.0]),
+        (target_length("n", 1.0), [3], {"n": [4]}, [-1.0]),
+        (weighted(half, "w"), [1, 1, 1], {"want": [1, 1, None], "w": [2, 0.5, 3]}, [1.0, 0.25, None]),
+        (weighted(tokens, "w"), [4], {"w": [2.0]}, [8.0]),
+    ],
+)
+def test_terms_by_hand(term, lengths, more, expected):
+    assert rewards_of(term, lengths, **more) == expected
+
+
+@pytest.mark.parametrize("buffer", [0, 11])
+def test_the_buffer_of_overlong_lies_within_the_length(buffer: int):
+    with pytest.raises(UserError, match=f"buffer {buffer} must be above 0"):
+        overlong_penalty(10, buffer)
 
 
 def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
+    assert weighted(half, "w").__name__ == "half"
     with pytest.raises(UserError, match="no column 'w', only completion_ids, want"):
         rewards_of(weighted(half, "w"), [1], want=[1])
     with pytest.raises(UserError, match="column 'w' must hold numbers, found 'x' in row 1 of the batch"):
@@ -203,8 +201,11 @@ def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
 # In a child process
 
 
-def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
-    return ChildProcess("reward_samples:obey", seconds, memory)
+@pytest.fixture
+def child() -> Iterator[ChildProcess]:
+    child = ChildProcess("reward_samples:obey", 30.0)
+    yield child
+    child.stop()
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,7 @@ def start_child(seconds: float = 30.0, memory: int = 0) -> ChildProcess:
         ("exit", 3, "ended with exit code 3"),
     ],
 )
-def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, reason: str):
-    child = start_child()
+def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, reason: str, child: ChildProcess):
     assert child.call(do="say", value=1) == 1
     first, child.seconds, began = child.process, 0.5, time.monotonic()
     with pytest.raises(ChildFailed, match=reason):
@@ -229,29 +229,23 @@ def test_a_child_without_an_answer_is_killed_and_replaced(do: str, value: int, r
     assert first is not None and first.poll() is not None and child.process is None
     child.seconds = 30.0
     assert child.call(do="say", value=[2]) == [2]
-    child.stop()
 
 
-def test_a_program_that_the_function_starts_cannot_answer_for_it():
-    child = start_child()
+def test_a_program_that_the_function_starts_cannot_answer_for_it(child: ChildProcess):
     assert child.call(do="forge", value=0) == 0
     assert child.call(do="say", value=2) == 2
-    child.stop()
 
 
-def test_a_late_answer_is_not_read_as_the_answer_to_the_next_request():
-    child = start_child()
+def test_a_late_answer_is_not_read_as_the_answer_to_the_next_request(child: ChildProcess):
     child.call(do="say", value=0)
     with pytest.raises(RewardTimeout), time_limit(0.2):
         child.call(do="sleep", value=0.5)
     assert child.process is None
     time.sleep(0.5)
     assert child.call(do="say", value="mine") == "mine"
-    child.stop()
 
 
-def test_requests_and_answers_larger_than_a_pipe():
-    child = start_child()
+def test_requests_and_answers_larger_than_a_pipe(child: ChildProcess):
     assert child.call(do="say", value="x" * 1_000_000) == "x" * 1_000_000
     assert child.process is not None
     os.kill(child.process.pid, signal.SIGSTOP)  # it never reads the next request
@@ -260,8 +254,7 @@ def test_requests_and_answers_larger_than_a_pipe():
         child.call(do="say", value="x" * 1_000_000)
 
 
-def test_a_child_outlives_the_thread_that_started_it_and_is_replaced_once_it_ended():
-    child = start_child()
+def test_a_child_outlives_the_thread_that_started_it_and_is_replaced_once_it_ended(child: ChildProcess):
     thread = threading.Thread(target=lambda: child.call(do="say", value=1))
     thread.start()
     thread.join()
@@ -274,12 +267,11 @@ def test_a_child_outlives_the_thread_that_started_it_and_is_replaced_once_it_end
     first.kill()
     first.wait()
     assert pickle.loads(pickle.dumps(child)).call(do="say", value=3) == child.call(do="say", value=3) == 3
-    child.stop()
 
 
 @pytest.mark.skipif(not resident_bytes(os.getpid()), reason="memory is read from /proc")
-def test_memory_is_limited_and_a_slow_leak_loses_no_answer():
-    child = start_child(memory=200 << 20)
+def test_memory_is_limited_and_a_slow_leak_loses_no_answer(child: ChildProcess):
+    child.memory = 200 << 20
     pids = []
     for _ in range(6):
         assert child.call(do="hold", value=30 << 20) == 30 << 20
@@ -288,7 +280,6 @@ def test_memory_is_limited_and_a_slow_leak_loses_no_answer():
     with pytest.raises(ChildFailed, match=r"GiB of memory, more than 0.20 GiB"):
         child.call(do="hold", value=1 << 30)
     assert child.call(do="say", value=1) == 1
-    child.stop()
 
 
 @pytest.fixture

@@ -19,39 +19,19 @@ from lfpo.train.dpo import as_trajectory
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
 from processes import run_lfpo
+from test_train import metrics
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
-INIT = {
-    "model_type": "llada",
-    "d_model": 32,
-    "n_layers": 1,
-    "n_heads": 2,
-    "n_kv_heads": 2,
-    "mlp_hidden_size": 64,
-    "vocab_size": 300,
-    "max_sequence_length": 128,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-}
+INIT: dict[str, Any] = {"model_type": "llada", "d_model": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2}
+INIT |= {"mlp_hidden_size": 64, "vocab_size": 300, "max_sequence_length": 128, "rope_theta": 10000.0}
+INIT |= {"rms_norm_eps": 1e-5}
 
 
 def config(folder: Path, **changes: Any) -> SFTConfig:
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "init": INIT,
-        "tasks": {"choice": 1.0, "sudoku": 1.0},
-        "steps": 60,
-        "batch_size": 16,
-        "learning_rate": 1e-2,
-        "warmup_steps": 5,
-        "logging_steps": 10,
-        "save_steps": 1000,
-    }
+    values: dict[str, Any] = {"output_dir": str(folder), "init": INIT, "tasks": {"choice": 1.0, "sudoku": 1.0}}
+    values |= {"steps": 60, "batch_size": 16, "learning_rate": 1e-2, "warmup_steps": 5, "logging_steps": 10}
+    values |= {"save_steps": 1000}
     return SFTConfig(**{**values, **changes})
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def quiet(_: str) -> None:
@@ -103,43 +83,6 @@ def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None
     for other_loss, other in others:
         assert other_loss == pytest.approx(loss, rel=1e-12)
         assert (other - gradient).norm() < 1e-12 * gradient.norm()
-
-
-def test_the_shares_of_several_processes_add_up_to_the_whole_batch(llada: Path) -> None:
-    model = load_model(llada, dtype=torch.float64)
-    batch = dict(enumerate(examples([(3, 8), (9, 8), (1, 4), (5, 16), (5, 8)])))
-    whole = accumulate_sft_gradients(model, batch, 5, 100, generator(1, "t"))
-    expected = gradient_of(model)
-    model.zero_grad()
-    parts = 0.0
-    for rank in range(2):
-        share = {i: e for i, e in batch.items() if i % 2 == rank}
-        parts += accumulate_sft_gradients(model, share, 5, 100, generator(1, "t"))
-    found = gradient_of(model)
-    assert parts == pytest.approx(whole, rel=1e-12)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-
-
-@torch.no_grad()
-def test_the_loss_is_what_the_paper_says(llada: Path) -> None:
-    """One example at a time, the noise drawn as documented: (1/n) sum over rows of 1/(t C) sum over masked of CE."""
-    model, n = load_model(llada), 6
-    batch = examples([(4, 8)] * n)
-    rng = generator(2, "t")
-    t = ((torch.arange(n) + torch.rand((), generator=rng)) / n).clamp(min=MIN_T)
-    t = t[torch.randperm(n, generator=rng)]
-    root = int(torch.randint(2**62, (), generator=rng))
-    expected = 0.0
-    for i, (example, t_row) in enumerate(zip(batch, t.tolist(), strict=True)):
-        masked = torch.rand(8, generator=generator(root, i)) < t_row
-        target = torch.tensor(example.completion)
-        ids = torch.tensor([example.prompt + target.masked_fill(masked, model.mask_id).tolist()])
-        log_p = model(ids)[0, 4:].log_softmax(-1)
-        ce = -log_p[torch.arange(8), target]
-        expected += float(ce[masked].sum()) / (t_row * 8 * n)
-    with torch.enable_grad():
-        loss = accumulate_sft_gradients(model, dict(enumerate(batch)), n, 10_000, generator(2, "t"))
-    assert loss == pytest.approx(expected, rel=1e-4)
 
 
 class Stop(Exception):
@@ -295,8 +238,11 @@ def test_a_completion_ends_with_a_whole_block(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("loss_weight", ["1/t", "equal"])
-def test_the_loss_is_that_of_each_block_alone_after_its_clean_prefix(loss_weight: Any, model: MaskedDiffusionLM):
+@pytest.mark.parametrize(("block", "loss_weight"), [(None, "1/t"), (BLOCK, "1/t"), (BLOCK, "equal")])
+def test_the_loss_is_what_the_papers_say(block: int | None, loss_weight: Any, model: MaskedDiffusionLM, llada: Path):
+    """(1/n) sum over examples of 1/(t C) sum over masked tokens of CE, one example at a time, the noise drawn as
+    documented; of a model that attends in blocks each block alone, after its clean prefix."""
+    model = model if block else load_model(llada, dtype=torch.float64)
     n, (low, high) = 5, RATIOS[loss_weight]
     batch = examples([(3, 5), (4, 8), (1, 7), (6, 6), (9, 7)])
     rng = generator(2, "t")
@@ -310,9 +256,10 @@ def test_the_loss_is_that_of_each_block_alone_after_its_clean_prefix(loss_weight
         clean = torch.tensor(example.prompt + example.completion)
         noised = clean.masked_fill(torch.cat([torch.zeros(prompt, dtype=torch.bool), masked]), model.mask_id)
         total: float = 0.0
-        for start in range(prompt // BLOCK * BLOCK, len(clean), BLOCK):
-            ids = torch.cat([clean[:start], noised[start : start + BLOCK]])
-            log_p = model.head(model.hidden(ids[None], structure=Structure(BLOCK)))[0].log_softmax(-1)
+        length = block or len(clean)
+        for start in range(prompt // length * length, len(clean), length):
+            ids = torch.cat([clean[:start], noised[start : start + length]])
+            log_p = model.head(model.hidden(ids[None], structure=Structure(block)))[0].log_softmax(-1)
             for place in range(max(start, prompt), len(ids)):
                 if masked[place - prompt]:
                     total -= float(log_p[place, clean[place]])

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import tiny
-from lfpo import LFPOConfig, LFPOTrainer, load_model
+from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.runs.context import Stopped, StopRequests
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
 from processes import start, start_lfpo
 from small_runs import choice_config
-from test_train import metrics, without_times
+from test_staleness import assert_same_bits
+from test_train import metrics
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,6 @@ def unbroken(model: Path) -> Path:
     LFPOTrainer(args=config(folder, model)).train()
     assert all(row["grad_norm"] > 0 for row in metrics(folder)[1:])
     return folder
-
-
-def same(a: Path, b: Path) -> bool:
-    weights = [load_model(folder / "model").state_dict() for folder in (a, b)]
-    return without_times(metrics(a)) == without_times(metrics(b)) and all(
-        torch.equal(v, weights[1][k]) for k, v in weights[0].items()
-    )
 
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
@@ -82,7 +75,7 @@ def test_a_signal_at_any_moment_loses_nothing_finished(
     checkpoints = sorted(p.name for p in (tmp_path / "run").glob("checkpoints/step-*"))
     assert checkpoints == ([f"step-{kept}"] if kept else [])
     LFPOTrainer(args=config(tmp_path / "run", model)).train(resume=True)
-    assert same(tmp_path / "run", unbroken)
+    assert_same_bits(unbroken, tmp_path / "run")
 
 
 def test_handlers_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

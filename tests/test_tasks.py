@@ -19,7 +19,7 @@ from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.rewards.arithmetic import MAX_CHARS, constants, evaluate, parse
+from lfpo.rewards.arithmetic import MAX_CHARS, evaluate, parse
 from lfpo.rewards.sudoku import is_grid
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import _tokenizer_corpus
@@ -185,22 +185,9 @@ def test_words_chains_start_from_the_prompt_and_end_at_the_answer() -> None:
         assert row["steps"]
 
 
-def test_the_reward_has_trls_signature() -> None:
-    found = get_task("choice").reward_functions[0](["p"] * 3, ["A", "A", "B"], answer=["A", "B", "B"], other=[1, 2, 3])
-    assert found == [1.0, 0.0, 1.0]
-
-
 def test_a_dotted_path_is_a_task_too() -> None:
     assert get_task("lfpo.prompts.tasks.sudoku:TASK") is get_task("sudoku")
     assert isinstance(get_task("lfpo.prompts.tasks.choice.TASK"), Task)
-
-
-def test_special_tokens_survive_saving(tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llada"}')
-    again = load_tokenizer(tmp_path)
-    for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
-        assert getattr(again, name) == getattr(tokenizer(), name)
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -302,10 +289,6 @@ def test_everything_else_is_a_value_error_within_a_second(source: str) -> None:
 def test_deep_but_allowed_nesting_has_a_value() -> None:
     assert evaluate(parse("(" * 90 + "1" + ")" * 90)) == 1
     assert evaluate(parse("-" * (MAX_CHARS - 2) + "1")) == 1
-
-
-def test_constants_are_the_integer_literals() -> None:
-    assert sorted(constants(parse("3*(4+4)-x*1.5+True"))) == [3, 4, 4]
 
 
 expressions = st.recursive(

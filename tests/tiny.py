@@ -54,17 +54,8 @@ def write_llada(folder: Path, *, shards: int = 1, special: tuple[str, ...] = LLA
     g = torch.Generator().manual_seed(1)
     vocab = config["embedding_size"]
     kv = D * config["n_kv_heads"] // HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm": (D,),
-        "ff_norm": (D,),
-        "q_proj": (D, D),
-        "k_proj": (kv, D),
-        "v_proj": (kv, D),
-        "attn_out": (D, D),
-        "ff_proj": (MLP, D),
-        "up_proj": (MLP, D),
-        "ff_out": (D, MLP),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm": (D,), "ff_norm": (D,), "q_proj": (D, D), "k_proj": (kv, D)}
+    shapes |= {"v_proj": (kv, D), "attn_out": (D, D), "ff_proj": (MLP, D), "up_proj": (MLP, D), "ff_out": (D, MLP)}
     weights: Weights = {"model.transformer.wte.weight": _randn(g, vocab, D, std=1.0)}
     for n in range(LAYERS):
         for name, shape in shapes.items():
@@ -123,20 +114,11 @@ def write_dream(folder: Path, **changes: Any) -> Path:
     _dump(folder / "config.json", config)
     g = torch.Generator().manual_seed(2)
     vocab, kv = config["vocab_size"], D * DREAM_KV_HEADS // HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (D,),
-        "post_attention_layernorm.weight": (D,),
-        "self_attn.q_proj.weight": (D, D),
-        "self_attn.q_proj.bias": (D,),
-        "self_attn.k_proj.weight": (kv, D),
-        "self_attn.k_proj.bias": (kv,),
-        "self_attn.v_proj.weight": (kv, D),
-        "self_attn.v_proj.bias": (kv,),
-        "self_attn.o_proj.weight": (D, D),
-        "mlp.gate_proj.weight": (MLP, D),
-        "mlp.up_proj.weight": (MLP, D),
-        "mlp.down_proj.weight": (D, MLP),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (D,), "post_attention_layernorm.weight": (D,)}
+    shapes |= {"self_attn.q_proj.weight": (D, D), "self_attn.q_proj.bias": (D,), "self_attn.k_proj.weight": (kv, D)}
+    shapes |= {"self_attn.k_proj.bias": (kv,), "self_attn.v_proj.weight": (kv, D), "self_attn.v_proj.bias": (kv,)}
+    shapes |= {"self_attn.o_proj.weight": (D, D), "mlp.gate_proj.weight": (MLP, D), "mlp.up_proj.weight": (MLP, D)}
+    shapes |= {"mlp.down_proj.weight": (D, MLP)}
     weights: Weights = {"model.embed_tokens.weight": _randn(g, vocab, D, std=1.0)}
     for n in range(LAYERS):
         for name, shape in shapes.items():

@@ -21,18 +21,10 @@ def record(
     """A completion cut into pieces of `piece` characters, revealed in an order that jumps by `stride`."""
     tokens = [text[i : i + piece] for i in range(0, len(text), piece)]
     reveal = [(i * stride) % len(tokens) for i in range(len(tokens))]
-    return {
-        "prompt": prompt,
-        "prompt_ids": [1, 2],
-        "completion": text,
-        "token_ids": list(range(len(tokens))),
-        "tokens": tokens,
-        "reveal_step": reveal,
-        "confidence": [round((i % 10) / 10, 2) for i in range(len(tokens))],
-        "scheduled_steps": max(reveal) + 1,
-        "nfe": max(reveal) + 1,
-        **more,
-    }
+    row: dict[str, Any] = {"prompt": prompt, "prompt_ids": [1, 2], "completion": text}
+    row |= {"token_ids": list(range(len(tokens))), "tokens": tokens, "reveal_step": reveal}
+    row |= {"confidence": [round((i % 10) / 10, 2) for i in range(len(tokens))]}
+    return row | {"scheduled_steps": max(reveal) + 1, "nfe": max(reveal) + 1} | more
 
 
 def write_run(
@@ -74,24 +66,12 @@ def write_run(
             write_rows(folder / f"rollouts/step-{step}.jsonl", records)
         else:  # or writing a long run takes longer than reading it
             (folder / f"rollouts/step-{step}.jsonl").hardlink_to(folder / "rollouts/step-1.jsonl")
-        lines.append(
-            {
-                "step": step,
-                "reward": step / steps,
-                "frac_reward_zero_std": 0.5,
-                "rewards/form/mean": step / steps,
-                "rewards/fact/mean": step / steps / 2,
-                "completions/mean_length": 9.0,
-                "steps": 16.0,
-                "nfe": 16.0 - 8 * step / steps,
-                "loss": 1 / step,
-                "grad_norm": 0.5,
-                "time/rollout": 2.0,
-                "time/reward": 0.25,
-                "time/update": 1.0,
-                "time/total": 3.25 * step,
-            }
-        )
+        line: dict[str, Any] = {"step": step, "reward": step / steps, "frac_reward_zero_std": 0.5}
+        line |= {"rewards/form/mean": step / steps, "rewards/fact/mean": step / steps / 2}
+        line |= {"completions/mean_length": 9.0, "steps": 16.0, "nfe": 16.0 - 8 * step / steps}
+        line |= {"loss": 1 / step, "grad_norm": 0.5}
+        line |= {"time/rollout": 2.0, "time/reward": 0.25, "time/update": 1.0, "time/total": 3.25 * step}
+        lines.append(line)
     if policy:
         lines = [lines[0], *(line | policy_metrics(line["step"]) for line in lines[1:])]
     lines[-1] |= _evaluation(0.75)
@@ -136,23 +116,17 @@ def write_result(config: CompareConfig, cell: Cell, result: dict[str, Any]) -> N
 
 def policy_metrics(step: int) -> dict[str, float | None]:
     """What a loss can report of the policy at iteration `step`; no bad rollouts in the first iteration."""
-    return {
-        "kl/old": 0.001 * step,
-        "kl/base": 0.01 * step,
-        "entropy/targets": 1.0 / step,
-        "entropy/rollout": 0.5 / step,
-        "p_target/good": 1 - 0.5 / step,
-        "p_target/bad": 0.25 / step if step > 1 else None,
-        "p_target_old/good": 1 - 0.75 / step,
-        "p_target_old/bad": 0.5 / step if step > 1 else None,
-        "negatives/saturated": 0.125 if step > 1 else None,
-        "ratio/mean": 1.0,
-        "ratio/clipped": 0.0,
-    }
+    found: dict[str, float | None] = {"kl/old": 0.001 * step, "kl/base": 0.01 * step}
+    found |= {"entropy/targets": 1.0 / step, "entropy/rollout": 0.5 / step}
+    found |= {"p_target/good": 1 - 0.5 / step, "p_target/bad": 0.25 / step if step > 1 else None}
+    found |= {"p_target_old/good": 1 - 0.75 / step, "p_target_old/bad": 0.5 / step if step > 1 else None}
+    return found | {"negatives/saturated": 0.125 if step > 1 else None, "ratio/mean": 1.0, "ratio/clipped": 0.0}
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
 
 
 def _evaluation(accuracy: float) -> dict[str, float]:

@@ -91,22 +91,10 @@ def losses_agree(machine: Machine) -> list[Row]:
 
 
 def _iteration(objective: str, device: str) -> dict[str, Any]:
-    settings = {
-        "output_dir": "unused",
-        "task": "choice",
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "optimizer_steps_per_iteration": 1,
-        "objective": {"name": objective},
-        "sampler": {"temperature": 1.0},
-        "update_tokens": 256,
-        "rollout_tokens": 256,
-        "bf16": False,
-        "head_precision": "float32",
-        "log_completions": False,
-        "threads": 1,
-        **ROLLOUTS.get(objective, {}),
-    }
+    settings: dict[str, Any] = {"output_dir": "unused", "task": "choice", "prompts_per_iteration": 2}
+    settings |= {"num_generations": 2, "optimizer_steps_per_iteration": 1, "objective": {"name": objective}}
+    settings |= {"sampler": {"temperature": 1.0}, "update_tokens": 256, "rollout_tokens": 256, "bf16": False}
+    settings |= {"head_precision": "float32", "log_completions": False, "threads": 1, **ROLLOUTS.get(objective, {})}
     model = load_model("embedded", device=device)
     # A trainer moves its model to the device of its rank.
     with mock.patch("lfpo.base.distributed.device", return_value=torch.device(device)):

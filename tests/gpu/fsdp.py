@@ -10,17 +10,9 @@ from pathlib import Path
 
 from gpu.rows import Machine, Row, at_most, passes
 
-OPTIONS = {
-    "max_steps": 2,
-    "prompts_per_iteration": 2,
-    "num_generations": 4,
-    "optimizer_steps_per_iteration": 1,
-    "eval_size": 4,
-    "save_steps": 1,
-    "save_total_limit": 9,
-    "bf16": "false",
-    "threads": 1,
-}
+OPTIONS: dict[str, int | str] = {"max_steps": 2, "prompts_per_iteration": 2, "num_generations": 4}
+OPTIONS |= {"optimizer_steps_per_iteration": 1, "eval_size": 4, "save_steps": 1, "save_total_limit": 9}
+OPTIONS |= {"bf16": "false", "threads": 1}
 RECIPE = ["train", "demo", *(part for name, value in OPTIONS.items() for part in (f"--{name}", str(value)))]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
 
