@@ -120,6 +120,11 @@ def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
         for column in range(len(shown)):
             earlier = (block == block[column]) & counted & (step <= step[column])
             assert shown[column] == (len(step[earlier].unique()) if counted[column] else 0)
+    # With K = 1 the step is one of each block's own: no block is shown after its last one.
+    views = views_for("lfpo", rollouts, states="stratified", timesteps=1)
+    for row, target in zip(views.row.tolist(), views.target[:, rollouts.prompt_ids.shape[1] :], strict=True):
+        block = rollouts.block_BC[row]
+        assert all(target[block == b].any() for b in block[rollouts.counted[row]].unique())
 
 
 def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):
