@@ -18,7 +18,7 @@ from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
 from lfpo.models import init_model, load_model, load_tokenizer
-from lfpo.models.layouts import PUBLISHED
+from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
@@ -395,3 +395,13 @@ def test_rollouts_by_workers_beside_the_update():
     assert taken(max_staleness=1) == (4.0, 1.5, 5.5)  # the local engine samples ahead, in the same processes
     assert taken(**workers) == (2.0, 1.5, 3.5)
     assert taken(**workers, max_staleness=1) == (2.0, 1.5, 2.0)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_an_export_merges_one_adapted_matrix_at_a_time(experts: bool):
+    """LLaDA-MoE-7B has 64 experts in a layer. Without adapters their stacked matrices are written as they are."""
+    lora = {"r": 2, "experts": experts}
+    args = build(LFPOConfig, {"task": "sudoku", "lora": lora, "dtype": "bfloat16", "output_dir": "-"})
+    found = Estimate(args, LAYOUTS["llada-moe-7b"], device="cpu")
+    matrix = 64 * 2 * 1024 * 2048 if experts else 2048 * 2048
+    assert found.parts["one tensor to write"][3] == (3 * 4 + 2) * matrix

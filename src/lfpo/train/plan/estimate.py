@@ -224,7 +224,8 @@ class Estimate:
         """What writing the model takes beside the run's own: one tensor that is gathered or merged (the sum in float32)
         and, where it is in the same memory, the file that such tensors are collected for."""
         args, sizes = self.args, self.sizes
-        merged = (3 * 4 + self.per_product) * sizes.matrix if args.lora else 0
+        adapted = sizes.matrix if args.lora and args.lora.experts else sizes.dense
+        merged = (3 * 4 + self.per_product) * adapted if args.lora else 0
         gathered = self.per_weight * max(sizes.matrix, self.head) if args.fsdp else 0
         changed = args.lora or args.fsdp  # other tensors are written from where they are
         file = min(FILE_BYTES, self.per_product * sizes.total / self.gpus) if changed and self.device == "cpu" else 0

@@ -39,6 +39,7 @@ class Sizes:
     layer: int  # the largest layer
     matrices: int  # all matrices of the layers
     matrix: int  # the largest of these
+    dense: int  # the largest of them that is not of experts
     head: int  # 0 if it is tied to the embeddings
     outside: int  # head, embeddings and last norm, which FSDP leaves whole on every rank
 
@@ -103,14 +104,15 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
     model = skeleton(config)
     backbone, stack = model.backbone, model.backbone.model.layers
     counts = {f"layers.{name}": p.numel() for name, p in stack.named_parameters()}
-    matrices = [p.numel() for p in stack.parameters() if p.ndim >= 2]
+    matrices = {name: p.numel() for name, p in stack.named_parameters(prefix="layers") if p.ndim >= 2}
     sizes = Sizes(
         layers=sum(counts.values()),
         active=int(sum(active_weights(backbone, name, count) for name, count in counts.items())),
         experts=sum(count for name, count in counts.items() if is_expert(name)),
         layer=max(sum(p.numel() for p in layer.parameters()) for layer in stack),
-        matrices=sum(matrices),
-        matrix=max(matrices),
+        matrices=sum(matrices.values()),
+        matrix=max(matrices.values()),
+        dense=max(count for name, count in matrices.items() if not is_expert(name)),
         head=0 if backbone.config.tie_word_embeddings else backbone.lm_head.weight.numel(),
         outside=sum(p.numel() for p in backbone.parameters()) - sum(counts.values()),
     )
