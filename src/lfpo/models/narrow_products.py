@@ -15,9 +15,9 @@ from lfpo.models.head import logits, product
 
 
 def run_in_float32(backbone: nn.Module) -> None:
-    """Let the linear layers of a backbone that has bfloat16 weights on such a CPU compute in float32, in place."""
+    """Change the linear layers of a backbone, in place: on such a CPU their bfloat16 products run in float32."""
     for layer in backbone.modules():
-        if type(layer) is nn.Linear:
+        if type(layer) is nn.Linear and not has_bfloat16():
             # A partial, not a bound function: a deep copy of the module then refers to its own copy.
             layer.forward = functools.partial(_linear, layer)  # type: ignore[method-assign]
 
