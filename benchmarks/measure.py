@@ -112,7 +112,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
     work()
     if before is None:
         return None
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else status_bytes("VmHWM")
     return max(0, peak - before)
 
 
@@ -128,7 +128,7 @@ def held_memory(device: torch.device) -> int | None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # return freed memory, so that the next case does not reuse it
     except (OSError, AttributeError):
         return None
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def _reset_peak() -> bool:
@@ -140,8 +140,9 @@ def _reset_peak() -> bool:
     return True
 
 
-def _status_bytes(name: str) -> int:
-    lines = STATUS.read_text().splitlines()
+def status_bytes(name: str, status: Path = STATUS) -> int:
+    """A number of a process's /proc/PID/status, such as VmHWM, in bytes."""
+    lines = status.read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 

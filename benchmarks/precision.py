@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.measure import write_results
 from benchmarks.table import markdown
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import Count, CountOrZero, check_ranges
 from lfpo.base.environment import use_threads
 from lfpo.models.head import Precision, product
 from lfpo.objectives.ops.fused import rectified_sum
@@ -23,16 +23,15 @@ class BenchPrecisionConfig:
     threads: CPU threads. output: folder for precision.json.
     """
 
-    tokens: int = 128
-    vocabulary: int = 126464
-    width: int = 512
+    tokens: Count = 128
+    vocabulary: Count = 126464
+    width: Count = 512
     spread: float = 3.0
-    threads: int = 1
+    threads: CountOrZero = 1
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        at_least_one(self, "tokens", "vocabulary", "width")
-        not_negative(self, "threads")
+        check_ranges(self)
 
 
 def run_bench_precision(config: BenchPrecisionConfig) -> Path:

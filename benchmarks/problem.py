@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.base.rng import python_rng
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
@@ -38,27 +38,26 @@ class BenchRolloutConfig:
     model: str = "embedded"
     layers: int | None = None
     tasks: list[str] = field(default_factory=lambda: ["words", "countdown", "expression"])
-    n: int = 64
-    generations: int = 1
-    prompt_length: int = 256
+    n: Count = 64
+    generations: Count = 1
+    prompt_length: Count = 256
     gen_length: int | None = None
-    block_length: int | None = None
+    block_length: Count | None = None
     causal_blocks: bool = False
     tokens_per_step: list[int] = field(default_factory=lambda: [1, 3])
-    lora: int = 16
+    lora: CountOrZero = 16
     compile: bool | None = None
-    budget: float = 0.0
-    repeats: int = 3
-    rollout_tokens: int = 16384
-    threads: int = 1
+    budget: NotNegative = 0.0
+    repeats: Count = 3
+    rollout_tokens: Count = 16384
+    threads: CountOrZero = 1
     dtype: str = "float32"
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        not_negative(self, "budget", "lora", "threads")
+        check_ranges(self)
         if not self.tokens_per_step or min(self.tokens_per_step) < 1:
             raise ValueError(f"tokens_per_step {self.tokens_per_step} must be one or more numbers, each at least 1")
-        at_least_one(self, "n", "generations", "prompt_length", "block_length", "repeats", "rollout_tokens")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
         if not self.tasks and self.model not in LAYOUTS:

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.measure import median_and_range, write_results
 from benchmarks.table import markdown
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import Count, CountOrZero, check_ranges
 from lfpo.base.errors import UserError
 from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
@@ -29,15 +29,14 @@ class BenchSandboxConfig:
     output: folder for sandbox.json.
     """
 
-    verdicts: int = 100
-    workers: int = 0
-    repeats: int = 3
+    verdicts: Count = 100
+    workers: CountOrZero = 0
+    repeats: Count = 3
     rungs: list[str] = field(default_factory=list)
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        at_least_one(self, "verdicts", "repeats")
-        not_negative(self, "workers")
+        check_ranges(self)
 
 
 def run_bench_sandbox(config: BenchSandboxConfig) -> Path:

@@ -11,7 +11,7 @@ from benchmarks.iteration import Iteration, measure_iterations
 from benchmarks.measure import against_first, attempt, deadline, measured, write_results
 from benchmarks.rectified import rectified_loss
 from benchmarks.table import markdown, rows_of_cells
-from lfpo.base.checks import at_least_one, not_negative
+from lfpo.base.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.base.environment import use_threads
 from lfpo.base.files import replace_file
 from lfpo.base.rng import key
@@ -60,22 +60,21 @@ class BenchUpdateConfig:
     output: folder for update.json and update.md.
     """
 
-    tokens: int = 2048
-    vocabulary: int = 126464
-    width: int = 1024
+    tokens: Count = 2048
+    vocabulary: Count = 126464
+    width: Count = 1024
     dtype: str = "float32"
     sizes: list[int] = field(default_factory=lambda: [8, 32, 128, 256])
-    update_tokens: int = 256
+    update_tokens: Count = 256
     model: str = "embedded"
-    prompts: int = 48
-    budget: float = 0.0
-    repeats: int = 3
-    threads: int = 1
+    prompts: Count = 48
+    budget: NotNegative = 0.0
+    repeats: Count = 3
+    threads: CountOrZero = 1
     output: str = "runs/bench"
 
     def __post_init__(self) -> None:
-        not_negative(self, "budget", "threads")
-        at_least_one(self, "tokens", "vocabulary", "width", "update_tokens", "prompts", "repeats")
+        check_ranges(self)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype {self.dtype!r} must be float32 or bfloat16")
         if not self.sizes or any(size < 2 * TIMESTEPS or size % TIMESTEPS for size in self.sizes):

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.measure import status_bytes
 from benchmarks.peers.turn import NUMBERS
 from benchmarks.table import markdown
 
@@ -80,19 +81,14 @@ class Side:
         assert self.line() == "ready" and self.process.stdin is not None
         proc = Path(f"/proc/{self.process.pid}")
         (proc / "clear_refs").write_text("5")  # the peak becomes what is resident now
-        before = peak(proc)
+        before = status_bytes("VmHWM", proc / "status")
         print("go", file=self.process.stdin, flush=True)
-        self.found.append({**json.loads(self.line()), "memory": peak(proc) - before})
+        found = json.loads(self.line())
+        self.found.append({**found, "memory": (status_bytes("VmHWM", proc / "status") - before) / 2**20})
 
     def close(self) -> None:
         """Wait for the process, which ends after its last turn, and close its pipes."""
         self.process.communicate()
-
-
-def peak(proc: Path) -> float:
-    """The peak of a process's resident memory since `clear_refs`, MiB."""
-    line = next(line for line in (proc / "status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def run_row(name: str, python: str, trainer: Path, turns: int) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drill.harness import Drill, Row
-from lfpo.base.checks import not_negative
+from lfpo.base.checks import CountOrZero, NotNegative, check_ranges
 from lfpo.base.config import build, describe, parse_overrides, to_dict
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError, nearest
@@ -47,13 +47,13 @@ class DrillConfig:
     """
 
     faults: str = ",".join(FAULTS)
-    kills: int = 30
-    stops: int = 10
-    damages: int = 12
-    ranks: int = 16
-    heads: int = 2
-    fuzz: int = 100_000
-    soak_minutes: float = 20.0
+    kills: CountOrZero = 30
+    stops: CountOrZero = 10
+    damages: CountOrZero = 12
+    ranks: CountOrZero = 16
+    heads: CountOrZero = 2
+    fuzz: CountOrZero = 100_000
+    soak_minutes: NotNegative = 20.0
     seed: int = 0
     output: str = "runs/drill"
     keep: bool = False
@@ -62,7 +62,7 @@ class DrillConfig:
         for name in self.chosen:
             if name not in FAULTS:
                 raise ValueError(f"unknown fault {name!r}{nearest(name, FAULTS)}")
-        not_negative(self, "kills", "stops", "damages", "ranks", "heads", "fuzz", "soak_minutes")
+        check_ranges(self)
 
     @property
     def chosen(self) -> list[str]:

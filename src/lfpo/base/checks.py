@@ -13,14 +13,13 @@ def check_ranges(knobs: Any) -> None:
                 check(knobs, name)
 
 
-def _must(what: str, holds: Callable[[Any], bool]) -> Callable[..., None]:
-    """A check, (knobs, *names), that raises ValueError for a knob that does not hold; None passes."""
+def _must(what: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], None]:
+    """A check, (knobs, name), that raises ValueError for a knob that does not hold; None passes."""
 
-    def check(knobs: Any, *names: str) -> None:
-        for name in names:
-            value = getattr(knobs, name)
-            if value is not None and not holds(value):
-                raise ValueError(f"{name} {value} must {what}")
+    def check(knobs: Any, name: str) -> None:
+        value = getattr(knobs, name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} {value} must {what}")
 
     return check
 

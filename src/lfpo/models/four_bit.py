@@ -12,7 +12,7 @@ from torch import nn
 
 from lfpo.base.errors import UserError
 from lfpo.models.experts import routers
-from lfpo.models.narrow_products import has_bfloat16
+from lfpo.models.narrow_products import is_slow
 
 NOT_IN_4BIT = (
     "load_in_4bit: bitsandbytes takes linear layers only, and the experts of this model, most of its weights, are "
@@ -54,7 +54,7 @@ def quantize_one(
 ) -> None:
     """Replace one linear layer by a 4-bit one that holds `weight`. name: one of `linear_weights`."""
     package, kind = bitsandbytes("load_in_4bit"), {"compress_statistics": True, "quant_type": "nf4"}
-    if torch.device(device).type == "cpu" and compute_dtype == torch.bfloat16 and not has_bfloat16():
+    if is_slow(compute_dtype, device):
         compute_dtype = torch.float32
     path = name.removesuffix(".weight")
     linear = backbone.get_submodule(path)

@@ -19,7 +19,7 @@ from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
-from lfpo.models.narrow_products import run_in_float32
+from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import write_shards
@@ -117,7 +117,7 @@ def load_model(
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)
-    if dtype == torch.bfloat16 and torch.device(device).type == "cpu":
+    if is_slow(dtype, device):
         run_in_float32(backbone)
     return model
 

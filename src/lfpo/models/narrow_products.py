@@ -15,15 +15,15 @@ from lfpo.models.head import logits, product
 
 
 def run_in_float32(backbone: nn.Module) -> None:
-    """Change the linear layers of a backbone, in place: on such a CPU their bfloat16 products run in float32."""
+    """Change the linear layers of a backbone, in place: products that are slow run in float32 (see `is_slow`)."""
     for layer in backbone.modules():
-        if type(layer) is nn.Linear and not has_bfloat16():
+        if type(layer) is nn.Linear:
             # A partial, not a bound function: a deep copy of the module then refers to its own copy.
             layer.forward = functools.partial(_linear, layer)  # type: ignore[method-assign]
 
 
 def _linear(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    if not is_slow(layer.weight) or x.dtype != torch.bfloat16:
+    if x.dtype != torch.bfloat16 or not is_slow(layer.weight.dtype, layer.weight.device):
         return nn.Linear.forward(layer, x)
     out = logits(x, layer.weight, "float32").to(x.dtype)
     return out if layer.bias is None else out + layer.bias
@@ -31,12 +31,12 @@ def _linear(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a [M, K] @ b [K, N], both of one dtype; not differentiable."""
-    return product(a, b, "float32").to(a.dtype) if is_slow(b) else a @ b
+    return product(a, b, "float32").to(a.dtype) if is_slow(b.dtype, b.device) else a @ b
 
 
-def is_slow(x: torch.Tensor) -> bool:
-    """Whether torch's products with `x` are slow: bfloat16, on a CPU for which torch has no fast ones."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not has_bfloat16()
+def is_slow(dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether torch's products are slow: bfloat16, on a CPU for which torch has no fast ones."""
+    return dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not has_bfloat16()
 
 
 @functools.cache
