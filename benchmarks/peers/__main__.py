@@ -1,7 +1,7 @@
 """Seconds and memory of d1's trainer (arXiv 2504.12216) divided by ours, for diffu-GRPO on the same model and prompts.
 
     make peers                                   # makes d1's environment first
-    python -m benchmarks.peers --python ENV/bin/python --d1 FOLDER [--rows embedded "V = 4,096"]
+    python -m benchmarks.peers --python ENV/bin/python --d1 FOLDER [--rows "embedded, 64 tokens"]
 
 Each side is a process with one thread; they run iterations in turn, so that a slow moment of the machine falls on both.
 The first turn of each is not counted; the table has medians. Sides draw their own noise: tokens differ, their number
