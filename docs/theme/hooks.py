@@ -24,4 +24,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = markdown.replace("](../CONTRIBUTING.md", "](contributing.md")
     markdown = markdown.replace("](../examples/own_reward.py", "](example.md")
     # Other files and folders of the repository have no page: their link becomes code.
-    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./[\w./-]+\)", r"`\1`", markdown)
+    return re.sub(r"\[`?([^\]`]+)`?\]\(\.\./[\w./#-]+\)", r"`\1`", markdown)
